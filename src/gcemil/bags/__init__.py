@@ -1,0 +1,1 @@
+"""Patches as arrays: bags, the HDF5 store, cohort tables, folds, sampling, and simulated cohorts."""
