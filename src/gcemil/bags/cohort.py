@@ -1,0 +1,240 @@
+"""A cohort folder: its card (cohort.yaml), its slides (slides.csv), its features, and the bags they form.
+
+Classification makes one bag per slide, because slides of one case may carry different labels; survival makes one bag
+per case, because time and event belong to the case. `bag_unit` in the card overrides this where labels allow it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+from jaxtyping import Int
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gcemil.bags import store
+from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
+from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table, write_table
+from gcemil.errors import CohortError
+from gcemil.units import LevelZeroPx
+
+Task = Literal["classification", "survival"]
+
+CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
+SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
+
+
+class CohortCard(BaseModel):
+    """What cohort.yaml says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    task: Task
+    classes: tuple[str, ...] = ()
+    feature_dim: int = Field(ge=1)
+    encoder: str = "unknown"
+    patch_size_level0: int | None = Field(default=None, ge=1)
+    anchors: str | None = None
+    """A file in the cohort folder (anchors.h5) or the name of a disease family."""
+    bag_unit: Literal["slide", "case"] | None = None
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    """How the cohort came to be: simulator dials, or the assumptions an importer made."""
+
+
+@dataclass(frozen=True)
+class SlideRow:
+    """One line of slides.csv."""
+
+    slide_id: str
+    case_id: str
+    label: str | None = None
+    time: float | None = None
+    event: int | None = None
+    site: str | None = None
+
+
+@dataclass(frozen=True)
+class BagSpec:
+    """One bag before anything is read: its slides and its target (class index, or time and event)."""
+
+    bag_id: str
+    case_id: str
+    slide_ids: tuple[str, ...]
+    target: int | tuple[float, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    folder: Path
+    card: CohortCard
+    slides: tuple[SlideRow, ...]
+
+    @staticmethod
+    def load(folder: Path) -> Cohort:
+        """The cohort in this folder; tables that contradict themselves are refused."""
+        card = read_card(folder)
+        slides = tuple(
+            parse_slide(row, card, folder) for row in read_table(folder / "slides.csv", columns_of(card.task))
+        )
+        cohort = Cohort(folder, card, slides)
+        cohort._check()
+        return cohort
+
+    def save(self) -> None:
+        """Write cohort.yaml and slides.csv."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = self.card.model_dump(mode="json", exclude_defaults=True)
+        (self.folder / "cohort.yaml").write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+        columns = list(columns_of(self.card.task))
+        if any(row.site is not None for row in self.slides):
+            columns.append("site")
+        rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
+        write_table(self.folder / "slides.csv", columns, rows)
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.card.classes) if self.card.task == "classification" else 1
+
+    @property
+    def bag_unit(self) -> Literal["slide", "case"]:
+        return self.card.bag_unit or ("slide" if self.card.task == "classification" else "case")
+
+    @cached_property
+    def bags(self) -> tuple[BagSpec, ...]:
+        """Every bag, in the order of slides.csv."""
+        groups: dict[str, list[SlideRow]] = {}
+        for row in self.slides:
+            groups.setdefault(row.slide_id if self.bag_unit == "slide" else row.case_id, []).append(row)
+        return tuple(
+            BagSpec(
+                bag_id, rows[0].case_id, tuple(sorted(row.slide_id for row in rows)), self._target(rows[0])
+            )
+            for bag_id, rows in groups.items()
+        )
+
+    def feature_file(self, slide_id: str) -> Path:
+        return self.folder / "features" / f"{slide_id}.h5"
+
+    def truth_file(self, slide_id: str) -> Path:
+        return self.folder / "truth" / f"{slide_id}.h5"
+
+    def layout(self, spec: BagSpec) -> Bag:
+        """The bag with features of width 0: patch count, coordinates and spans, read without the features."""
+        slides = [self._slide_layout(slide_id) for slide_id in spec.slide_ids]
+        return slides[0] if self.bag_unit == "slide" else case_bag(spec.bag_id, slides)
+
+    def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
+        """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
+        layout = layout or self.layout(spec)
+        parts = [self._read_features(span.slide_id, rows_in(span, rows)) for span in layout.spans]
+        chosen = layout if rows is None else layout.sampled(rows)
+        return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    @property
+    def patch_size(self) -> LevelZeroPx | None:
+        size = self.card.patch_size_level0
+        return None if size is None else LevelZeroPx(size)
+
+    def fingerprint(self) -> str:
+        """One hash of both tables and of the size, head and tail of every feature file."""
+        digest = hashlib.sha256()
+        for name in ("cohort.yaml", "slides.csv"):
+            digest.update((self.folder / name).read_bytes())
+        for row in self.slides:
+            digest.update(file_fingerprint(self.feature_file(row.slide_id)).encode())
+        return digest.hexdigest()
+
+    def _slide_layout(self, slide_id: str) -> Bag:
+        n_patches, coords = store.read_patch_layout(self.feature_file(slide_id))
+        return slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
+
+    def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
+        path = self.feature_file(slide_id)
+        features: FeatureRows = store.read(path, "features", rows)
+        if features.ndim != 2 or features.shape[1] != self.card.feature_dim:
+            raise CohortError(
+                f"{path}: features have shape {features.shape}, but cohort.yaml says feature_dim {self.card.feature_dim}. "
+                "All slides of a cohort come from one encoder; extract this one again or correct cohort.yaml."
+            )
+        return features
+
+    def _target(self, row: SlideRow) -> int | tuple[float, int]:
+        if self.card.task == "classification":
+            return self.card.classes.index(str(row.label))
+        if row.time is None or row.event is None:
+            raise CohortError(f"Slide '{row.slide_id}' has no time or event.")
+        return row.time, row.event
+
+    def _check(self) -> None:
+        seen: set[str] = set()
+        for row in self.slides:
+            if row.slide_id in seen:
+                raise CohortError(
+                    f"{self.folder / 'slides.csv'}: slide '{row.slide_id}' stands twice. Remove one line."
+                )
+            seen.add(row.slide_id)
+        if self.bag_unit == "case":
+            by_case: dict[str, SlideRow] = {}
+            for row in self.slides:
+                first = by_case.setdefault(row.case_id, row)
+                if (first.label, first.time, first.event) != (row.label, row.time, row.event):
+                    raise CohortError(
+                        f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
+                        "disagree on the target, so they cannot form one bag. Correct the table."
+                    )
+
+
+def rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
+    """The rows of a bag that fall into one slide, counted from the slide's first row."""
+    return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+
+
+def read_card(folder: Path) -> CohortCard:
+    path = folder / "cohort.yaml"
+    if not path.is_file():
+        raise CohortError(
+            f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'."
+        )
+    try:
+        card = CohortCard.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise CohortError(f"{path} is not a valid cohort card: {error}") from error
+    if card.task == "classification" and len(card.classes) < 2:
+        raise CohortError(
+            f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
+        )
+    return card
+
+
+def columns_of(task: Task) -> tuple[str, ...]:
+    return CLASSIFICATION_COLUMNS if task == "classification" else SURVIVAL_COLUMNS
+
+
+def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
+    """One checked line of slides.csv."""
+    slide_id = check_slide_id(row["slide_id"], folder / "slides.csv")
+    site = row.get("site") or None
+    case_id = row["case_id"] or slide_id
+    if card.task == "classification":
+        if row["label"] not in card.classes:
+            raise CohortError(
+                f"{folder / 'slides.csv'}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
+            )
+        return SlideRow(slide_id, case_id, label=row["label"], site=site)
+    try:
+        time, event = float(row["time"]), int(float(row["event"]))
+    except ValueError as error:
+        raise CohortError(
+            f"{folder / 'slides.csv'}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
+        ) from error
+    if not time > 0 or event not in (0, 1):
+        raise CohortError(
+            f"{folder / 'slides.csv'}: slide '{slide_id}' has time {time} and event {event}; time must be > 0, event 1 (happened) or 0."
+        )
+    return SlideRow(slide_id, case_id, time=time, event=event, site=site)

@@ -1,0 +1,152 @@
+"""Cross-validation by case: stratified folds, written as splits/fold_<k>.csv, and the check that nothing leaks.
+
+Fold k tests; half of fold k+1 (mod the number of folds) validates; the rest trains. Cases are dealt round-robin out of
+each stratum: the label, or for survival the event and the quartile of the time among cases with that event.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.random import Generator
+
+from gcemil.bags.cohort import Cohort, SlideRow
+from gcemil.bags.tables import read_table, write_table
+from gcemil.errors import CohortError, UsageError
+
+Part = Literal["train", "val", "test"]
+SplitUnit = Literal["case", "slide"]
+PARTS: tuple[Part, ...] = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The part of every slide in one fold."""
+
+    index: int
+    part_of: dict[str, Part]
+
+    def slides(self, part: Part) -> list[str]:
+        return [slide_id for slide_id, own in self.part_of.items() if own == part]
+
+
+def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0) -> list[Fold]:
+    """Stratified folds of whole cases (or of slides, where the user insists)."""
+    if n_folds < 3:
+        raise UsageError(
+            f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
+        )
+    groups: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in cohort.slides:
+        groups[row.case_id if unit == "case" else row.slide_id].append(row)
+    if len(groups) < n_folds:
+        raise CohortError(f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds.")
+    generator = np.random.default_rng(seed)
+    fold_of = _dealt(_strata(groups), n_folds, generator)
+    validates = {name: bool(position % 2) for name, position in _position_in_fold(fold_of).items()}
+    folds = []
+    for k in range(n_folds):
+        parts: dict[str, Part] = {}
+        for name, rows in groups.items():
+            part: Part = "test" if fold_of[name] == k else "train"
+            if fold_of[name] == (k + 1) % n_folds and validates[name]:
+                part = "val"
+            parts.update({row.slide_id: part for row in rows})
+        folds.append(Fold(k, {row.slide_id: parts[row.slide_id] for row in cohort.slides}))
+    return folds
+
+
+def write_folds(cohort: Cohort, folds: list[Fold]) -> None:
+    for fold in folds:
+        rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
+        write_table(split_file(cohort.folder, fold.index), ("slide_id", "split"), rows)
+
+
+def read_fold(cohort: Cohort, index: int) -> Fold:
+    """One fold, complete and free of leakage, or an error that says what is wrong."""
+    path = split_file(cohort.folder, index)
+    if not path.is_file():
+        raise CohortError(f"{path} does not exist. Make the folds with 'gcemil split {cohort.folder}'.")
+    part_of: dict[str, Part] = {}
+    known = {row.slide_id for row in cohort.slides}
+    for row in read_table(path, ("slide_id", "split")):
+        if row["split"] not in PARTS:
+            raise CohortError(
+                f"{path}: slide '{row['slide_id']}' has split '{row['split']}'; use train, val or test."
+            )
+        if row["slide_id"] in known:
+            part_of[row["slide_id"]] = row["split"]
+    if missing := sorted(known - set(part_of)):
+        raise CohortError(
+            f"{path} does not place slide '{missing[0]}' ({len(missing)} in all). Run 'gcemil split' again."
+        )
+    fold = Fold(index, part_of)
+    if leaks := leaking_cases(cohort, fold):
+        raise CohortError(
+            f"{path}: case '{leaks[0]}' is in more than one part ({len(leaks)} cases in all), so the test set is not unseen. "
+            "Run 'gcemil split' with --unit case."
+        )
+    return fold
+
+
+def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
+    """Cases whose slides stand in more than one part."""
+    parts: dict[str, set[str]] = defaultdict(set)
+    for row in cohort.slides:
+        if row.slide_id in fold.part_of:
+            parts[row.case_id].add(fold.part_of[row.slide_id])
+    return sorted(case_id for case_id, found in parts.items() if len(found) > 1)
+
+
+def fold_indices(folder: Path) -> list[int]:
+    """The folds that exist on disk."""
+    found = (path.stem.removeprefix("fold_") for path in (folder / "splits").glob("fold_*.csv"))
+    return sorted(int(text) for text in found if text.isdigit())
+
+
+def split_file(folder: Path, index: int) -> Path:
+    return folder / "splits" / f"fold_{index}.csv"
+
+
+def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
+    """Cases by label, or by event and the quartile of their time among cases with that event."""
+    strata: dict[tuple[str, int], list[str]] = defaultdict(list)
+    times = {
+        event: [r[0].time for r in groups.values() if r[0].time and r[0].event == event] for event in (0, 1)
+    }
+    edges = {event: np.quantile(found, [0.25, 0.5, 0.75]) for event, found in times.items() if found}
+    for name, rows in groups.items():
+        first = rows[0]
+        if first.time is None:
+            # A case with slides of several labels is placed by its rarest-looking one: the last in order.
+            strata[max(str(row.label) for row in rows), 0].append(name)
+        else:
+            quartile = int(np.searchsorted(edges[int(first.event or 0)], first.time))
+            strata[f"event {first.event}", quartile].append(name)
+    return strata
+
+
+def _dealt(strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator) -> dict[str, int]:
+    """Round-robin over the folds, going on where the last stratum stopped, so that folds stay equal in size."""
+    fold_of: dict[str, int] = {}
+    position = 0
+    for key in sorted(strata):
+        names = sorted(strata[key])
+        for index in generator.permutation(len(names)):
+            fold_of[names[index]] = position % n_folds
+            position += 1
+    return fold_of
+
+
+def _position_in_fold(fold_of: dict[str, int]) -> dict[str, int]:
+    """A running number per case within its fold, in the order of dealing, so that halves are stratified too."""
+    counters: dict[int, int] = defaultdict(int)
+    positions = {}
+    for name, fold in fold_of.items():
+        positions[name] = counters[fold]
+        counters[fold] += 1
+    return positions

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import yaml
+
+from builders import make_cohort
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.tables import read_table
+from gcemil.errors import CohortError
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_cohort_comes_back_as_it_was_saved(tmp_path):
+    saved = make_cohort(tmp_path, n_cases=4)
+    loaded = Cohort.load(tmp_path)
+    assert loaded.card == saved.card
+    assert loaded.slides == saved.slides
+
+
+def test_classification_makes_a_bag_per_slide(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=3, slides_per_case=2)
+    assert [bag.bag_id for bag in cohort.bags] == ["s000_0", "s000_1", "s001_0", "s001_1", "s002_0", "s002_1"]
+    assert [bag.target for bag in cohort.bags] == [0, 0, 1, 1, 0, 0]
+
+
+def test_survival_makes_a_bag_per_case(tmp_path):
+    cohort = make_cohort(tmp_path, task="survival", n_cases=3, slides_per_case=2)
+    assert [bag.slide_ids for bag in cohort.bags] == [
+        ("s000_0", "s000_1"),
+        ("s001_0", "s001_1"),
+        ("s002_0", "s002_1"),
+    ]
+    bag = cohort.read_bag(cohort.bags[0])
+    assert bag.bag_id == "c000"
+    assert len(bag) == 24
+
+
+def test_some_rows_of_a_case_equal_the_rows_of_the_whole_case(tmp_path):
+    cohort = make_cohort(tmp_path, task="survival", n_cases=3, slides_per_case=2)
+    spec = cohort.bags[1]
+    rows = np.array([0, 5, 11, 12, 23])
+    whole, some = cohort.read_bag(spec), cohort.read_bag(spec, rows=rows)
+    np.testing.assert_array_equal(some.features, whole.features[rows])
+    np.testing.assert_array_equal(some.coords, whole.coords[rows])
+
+
+def test_slides_that_disagree_on_the_outcome_cannot_form_a_case(tmp_path):
+    make_cohort(tmp_path, task="survival", n_cases=2, slides_per_case=2)
+    path = tmp_path / "slides.csv"
+    lines = path.read_text().splitlines()
+    lines[1] = "s000_0,c000,55.5,1"
+    path.write_text("\n".join(lines))
+    with pytest.raises(CohortError, match="'s000_0' and 's000_1' of case 'c000' disagree"):
+        Cohort.load(tmp_path)
+
+
+@pytest.mark.parametrize("slide_id", ["../secret", "a/b", "..", "a\\b"])
+def test_a_slide_id_never_leads_out_of_the_folder(tmp_path, slide_id):
+    make_cohort(tmp_path, n_cases=2)
+    edit(tmp_path / "slides.csv", "s000_0", slide_id)
+    with pytest.raises(CohortError, match="cannot be a slide id"):
+        Cohort.load(tmp_path)
+
+
+def test_an_unknown_label_is_named_with_the_classes(tmp_path):
+    make_cohort(tmp_path, n_cases=2)
+    edit(tmp_path / "slides.csv", "malignant", "maligant")
+    with pytest.raises(CohortError, match="label 'maligant', but cohort.yaml lists: benign, malignant"):
+        Cohort.load(tmp_path)
+
+
+def test_an_unknown_key_of_the_card_is_refused(tmp_path):
+    make_cohort(tmp_path, n_cases=2)
+    with (tmp_path / "cohort.yaml").open("a") as file:
+        file.write("featuredim: 8\n")
+    with pytest.raises(CohortError, match="featuredim"):
+        Cohort.load(tmp_path)
+
+
+def test_a_folder_without_a_card_says_how_to_make_one(tmp_path):
+    with pytest.raises(CohortError, match="has no cohort.yaml. Make one with 'gcemil import'"):
+        Cohort.load(tmp_path)
+
+
+@pytest.mark.parametrize(("column", "value"), [("time", "0"), ("time", "soon"), ("event", "2")])
+def test_impossible_outcomes_are_refused(tmp_path, column, value):
+    make_cohort(tmp_path, task="survival", n_cases=3)
+    path = tmp_path / "slides.csv"
+    rows = read_table(path)
+    rows[0][column] = value
+    path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]))
+    with pytest.raises(CohortError, match=f"'s000_0' has time .*{value}"):
+        Cohort.load(tmp_path)
+
+
+def test_features_of_another_width_are_refused_when_read(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=2)
+    edit(tmp_path / "cohort.yaml", "feature_dim: 8", "feature_dim: 16")
+    cohort = Cohort.load(tmp_path)
+    with pytest.raises(CohortError, match=r"shape \(12, 8\), but cohort.yaml says feature_dim 16"):
+        cohort.read_bag(cohort.bags[0])
+
+
+def test_the_fingerprint_changes_with_a_table_and_with_a_feature_file(tmp_path):
+    cohort = make_cohort(tmp_path / "a", n_cases=3)
+    same = make_cohort(tmp_path / "b", n_cases=3)
+    assert cohort.fingerprint() == same.fingerprint()
+    other = make_cohort(tmp_path / "c", n_cases=3, seed=1)
+    assert cohort.fingerprint() != other.fingerprint()
+
+
+def test_a_table_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "slides.csv"
+    path.write_bytes("slide_id,case_id\nA,B\n".encode("utf-8-sig"))
+    assert read_table(path, ("slide_id",)) == [{"slide_id": "A", "case_id": "B"}]
+
+
+def test_a_missing_column_lists_those_there_are(tmp_path):
+    path = tmp_path / "slides.csv"
+    path.write_text("slide,case\nA,B\n")
+    with pytest.raises(CohortError, match="no column 'slide_id', only: slide, case"):
+        read_table(path, ("slide_id",))
+
+
+def test_the_card_is_plain_yaml(tmp_path):
+    make_cohort(tmp_path, n_cases=2, provenance={"seed": 3})
+    assert yaml.safe_load((tmp_path / "cohort.yaml").read_text())["provenance"] == {"seed": 3}

@@ -1,0 +1,95 @@
+from collections import Counter
+
+import pytest
+
+from builders import make_cohort
+from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, read_fold, write_folds
+from gcemil.errors import CohortError, UsageError
+
+
+def test_every_slide_is_tested_once_and_validated_at_most_once(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=23, slides_per_case=2)
+    folds = make_folds(cohort)
+    assert Counter(slide for fold in folds for slide in fold.slides("test")) == dict.fromkeys(
+        [row.slide_id for row in cohort.slides], 1
+    )
+    assert max(Counter(slide for fold in folds for slide in fold.slides("val")).values()) == 1
+
+
+def test_validation_is_half_of_the_next_fold(tmp_path):
+    folds = make_folds(make_cohort(tmp_path, n_cases=40))
+    for fold in folds:
+        following = folds[(fold.index + 1) % 5]
+        assert set(fold.slides("val")) < set(following.slides("test"))
+        assert len(fold.slides("val")) == len(following.slides("test")) // 2
+
+
+def test_folds_keep_cases_whole(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=3)
+    assert all(leaking_cases(cohort, fold) == [] for fold in make_folds(cohort))
+
+
+def test_folds_by_slide_would_leak_and_say_so(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=3)
+    assert any(leaking_cases(cohort, fold) for fold in make_folds(cohort, unit="slide"))
+
+
+def test_labels_are_spread_evenly(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=50)
+    labels = {row.slide_id: row.label for row in cohort.slides}
+    for fold in make_folds(cohort):
+        assert Counter(labels[slide] for slide in fold.slides("test")) == {"benign": 5, "malignant": 5}
+
+
+def test_events_are_spread_evenly(tmp_path):
+    cohort = make_cohort(tmp_path, task="survival", n_cases=60)
+    events = {row.slide_id: row.event for row in cohort.slides}
+    for fold in make_folds(cohort):
+        assert sum(events[slide] for slide in fold.slides("test")) in (7, 8, 9)
+
+
+def test_the_seed_decides_the_folds(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    assert make_folds(cohort, seed=1) == make_folds(cohort, seed=1)
+    assert make_folds(cohort, seed=1) != make_folds(cohort, seed=2)
+
+
+def test_folds_come_back_from_disk(tmp_path):
+    cohort = make_cohort(tmp_path)
+    folds = make_folds(cohort)
+    write_folds(cohort, folds)
+    assert fold_indices(tmp_path) == [0, 1, 2, 3, 4]
+    assert [read_fold(cohort, index) for index in range(5)] == folds
+
+
+def test_a_leaking_fold_on_disk_is_refused(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=10, slides_per_case=2)
+    write_folds(cohort, make_folds(cohort))
+    path = tmp_path / "splits" / "fold_0.csv"
+    lines = path.read_text().splitlines()
+    lines[1] = "s000_0," + ("train" if lines[2].endswith("test") else "test")
+    path.write_text("\n".join(lines))
+    with pytest.raises(CohortError, match="case 'c000' is in more than one part"):
+        read_fold(cohort, 0)
+
+
+def test_a_fold_that_forgets_a_slide_is_refused(tmp_path):
+    cohort = make_cohort(tmp_path)
+    write_folds(cohort, make_folds(cohort))
+    path = tmp_path / "splits" / "fold_0.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-2]))
+    with pytest.raises(CohortError, match="does not place slide 's018_0' \\(2 in all\\)"):
+        read_fold(cohort, 0)
+
+
+def test_a_missing_fold_names_the_command(tmp_path):
+    with pytest.raises(CohortError, match="Make the folds with 'gcemil split"):
+        read_fold(make_cohort(tmp_path), 0)
+
+
+def test_too_few_folds_or_cases_are_refused(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=4)
+    with pytest.raises(UsageError, match="at least 3 folds"):
+        make_folds(cohort, n_folds=2)
+    with pytest.raises(CohortError, match="4 cases cannot be split into 5 folds"):
+        make_folds(cohort)

@@ -1,0 +1,58 @@
+import threading
+
+import numpy as np
+import pytest
+
+from builders import make_cohort
+from gcemil.bags import loader
+from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.errors import StoreError
+
+
+def test_all_patches_in_the_order_given(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=6)
+    specs = cohort.bags[::-1]
+    loaded = list(load_bags(cohort, specs, rule=SampleRule()))
+    assert [spec for spec, _ in loaded] == list(specs)
+    np.testing.assert_array_equal(loaded[0][1].features, cohort.read_bag(specs[0]).features)
+
+
+@pytest.mark.parametrize("sampling", ["blocks", "patches"])
+def test_a_sample_depends_on_seed_epoch_and_bag_alone(tmp_path, sampling):
+    cohort = make_cohort(tmp_path, n_cases=4, n_patches=64)
+
+    def rows(seed, epoch, specs):
+        rule = SampleRule(limit=20, sampling=sampling, seed=seed)
+        return {spec.bag_id: bag.features for spec, bag in load_bags(cohort, specs, rule=rule, epoch=epoch)}
+
+    first = rows(1, 0, cohort.bags)
+    again = rows(1, 0, cohort.bags[::-1])
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["s000_0"], rows(2, 0, cohort.bags)["s000_0"])
+    assert not np.array_equal(first["s000_0"], rows(1, 1, cohort.bags)["s000_0"])
+
+
+def test_no_more_bags_are_held_than_allowed(tmp_path, monkeypatch):
+    cohort = make_cohort(tmp_path, n_cases=20)
+    read = []
+    original = loader.sampled_bag
+    monkeypatch.setattr(loader, "sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
+    bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3)
+    for taken, _ in enumerate(bags, start=1):
+        # Waiting in the queue, one in the reader's hand, and those taken.
+        assert len(read) <= taken + 3 + 1
+
+
+def test_an_unreadable_slide_is_raised_where_the_bags_are_used(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=4)
+    cohort.feature_file("s002_0").write_bytes(b"broken")
+    with pytest.raises(StoreError, match=r"s002_0\.h5 cannot be read"):
+        list(load_bags(cohort, cohort.bags, rule=SampleRule()))
+
+
+def test_leaving_early_ends_the_reading_thread(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=20)
+    bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=2)
+    next(bags)
+    bags.close()
+    assert not any(thread.name == "gcemil-loader" for thread in threading.enumerate())
