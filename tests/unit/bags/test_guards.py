@@ -1,0 +1,263 @@
+"""Each guard: plant the fault, read the message."""
+
+import h5py
+import numpy as np
+import pytest
+
+from builders import grid_coords, make_cohort, write_slide
+from gcemil.bags.folds import make_folds, write_folds
+from gcemil.bags.guards import errors_of, validate
+
+
+def features(n_patches=12, dim=8, seed=99):
+    return np.random.default_rng(seed).normal(size=(n_patches, dim)).astype(np.float32)
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def found(folder, level="error"):
+    return {(p.where, p.what, p.remedy) for p in validate(folder) if p.level == level}
+
+
+def the_one(folder, level="error"):
+    problems = found(folder, level)
+    assert len(problems) == 1, problems
+    return next(iter(problems))
+
+
+@pytest.fixture
+def cohort(tmp_path):
+    made = make_cohort(tmp_path, n_cases=20)
+    write_folds(made, make_folds(made))
+    return made
+
+
+@pytest.fixture
+def survival(tmp_path):
+    made = make_cohort(tmp_path, task="survival", n_cases=30)
+    write_folds(made, make_folds(made))
+    return made
+
+
+def test_a_sound_cohort_has_no_problems(cohort):
+    assert validate(cohort.folder) == []
+
+
+def test_a_sound_survival_cohort_has_no_problems(survival):
+    assert validate(survival.folder) == []
+
+
+def test_a_missing_file(cohort):
+    cohort.feature_file("s003_0").unlink()
+    where, what, _ = the_one(cohort.folder)
+    assert where == "s003_0"
+    assert "does not exist" in what
+
+
+def test_a_truncated_file(cohort):
+    path = cohort.feature_file("s003_0")
+    path.write_bytes(path.read_bytes()[:300])
+    where, what, remedy = the_one(cohort.folder)
+    assert where == "s003_0"
+    assert "cannot be read as HDF5" in what
+    assert "Extract the slide again" in remedy
+
+
+def test_more_rows_than_coordinates(cohort):
+    write_slide(cohort.folder, "s003_0", features(), grid_coords(11))
+    assert the_one(cohort.folder)[:2] == ("s003_0", "(11, 2) coordinates for 12 feature rows")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_or_infinite_features(cohort, value):
+    broken = features()
+    broken[7, 2] = value
+    write_slide(cohort.folder, "s003_0", broken, grid_coords(12))
+    assert the_one(cohort.folder)[1] == "1 patches have NaN or infinite features, the first is row 7"
+
+
+def test_zero_patches(cohort):
+    write_slide(cohort.folder, "s003_0", features(0), grid_coords(0))
+    assert the_one(cohort.folder)[:2] == ("s003_0", "the slide has no patches")
+
+
+def test_constant_features(cohort):
+    write_slide(cohort.folder, "s003_0", np.ones((12, 8), np.float32), grid_coords(12))
+    assert the_one(cohort.folder)[1] == "all patches have the same features"
+
+
+def test_duplicate_features_across_slides(cohort):
+    for slide_id in ("s003_0", "s005_0"):
+        write_slide(cohort.folder, slide_id, features(), grid_coords(12))
+    assert the_one(cohort.folder)[:2] == ("s005_0", "its features are identical to those of 's003_0'")
+
+
+def test_a_wrong_width(cohort):
+    write_slide(cohort.folder, "s003_0", features(dim=9), grid_coords(12))
+    assert the_one(cohort.folder)[1] == "features have shape (12, 9), cohort.yaml says width 8"
+
+
+def test_coordinates_in_micrometres(cohort):
+    write_slide(cohort.folder, "s003_0", features(), grid_coords(12) * 0.2537)
+    _, what, remedy = the_one(cohort.folder)
+    assert "look like micrometres" in what
+    assert "gcemil import" in remedy
+
+
+def test_another_tool_s_dataset_name(cohort):
+    with h5py.File(cohort.feature_file("s003_0"), "w") as file:
+        file["feats"] = features()
+    assert the_one(cohort.folder)[1] == "s003_0.h5 has no dataset 'features', only: feats"
+
+
+def test_a_duplicate_slide_id(cohort):
+    with (cohort.folder / "slides.csv").open("a") as file:
+        file.write("s003_0,c003,malignant\n")
+    assert ("s003_0", "the slide id stands 2 times in slides.csv", "Keep one line.") in found(cohort.folder)
+
+
+def test_a_slide_id_that_leads_elsewhere(cohort):
+    edit(cohort.folder / "slides.csv", "s003_0", "../s003_0")
+    assert any("cannot be a slide id" in what for _, what, _ in found(cohort.folder))
+
+
+def test_a_case_in_train_and_test(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=2)
+    write_folds(cohort, make_folds(cohort))
+    path = tmp_path / "splits" / "fold_0.csv"
+    lines = path.read_text().splitlines()
+    lines[1:3] = ["s000_0,train", "s000_1,test"]
+    path.write_text("\n".join(lines))
+    where, what, remedy = the_one(tmp_path)
+    assert (where, what) == ("c000", "the case is in test and train of fold_0.csv: the test set leaks")
+    assert remedy == "Run 'gcemil split --unit case'."
+
+
+def test_a_slide_without_a_place_in_a_fold(cohort):
+    path = cohort.folder / "splits" / "fold_1.csv"
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if "s003_0" not in line))
+    assert the_one(cohort.folder)[:2] == ("s003_0", "fold_1.csv gives it split 'None'")
+
+
+def test_an_unknown_label(cohort):
+    edit(cohort.folder / "slides.csv", "s003_0,c003,malignant", "s003_0,c003,unsure")
+    assert the_one(cohort.folder)[:2] == ("s003_0", "label 'unsure' is not among benign, malignant")
+
+
+def test_a_class_with_fewer_cases_than_folds(tmp_path):
+    make_cohort(tmp_path, n_cases=9)
+    assert the_one(tmp_path, "warning")[:2] == ("malignant", "the class has 4 cases, fewer than the 5 folds")
+
+
+def test_a_class_without_a_slide(cohort):
+    edit(cohort.folder / "cohort.yaml", "- malignant", "- malignant\n- other")
+    assert ("other", "the class has no slide") in {problem[:2] for problem in found(cohort.folder)}
+
+
+def test_a_part_with_one_class(cohort):
+    path = cohort.folder / "splits" / "fold_0.csv"
+    labels = {row.slide_id: row.label for row in cohort.slides}
+    lines = [f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()]
+    lines[1] = lines[1].replace("train", "val")
+    path.write_text("\n".join(["slide_id,split", *lines]))
+    assert ("fold_0.csv", "the test part has only class 'benign'") in {p[:2] for p in found(cohort.folder)}
+
+
+def test_an_empty_part(cohort):
+    edit(cohort.folder / "splits" / "fold_0.csv", ",val", ",train")
+    assert the_one(cohort.folder)[:2] == ("fold_0.csv", "the val part is empty")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (2, "0", "survival time '0' is not above 0"),
+        (2, "", "time '' is not"),
+        (3, "2", "event '2' is neither 0 nor 1"),
+    ],
+)
+def test_an_impossible_outcome(survival, column, value, message):
+    path = survival.folder / "slides.csv"
+    lines = path.read_text().splitlines()
+    cells = lines[4].split(",")
+    cells[column] = value
+    lines[4] = ",".join(cells)
+    path.write_text("\n".join(lines))
+    assert any(where == "s003_0" and message in what for where, what, _ in found(survival.folder))
+
+
+def test_a_part_without_events(survival):
+    path = survival.folder / "splits" / "fold_0.csv"
+    events = {row.slide_id: row.event for row in survival.slides}
+    lines = path.read_text().splitlines()
+    lines = [line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines]
+    path.write_text("\n".join(lines))
+    assert ("fold_0.csv", "the val part has no event") in {p[:2] for p in found(survival.folder)}
+
+
+def test_no_event_at_all(survival):
+    path = survival.folder / "slides.csv"
+    path.write_text(
+        "\n".join(line[:-1] + "0" if line.endswith("1") else line for line in path.read_text().splitlines())
+    )
+    assert any("no case has an event" in what for _, what, _ in found(survival.folder))
+
+
+def test_polarity_that_looks_inverted(tmp_path):
+    make_cohort(tmp_path, task="survival", n_cases=60)
+    path = tmp_path / "slides.csv"
+    # Most cases 'happened', and these are the ones followed longest: censorship read as event.
+    rows = [f"s{i:03d}_0,c{i:03d},{100 + i if i % 3 else 5 + i},{int(i % 3 > 0)}" for i in range(60)]
+    path.write_text("\n".join(["slide_id,case_id,time,event", *rows]))
+    _, what, remedy = the_one(tmp_path, "warning")
+    assert "event and censorship look swapped" in what
+    assert "event = 1 - censorship" in remedy
+
+
+def test_slides_of_a_case_that_disagree(tmp_path):
+    make_cohort(tmp_path, task="survival", n_cases=6, slides_per_case=2)
+    path = tmp_path / "slides.csv"
+    lines = path.read_text().splitlines()
+    lines[1] = "s000_0,c000,55.5,1"
+    path.write_text("\n".join(lines))
+    assert any(where == "c000" and "disagree on the target" in what for where, what, _ in found(tmp_path))
+
+
+def test_slow_chunks_are_a_warning_with_the_command(cohort):
+    with h5py.File(cohort.feature_file("s003_0"), "w") as file:
+        file.create_dataset("features", data=features(), chunks=(1, 8))
+        file["coords"] = grid_coords(12)
+    where, _, remedy = the_one(cohort.folder, "warning")
+    assert (where, remedy) == ("s003_0", "Rewrite them with 'gcemil repack'.")
+
+
+def test_a_file_that_no_line_names_is_a_warning(cohort):
+    write_slide(cohort.folder, "extra", features(), grid_coords(12))
+    assert the_one(cohort.folder, "warning")[:2] == ("extra.h5", "1 feature files have no line in slides.csv")
+
+
+def test_all_faults_are_found_in_one_pass(cohort):
+    cohort.feature_file("s003_0").unlink()
+    write_slide(cohort.folder, "s004_0", features(0), grid_coords(0))
+    write_slide(cohort.folder, "s005_0", features(dim=3), grid_coords(12))
+    assert {problem.where for problem in errors_of(validate(cohort.folder))} == {"s003_0", "s004_0", "s005_0"}
+
+
+def test_a_broken_card_is_one_problem(cohort):
+    (cohort.folder / "cohort.yaml").write_text("name: [")
+    assert "cohort.yaml is not a valid cohort card" in the_one(cohort.folder)[1]
+
+
+def test_a_thousand_slides_are_checked_in_bounded_memory(tmp_path):
+    import tracemalloc
+
+    make_cohort(tmp_path, n_cases=1000, n_patches=256, dim=64)
+    tracemalloc.start()
+    assert errors_of(validate(tmp_path)) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one_slide = 256 * 64 * 4
+    # Two thousand times less than all features together: a few slides and the table.
+    assert peak < 20 * one_slide + 4_000_000
