@@ -1,0 +1,88 @@
+"""Prompts by disease family: the six rows of the paper's anchor table and a generic control, eight prompts each.
+
+The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed before any training.
+"""
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gcemil.errors import InputError, UsageError
+
+ORGAN_FAMILIES = ("breast", "endometrial", "gastric", "lung", "prostate", "renal")
+GENERIC_FAMILY = "generic"
+
+
+class AnchorPrompt(BaseModel):
+    """A concept by its short key for tables, and the wording a text encoder sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    concept: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    wording: str = Field(min_length=3)
+
+
+class AnchorFamily(BaseModel):
+    """The prompts of one organ and the datasets they serve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    source: str = Field(min_length=3)
+    datasets: tuple[str, ...]
+    prompts: tuple[AnchorPrompt, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _prompts_differ(self) -> "AnchorFamily":
+        for values in (self.concepts, self.wordings):
+            if len(set(values)) < len(values):
+                raise ValueError("two prompts have the same concept or wording")
+        return self
+
+    @property
+    def concepts(self) -> tuple[str, ...]:
+        return tuple(prompt.concept for prompt in self.prompts)
+
+    @property
+    def wordings(self) -> tuple[str, ...]:
+        return tuple(prompt.wording for prompt in self.prompts)
+
+
+def load_family(name: str) -> AnchorFamily:
+    """A family that ships with the package."""
+    known = (*ORGAN_FAMILIES, GENERIC_FAMILY)
+    if name not in known:
+        raise UsageError(f"There is no anchor family '{name}'. Choose one of {', '.join(sorted(known))}.")
+    return read_family(files("gcemil") / "resources" / "anchors" / f"{name}.yaml")
+
+
+def read_family(path: Path | Traversable) -> AnchorFamily:
+    """A family from a YAML file with family, source, datasets and prompts."""
+    try:
+        return AnchorFamily.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The anchor family {path} cannot be read ({error}). Check the path.") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise InputError(
+            f"{path} is not an anchor family: {error}. It needs family, source, datasets and prompts with concept and wording."
+        ) from error
+
+
+def family_of_dataset(dataset: str) -> AnchorFamily:
+    """The family whose prompts the paper uses for a dataset."""
+    families = [load_family(name) for name in ORGAN_FAMILIES]
+    for family in families:
+        if dataset in family.datasets:
+            return family
+    known = sorted(name for family in families for name in family.datasets)
+    raise UsageError(f"No anchor family serves the dataset '{dataset}'. Known are {', '.join(known)}.")
+
+
+def least_related_family(name: str) -> AnchorFamily:
+    """The other organ that shares the fewest concepts with `name`, the first in the alphabet among equals."""
+    own = set(load_family(name).concepts)
+    others = [load_family(other) for other in ORGAN_FAMILIES if other != name]
+    return min(others, key=lambda family: (len(own & set(family.concepts)), family.family))
