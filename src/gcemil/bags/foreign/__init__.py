@@ -1,0 +1,1 @@
+"""Folders and tables that other tools write: what they are, and how they become a cohort."""

@@ -1,0 +1,157 @@
+"""CLAM: FEATURES/h5_files/<slide>.h5 or FEATURES/pt_files/<slide>.pt, and coordinates in RESULTS/patches/<slide>.h5.
+
+CLAM's feature files carry no attributes. The patch size stands in the coords file alone:
+level-0 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcemil.bags import store
+from gcemil.bags.bag import CoordRows
+from gcemil.bags.foreign.ids import plain_ids, stripped_line
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    ForeignSlide,
+    Rows,
+    feature_rows,
+    inferred_patch_size,
+    is_linkable,
+    load_plain,
+)
+from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
+from gcemil.errors import CohortError
+from gcemil.units import LevelZeroPx
+
+
+def read_clam(
+    source: Path, *, coords_dir: Path | None = None, patch_size: int | None = None
+) -> ForeignFolder:
+    """The slides of a CLAM features folder."""
+    files = feature_files(source)
+    ids = plain_ids((path.name for path in files), where=str(source))
+    coords_dir = coords_dir or _patches_folder(source)
+    slides: list[ForeignSlide] = []
+    inferred: list[str] = []
+    placeless: list[str] = []
+    for path in files:
+        coords_file = _coords_file(coords_dir, path)
+        slide = _slide(path, ids[path.name], coords_file)
+        coords = _coords(slide, coords_file)
+        size = LevelZeroPx(patch_size) if patch_size else _size_from(coords_file)
+        if coords is None:
+            placeless.append(slide.slide_id)
+        elif size is None and slide.n_patches:
+            size = inferred_patch_size(coords)
+            inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
+        slides.append(replace(slide, patch_size=size))
+    lines = [
+        *stripped_line((_without_suffix(path) for path in files), where=str(source)),
+        *_assumptions(patch_size, coords_dir, inferred, placeless),
+    ]
+    return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
+
+
+def feature_files(source: Path) -> list[Path]:
+    """HDF5 files first; a .pt file only for a slide that has no .h5."""
+    h5_dir = source / "h5_files" if (source / "h5_files").is_dir() else source
+    pt_dir = source / "pt_files" if (source / "pt_files").is_dir() else source
+    h5 = {path.stem: path for path in h5_dir.glob("*.h5")}
+    pt = {path.stem: path for path in pt_dir.glob("*.pt") if path.stem not in h5}
+    if not h5 and not pt:
+        raise CohortError(
+            f"{source} holds no .h5 and no .pt features. Point at CLAM's features folder (the one with h5_files or pt_files)."
+        )
+    return [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
+
+
+def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
+    """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
+    if "patch_size" not in attributes or "downsample" not in attributes:
+        return None
+    downsample = float(np.ravel(attributes["downsample"])[0])
+    custom = float(attributes.get("custom_downsample", 1))
+    return LevelZeroPx(round(float(attributes["patch_size"]) * downsample * custom))
+
+
+def _slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
+    if path.suffix == ".h5":
+        layouts = store.describe(path)
+        n_patches, dim = feature_rows(path, layouts)
+        return ForeignSlide(
+            slide_id, path, n_patches, dim, None, is_linkable(layouts), partial(load_plain, path)
+        )
+    shape = tensor_shape(path)
+    if len(shape) != 2:
+        raise CohortError(
+            f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
+        )
+    return ForeignSlide(
+        slide_id, path, shape[0], shape[1], None, False, partial(_load_tensor, path, coords_file)
+    )
+
+
+def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
+    """Rows of a .pt file with the coordinates of its coords file, which stand in the same order."""
+    features = read_tensor(path)
+    if coords_file is None:
+        return features, None
+    coords: CoordRows = store.read(coords_file, "coords").astype(np.int64)
+    if len(coords) != len(features):
+        raise CohortError(
+            f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} coordinates. Extract the slide again."
+        )
+    return features, coords
+
+
+def _coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
+    """Coordinates of the feature file itself, else those of the coords file."""
+    if slide.path.suffix == ".h5":
+        return store.read_patch_layout(slide.path)[1]
+    return None if coords_file is None else store.read(coords_file, "coords").astype(np.int64)
+
+
+def _coords_file(folder: Path | None, path: Path) -> Path | None:
+    found = None if folder is None else folder / f"{_without_suffix(path)}.h5"
+    return found if found is not None and found.is_file() else None
+
+
+def _size_from(coords_file: Path | None) -> LevelZeroPx | None:
+    return None if coords_file is None else level0_patch_size(store.attributes(coords_file, "coords"))
+
+
+def _patches_folder(source: Path) -> Path | None:
+    """RESULTS/patches when the features lie beside it, as CLAM's own commands put them."""
+    candidates = (source / "patches", source.parent / "patches", source.parent.parent / "patches")
+    return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def _without_suffix(path: Path) -> str:
+    return path.name.removesuffix(path.suffix)
+
+
+def _assumptions(
+    patch_size: int | None, coords_dir: Path | None, inferred: list[str], placeless: list[str]
+) -> list[str]:
+    lines = ["CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y."]
+    if placeless:
+        lines.append(
+            f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
+        )
+    if patch_size is not None:
+        lines.append(f"Patch size {patch_size} level-0 px as given; CLAM's feature files do not say it.")
+    elif inferred:
+        where = "no coords folder" if coords_dir is None else f"no patch size in {coords_dir}"
+        lines.append(
+            f"Patch size inferred from the stride of {len(inferred)} slides ({where}), true only without overlap: "
+            f"{'; '.join(inferred[:3])}{' …' if len(inferred) > 3 else ''}."
+        )
+    elif coords_dir is not None:
+        lines.append(f"Patch size read from the attributes of the coords files in {coords_dir}.")
+    return lines

@@ -1,0 +1,246 @@
+"""Which columns of a foreign label table mean what: one function per tool, each None when the table is not its own.
+
+CLAM case_id, slide_id, label · MCAT and SurvPath survival_months, censorship · PANTHER and MMP <endpoint>_survival_days,
+<endpoint>_censorship · Patho-Bench fold_0… · STAMP PATIENT · slideflow patient, slide · MIL_BASELINE slide_path ·
+MHIM ID, Label · CAMIL train, train_label. `censorship` 1 means censored: event = 1 - censorship.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gcemil.bags.cohort import Task
+from gcemil.bags.foreign.rawtable import RawTable
+from gcemil.errors import CohortError, UsageError
+
+ID_COLUMNS = (
+    ("slide_id", "case_id"),
+    ("FILENAME", "PATIENT"),
+    ("slide", "patient"),
+    ("slide_path", "case_id"),
+    ("ID", "Case"),
+)
+FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the caller decided about a table that holds more than one target."""
+
+    task: Task | None = None
+    target: str | None = None
+    time: str | None = None
+    event: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read; `time` makes it survival, `censorship` flips the event."""
+
+    slide: str
+    case: str | None
+    label: str | None = None
+    time: str | None = None
+    event: str | None = None
+    censorship: bool = False
+    site: str | None = None
+
+    @property
+    def task(self) -> Task:
+        return "classification" if self.time is None else "survival"
+
+
+def own(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("slide_id", "time", "event"):
+        return None
+    _refuse_both_polarities(table)
+    return Columns(
+        "slide_id", _first(table, "case_id"), time="time", event="event", site=_first(table, "site")
+    )
+
+
+def clam(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("slide_id", "label") or fold_columns(table):
+        return None
+    return Columns("slide_id", _first(table, "case_id"), label="label", site=_first(table, "site"))
+
+
+def mcat(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("case_id", "slide_id", "survival_months", "censorship"):
+        return None
+    _refuse_both_polarities(table)
+    ending = "" if choice.endpoint in {None, "os"} else f"_{choice.endpoint}"
+    time, event = f"survival_months{ending}", f"censorship{ending}"
+    if not table.has(time, event):
+        raise UsageError(
+            f"{table.path} has no endpoint '{choice.endpoint}': columns {time}, {event} are missing."
+        )
+    return Columns("slide_id", "case_id", time=time, event=event, censorship=True, site=_first(table, "site"))
+
+
+def panther(table: RawTable, choice: Choice) -> Columns | None:
+    found = [name.removesuffix("_survival_days") for name in table.columns if name.endswith("_survival_days")]
+    found = [name for name in found if table.has("case_id", "slide_id", f"{name}_censorship")]
+    if not found:
+        return None
+    endpoint = choice.endpoint or (found[0] if len(found) == 1 else None)
+    if endpoint not in found:
+        raise UsageError(f"{table.path} has endpoints {', '.join(found)}. Choose one with --endpoint.")
+    return Columns(
+        "slide_id",
+        "case_id",
+        time=f"{endpoint}_survival_days",
+        event=f"{endpoint}_censorship",
+        censorship=True,
+        site=_first(table, "site"),
+    )
+
+
+def patho_bench(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("case_id", "slide_id") or not fold_columns(table):
+        return None
+    others = [
+        name
+        for name in table.columns
+        if name not in {"", "case_id", "slide_id", "site", *fold_columns(table)}
+    ]
+    survival = [name.removesuffix("_event") for name in others if name.endswith("_event")]
+    survival = [name for name in survival if f"{name}_days" in others]
+    labels = [
+        name for name in others if name not in {f"{s}{end}" for s in survival for end in ("_event", "_days")}
+    ]
+    picked = _picked(table, [*survival, *labels], choice.target)
+    if picked in survival:
+        return Columns("slide_id", "case_id", time=f"{picked}_days", event=f"{picked}_event")
+    return Columns("slide_id", "case_id", label=picked)
+
+
+def stamp(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("PATIENT", "FILENAME"):
+        return None
+    others = [name for name in table.columns if name not in {"", "PATIENT", "FILENAME"}]
+    return Columns("FILENAME", "PATIENT", label=_picked(table, others, choice.target))
+
+
+def slideflow(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has("patient", "slide"):
+        return None
+    if table.has("time", "event"):
+        return Columns("slide", "patient", time="time", event="event")
+    if not table.has("category"):
+        raise CohortError(
+            f"{table.path}: a slideflow table needs 'category', or 'time' and 'event'; numbers to regress on are no task here."
+        )
+    return Columns("slide", "patient", label="category")
+
+
+def mil_baseline(table: RawTable, choice: Choice) -> Columns | None:
+    return Columns("slide_path", None, label="label") if table.has("slide_path", "label") else None
+
+
+def mhim(table: RawTable, choice: Choice) -> Columns | None:
+    return Columns("ID", _first(table, "Case"), label="Label") if table.has("ID", "Label") else None
+
+
+DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
+    "gcemil": own,
+    "CLAM": clam,
+    "MCAT/SurvPath": mcat,
+    "PANTHER/MMP": panther,
+    "Patho-Bench": patho_bench,
+    "STAMP": stamp,
+    "slideflow/PathBench": slideflow,
+    "MIL_BASELINE": mil_baseline,
+    "MHIM-MIL": mhim,
+}
+
+
+def chosen(table: RawTable, choice: Choice) -> Columns | None:
+    """The target columns the caller named, beside whatever id columns the table has."""
+    wanted = [name for name in (choice.time, choice.event) if name is not None]
+    if len(wanted) == 1:
+        raise UsageError("Survival needs both columns: give --time and --event.")
+    if not wanted and (choice.target is None or choice.target not in table.columns):
+        return None
+    ids = next((pair for pair in ID_COLUMNS if pair[0] in table.columns), None)
+    if ids is None or not table.has(*wanted):
+        listed = ", ".join(name or "(index)" for name in table.columns)
+        raise UsageError(f"{table.path} lacks a slide column, or one of the columns named; it has: {listed}.")
+    case, site = _first(table, ids[1]), _first(table, "site")
+    if not wanted:
+        return Columns(ids[0], case, label=choice.target, site=site)
+    time, event = wanted
+    return Columns(ids[0], case, time=time, event=event, censorship="censor" in event.lower(), site=site)
+
+
+def fold_columns(table: RawTable) -> list[str]:
+    """fold_0, fold_1, … in order."""
+    found = [name for name in table.columns if FOLD_COLUMN.match(name)]
+    return sorted(found, key=lambda name: int(FOLD_COLUMN.findall(name)[0]))
+
+
+def detected(table: RawTable, choice: Choice) -> tuple[str, Columns]:
+    """The one dialect that fits; none or several is an error that says what to do."""
+    if (columns := chosen(table, choice)) is not None:
+        return "chosen columns", columns
+    found = {
+        name: columns for name, reader in DIALECTS.items() if (columns := reader(table, choice)) is not None
+    }
+    fitting = {name: columns for name, columns in found.items() if choice.task in {None, columns.task}}
+    if len(fitting) == 1:
+        name, columns = next(iter(fitting.items()))
+        if choice.target is not None and not (columns.event or "").startswith(choice.target):
+            raise UsageError(f"{table.path} has no target column '{choice.target}'.")
+        return name, columns
+    listed = ", ".join(name or "(index)" for name in table.columns)
+    if not found:
+        raise CohortError(
+            f"{table.path} is no label table of {', '.join(DIALECTS)} or CAMIL; its columns are: {listed}."
+        )
+    if not fitting:
+        raise CohortError(
+            f"{table.path} ({', '.join(found)}) has no {choice.task} target; its columns are: {listed}."
+        )
+    if len({columns.task for columns in fitting.values()}) > 1:
+        raise CohortError(
+            f"{table.path} holds labels and survival times. Choose with --task classification or --task survival."
+        )
+    raise CohortError(
+        f"{table.path} could be a table of {' or '.join(fitting)}. Keep the columns of one of them."
+    )
+
+
+def wide_parts(table: RawTable) -> dict[str, tuple[str, str | None]]:
+    """Part → (id column, label column) of tables with one column per part: CLAM and MCAT splits, CAMIL, MIL_BASELINE."""
+    parts: dict[str, tuple[str, str | None]] = {}
+    for part in ("train", "val", "test"):
+        for ids in (part, f"{part}_slide_path"):
+            if ids in table.columns:
+                parts[part] = ids, _first(table, f"{part}_label")
+    return parts if "train" in parts and len(parts) > 1 else {}
+
+
+def _refuse_both_polarities(table: RawTable) -> None:
+    if table.has("censorship", "event"):
+        raise CohortError(
+            f"{table.path} has 'censorship' and 'event'; only one can be right. Remove the other column."
+        )
+
+
+def _picked(table: RawTable, candidates: list[str], target: str | None) -> str:
+    if target is not None and target not in candidates:
+        raise UsageError(
+            f"{table.path} has no target column '{target}'; candidates: {', '.join(candidates) or 'none'}."
+        )
+    if target is None and len(candidates) != 1:
+        raise UsageError(
+            f"{table.path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
+        )
+    return target or candidates[0]
+
+
+def _first(table: RawTable, *columns: str) -> str | None:
+    return next((column for column in columns if column in table.columns), None)

@@ -1,0 +1,224 @@
+"""Splits of other tools as our folds: every slide of the cohort in train, val or test of every fold.
+
+CLAM splits_k.csv (ragged columns of slide ids, or _bool) · MCAT (the same with case ids and no test column: its `val` is
+what is reported, so it becomes test) · PANTHER folders …_k=0/{train,test}.csv · Patho-Bench fold_k columns · STAMP
+splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM and BRACS split columns · our own fold_k.csv.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gcemil.bags.cohort import SlideRow
+from gcemil.bags.folds import Fold, Part
+from gcemil.bags.foreign.dialects import fold_columns, wide_parts
+from gcemil.bags.foreign.ids import plain_id
+from gcemil.bags.foreign.rawtable import RawTable, is_missing, read_raw_table
+from gcemil.errors import CohortError
+
+PART_NAMES: dict[str, Part] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
+
+IdParts = dict[str, Part]
+
+
+@dataclass(frozen=True)
+class SplitTable:
+    """The part of every id, slide or case, in every fold."""
+
+    path: Path
+    folds: tuple[IdParts, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlacedFolds:
+    folds: tuple[Fold, ...]
+    unplaced: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def read_splits(path: Path) -> SplitTable:
+    """The splits in this file or folder."""
+    if path.is_dir():
+        folds = [fold for files in _fold_files(path) for fold in _file_folds(files)]
+    elif path.suffix == ".json":
+        folds = _stamp_folds(path)
+    else:
+        folds = _table_folds(read_raw_table(path))
+    if not any("test" in fold.values() for fold in folds):
+        # MCAT and its successors report on the part they call val and have no other.
+        folds = [{name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds]
+        return SplitTable(
+            path,
+            tuple(folds),
+            (f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'.",),
+        )
+    if not any("val" in fold.values() for fold in folds):
+        return SplitTable(
+            path, tuple(folds), (f"{path.name} has no validation part, so these folds have none.",)
+        )
+    return SplitTable(path, tuple(folds))
+
+
+def has_splits(table: RawTable) -> bool:
+    """Whether a label table carries its own splits."""
+    return bool(fold_columns(table) or wide_parts(table)) or any(table.has(*pair) for pair in SPLIT_COLUMNS)
+
+
+def placed_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
+    """Folds of the slides in `rows`; slides that no fold names are returned, slides that only some name are refused."""
+    unit, lines = _unit(table, rows)
+    folds, placed = [], []
+    for index, parts in enumerate(table.folds):
+        by_id = _matched(parts)
+        part_of: dict[str, Part] = {}
+        for row in rows:
+            name = row.slide_id if unit == "slide" else row.case_id
+            if part := by_id.get(name):
+                part_of[row.slide_id] = part
+        folds.append(Fold(index, part_of))
+        placed.append(set(part_of))
+    never = {row.slide_id for row in rows} - set().union(*placed)
+    for fold in folds:
+        if missing := sorted({row.slide_id for row in rows} - never - set(fold.part_of)):
+            raise CohortError(
+                f"{table.path}: fold {fold.index} does not place slide '{missing[0]}' ({len(missing)} in all), though other folds do. Complete the splits."
+            )
+    return PlacedFolds(tuple(folds), tuple(sorted(never)), (*table.assumptions, *lines))
+
+
+def _fold_files(folder: Path) -> list[list[Path]]:
+    """The files of each fold, in order."""
+    for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
+        if found := _numbered(folder, pattern):
+            return [[path] for path in found]
+    if subfolders := _numbered(folder, r"k=(\d+)$"):
+        return [_part_files(subfolder) for subfolder in subfolders]
+    if parts := _part_files(folder):
+        return [parts]
+    tables = sorted(folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
+    if not tables:
+        raise CohortError(
+            f"{folder} holds no splits that are known here. Point at the file, or use 'gcemil split'."
+        )
+    return [[path] for path in tables]
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    found = {int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))}
+    return [found[number] for number in sorted(found)]
+
+
+def _part_files(folder: Path) -> list[Path]:
+    return [path for part in ("train", "val", "test") if (path := folder / f"{part}.csv").is_file()]
+
+
+def _file_folds(files: list[Path]) -> list[IdParts]:
+    if len(files) == 1 and files[0].stem not in PART_NAMES:
+        return _table_folds(read_raw_table(files[0]))
+    pairs = [(row["slide_id"], PART_NAMES[path.stem]) for path in files for row in read_raw_table(path).rows]
+    return [_fold(pairs, files[0].parent)]
+
+
+def _table_folds(table: RawTable) -> list[IdParts]:
+    if columns := fold_columns(table):
+        return [_fold(_placed(table, "slide_id", column), table.path) for column in columns]
+    for ids, part in SPLIT_COLUMNS:
+        if table.has(ids, part):
+            return [_fold(_placed(table, ids, part), table.path)]
+    if not (parts := wide_parts(table)):
+        raise CohortError(
+            f"{table.path} holds no splits that are known here; its columns are: {', '.join(table.columns)}."
+        )
+    if _is_boolean(table, parts):
+        index = table.columns[0]
+        pairs = [
+            (row[index], PART_NAMES[part])
+            for row in table.rows
+            for part in parts
+            if row[part].lower() == "true"
+        ]
+    else:
+        pairs = [(name, PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
+    return [_fold(pairs, table.path)]
+
+
+def _is_boolean(table: RawTable, parts: dict[str, tuple[str, str | None]]) -> bool:
+    return all(value.lower() in {"true", "false"} for ids, _ in parts.values() for value in table.values(ids))
+
+
+def _placed(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
+    pairs = []
+    for row in table.rows:
+        if is_missing(row[column]):
+            continue
+        part = PART_NAMES.get(row[column].lower())
+        if part is None:
+            raise CohortError(
+                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(PART_NAMES)}."
+            )
+        pairs.append((row[ids], part))
+    return pairs
+
+
+def _stamp_folds(path: Path) -> list[IdParts]:
+    try:
+        splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+        pairs = [
+            [
+                (str(name), part)
+                for part in ("train", "val", "test")
+                for name in split.get(f"{part}_patients", ())
+            ]
+            for split in splits
+        ]
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise CohortError(
+            f"{path} is no STAMP splits.json ({error!r}): it needs 'splits' with train_patients and test_patients."
+        ) from error
+    return [
+        _fold([(name, PART_NAMES[part]) for name, part in pairs_of_fold], path) for pairs_of_fold in pairs
+    ]
+
+
+def _fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
+    parts: IdParts = {}
+    for name, part in pairs:
+        if parts.setdefault(name, part) != part:
+            raise CohortError(
+                f"{path}: '{name}' is in {parts[name]} and in {part}, so the test set is not unseen. Correct the split."
+            )
+    return parts
+
+
+def _matched(parts: IdParts) -> IdParts:
+    """Ids without extensions; a column of numbers with gaps has lost its whole numbers to pandas' '.0'."""
+    return {re.sub(r"^(\d+)\.0$", r"\1", plain_id(name)): part for name, part in parts.items()}
+
+
+def _unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[str]]:
+    """Whether the ids are slides or cases: whichever the cohort knows more of."""
+    names = set().union(*(_matched(parts) for parts in table.folds))
+    slides, cases = {row.slide_id for row in rows}, {row.case_id for row in rows}
+    as_slides, as_cases = len(names & slides), len(names & cases)
+    if not as_slides and not as_cases:
+        raise CohortError(
+            f"{table.path}: none of its {len(names)} ids ('{min(names, default='')}') is a slide or case of the cohort ('{min(slides, default='')}')."
+        )
+    if as_slides == as_cases and any(row.slide_id != row.case_id for row in rows):
+        raise CohortError(
+            f"{table.path}: its ids are slides as well as cases of the cohort, so the splits can be read in two ways. Use distinct ids."
+        )
+    unit = "slide" if as_slides >= as_cases else "case"
+    known = max(as_slides, as_cases)
+    lines = [f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."]
+    return unit, lines

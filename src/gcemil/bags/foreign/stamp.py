@@ -1,0 +1,140 @@
+"""STAMP: <out>/<extractor>[-<hash>]/<path>.h5 with `feats` (float16) and `coords` in micrometres (float32).
+
+level-0 pixel = micrometres / mpp of the slide, and that mpp stands nowhere in the file: it has to be given.
+Files older than the `tile_size_um` attribute say `tile_size`; the oldest say neither, and a stride near 224 there
+means pixels of a 224 px patch that spans 256 micrometres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from gcemil.bags import store
+from gcemil.bags.bag import grid_stride
+from gcemil.bags.foreign.ids import plain_id, plain_ids, stripped_line
+from gcemil.bags.foreign.rawtable import read_raw_table
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    ForeignSlide,
+    Rows,
+    as_float,
+    feature_rows,
+    the_one_encoder,
+)
+from gcemil.errors import CohortError, UsageError
+from gcemil.units import LevelZeroPx, Microns
+
+Mpp = float | Mapping[str, float] | None
+MicronRows = Float[np.ndarray, "n 2"]
+
+OLDEST_STRIDE_PX = 224
+OLDEST_TILE_UM = 256.0
+
+
+def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) -> ForeignFolder:
+    """The slides below an extractor folder of STAMP."""
+    files = sorted(source.rglob("*.h5"))
+    if not files:
+        raise CohortError(f"{source} holds no .h5 files. Run 'stamp preprocess', or point elsewhere.")
+    names = [path.relative_to(source).as_posix() for path in files]
+    ids = plain_ids(names, where=str(source))
+    slides, encoders, sizes = [], [], set()
+    for path, name in zip(files, names, strict=True):
+        attributes = store.attributes(path)
+        _refuse_encoded(path, attributes)
+        slide, tile_um = _slide(path, ids[name], attributes, mpp, patch_size)
+        encoders.append(str(attributes.get("extractor", "")))
+        slides.append(slide)
+        sizes.add(tile_um)
+    lines = [
+        *stripped_line((name.removesuffix(".h5") for name in names), where=str(source)),
+        *_assumptions(sizes, mpp),
+    ]
+    return ForeignFolder("stamp", source, tuple(slides), the_one_encoder(encoders, source), tuple(lines))
+
+
+def given_mpp(text: str) -> Mpp:
+    """Micrometres per pixel as typed: one number, or the path of a table with the columns slide_id and mpp."""
+    try:
+        return float(text)
+    except ValueError:
+        table = read_raw_table(Path(text))
+    if not table.has("slide_id", "mpp"):
+        raise UsageError(
+            f"{table.path} needs the columns slide_id and mpp; it has: {', '.join(table.columns)}."
+        )
+    try:
+        return {plain_id(row["slide_id"]): float(row["mpp"]) for row in table.rows}
+    except ValueError as error:
+        raise UsageError(f"{table.path}: every mpp must be a number ({error}).") from error
+
+
+def tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
+    """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
+    if "tile_size_um" in attributes:
+        return Microns(float(attributes["tile_size_um"])), 1.0
+    if "tile_size" in attributes and attributes.get("unit") == "um":
+        return Microns(float(attributes["tile_size"])), 1.0
+    stride = attributes.get("tile_size") or grid_stride(coords)
+    if stride is not None and round(float(stride)) == OLDEST_STRIDE_PX:
+        return Microns(OLDEST_TILE_UM), OLDEST_TILE_UM / OLDEST_STRIDE_PX
+    raise CohortError(
+        f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. Preprocess it with a newer STAMP."
+    )
+
+
+def _slide(
+    path: Path, slide_id: str, attributes: dict[str, Any], mpp: Mpp, patch_size: int | None
+) -> tuple[ForeignSlide, Microns | None]:
+    layouts = store.describe(path)
+    key = "feats" if "feats" in layouts else "patch_embeddings"
+    n_patches, dim = feature_rows(path, layouts, key)
+    if "coords" not in layouts or n_patches == 0:
+        load = partial(_load, path, key, None)
+        return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
+    tile_um, factor = tile_microns(attributes, store.read(path, "coords"), path)
+    slide_mpp = _mpp_of(slide_id, mpp, path)
+    size = LevelZeroPx(patch_size or round(tile_um / slide_mpp))
+    load = partial(_load, path, key, factor / slide_mpp)
+    return ForeignSlide(slide_id, path, n_patches, dim, size, False, load), tile_um
+
+
+def _load(path: Path, key: str, scale: float | None) -> Rows:
+    features = as_float(store.read(path, key))
+    if scale is None:
+        return features, None
+    return features, np.rint(store.read(path, "coords").astype(np.float64) * scale).astype(np.int64)
+
+
+def _mpp_of(slide_id: str, mpp: Mpp, path: Path) -> float:
+    found = mpp.get(slide_id) if isinstance(mpp, Mapping) else mpp
+    if found is None or not found > 0:
+        raise UsageError(
+            f"{path}: STAMP coordinates are micrometres and the file does not say the slide's micrometres per pixel. "
+            f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {found} for '{slide_id}'."
+        )
+    return float(found)
+
+
+def _refuse_encoded(path: Path, attributes: dict[str, Any]) -> None:
+    kind = attributes.get("feat_type", "tile")
+    if kind != "tile":
+        raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
+
+
+def _assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
+    known = sorted(size for size in sizes if size is not None)
+    if not known:
+        return ["STAMP files without coordinates: hosts that need positions cannot use this cohort."]
+    given = "given per slide" if isinstance(mpp, Mapping) else f"{mpp} for every slide"
+    return [
+        f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 pixels.",
+        f"Patches span {', '.join(f'{size:g}' for size in known)} micrometres.",
+        "Features are converted (feats → features), so they are copied, float16 as stored.",
+    ]

@@ -1,0 +1,208 @@
+"""Label tables of other tools as rows of ours: slide_id, case_id, label | time, event.
+
+Rows without a usable target are left out and listed; a table that can be read in two ways is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gcemil.bags.cohort import SlideRow, Task
+from gcemil.bags.foreign.dialects import Choice, Columns, detected, wide_parts
+from gcemil.bags.foreign.ids import is_tcga, plain_id, stripped_line, tcga_case_id
+from gcemil.bags.foreign.rawtable import RawTable, is_missing, joined_tables, read_raw_table
+from gcemil.bags.tables import check_slide_id
+from gcemil.errors import CohortError, UsageError
+
+HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
+NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
+_SPLIT_FOLDER = re.compile(r"k=\d+$")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Slides with a target, the order of the classes, and everything assumed or left out on the way."""
+
+    path: Path
+    dialect: str
+    task: Task
+    rows: tuple[SlideRow, ...]
+    classes: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+
+def read_labels(path: Path, *, choice: Choice | None = None, slide_table: Path | None = None) -> LabelTable:
+    """The label table in this file (or in a folder of train.csv, test.csv), whatever tool it was written for."""
+    choice = choice or Choice()
+    raw = _raw_labels(path)
+    notes: list[str] = []
+    if raw.has("PATIENT") and not raw.has("FILENAME"):
+        raw, notes = _with_slides(raw, slide_table)
+    if (parts := wide_parts(raw)) and all(label for _, label in parts.values()):
+        dialect, columns = (
+            "CAMIL" if "train" in raw.columns else "MIL_BASELINE",
+            Columns("slide", None, label="label"),
+        )
+        raw = _long(raw, parts)
+    else:
+        dialect, columns = detected(raw, choice)
+    return label_table(raw, columns, dialect=dialect, notes=notes)
+
+
+def label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()) -> LabelTable:
+    """Rows of a table whose columns are known."""
+    excluded: list[str] = []
+    rows: dict[str, SlideRow] = {}
+    for line in raw.rows:
+        slide_id = check_slide_id(plain_id(line[columns.slide]), raw.path)
+        target = _target(line, columns)
+        if isinstance(target, str):
+            excluded.append(f"slide '{slide_id}': {target}")
+            continue
+        row = replace(target, slide_id=slide_id, case_id=_case(line, columns, slide_id))
+        if rows.setdefault(slide_id, row) != row:
+            raise CohortError(
+                f"{raw.path}: slide '{slide_id}' stands twice with different targets. Correct the table."
+            )
+    if not rows:
+        raise CohortError(
+            f"{raw.path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
+        )
+    check_one_target_per_case(rows.values(), columns.task, raw.path)
+    classes = class_order(row.label for row in rows.values() if row.label is not None)
+    lines = [*notes, *_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
+    return LabelTable(
+        raw.path, dialect, columns.task, tuple(rows.values()), classes, tuple(lines), tuple(excluded)
+    )
+
+
+def class_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Classes by number where all are numbers, else by alphabet."""
+    found = sorted(set(labels))
+    return tuple(sorted(found, key=float) if all(_is_number(label) for label in found) else found)
+
+
+def event_of(text: str) -> int | None:
+    """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
+    word = text.strip().lower().removesuffix(".0")
+    return 1 if word in HAPPENED else 0 if word in NOT_HAPPENED else None
+
+
+def time_of(text: str) -> float | None:
+    """A positive duration, or None."""
+    return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
+
+
+def check_one_target_per_case(rows: Iterable[SlideRow], task: Task, path: Path) -> None:
+    """Time and event belong to the case, so its slides must agree."""
+    first: dict[str, SlideRow] = {}
+    for row in rows if task == "survival" else ():
+        other = first.setdefault(row.case_id, row)
+        if (other.time, other.event) != (row.time, row.event):
+            raise CohortError(
+                f"{path}: slides '{other.slide_id}' and '{row.slide_id}' of case '{row.case_id}' have different survival. Correct the table."
+            )
+
+
+def _raw_labels(path: Path) -> RawTable:
+    if not path.is_dir():
+        return read_raw_table(path)
+    folders = sorted(found for found in path.iterdir() if _SPLIT_FOLDER.search(found.name)) or [path]
+    names = ("train.csv", "val.csv", "test.csv")
+    files = [folder / name for folder in folders for name in names if (folder / name).is_file()]
+    if not files:
+        raise CohortError(f"{path} is a folder without train.csv and test.csv. Point at the label table.")
+    return joined_tables(path, (read_raw_table(file) for file in files))
+
+
+def _with_slides(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable, list[str]]:
+    """STAMP's clinical table with one row per slide of its slide table."""
+    if slide_table is None:
+        raise UsageError(
+            f"{clinical.path} is a STAMP clinical table: patients, not slides. Give the slide table (PATIENT, FILENAME) with --slide-table."
+        )
+    slides = read_raw_table(slide_table)
+    if not slides.has("PATIENT", "FILENAME"):
+        raise CohortError(f"{slide_table} is no STAMP slide table: it needs PATIENT and FILENAME.")
+    by_patient = {row["PATIENT"]: row for row in clinical.rows}
+    if len(by_patient) != len(clinical.rows):
+        raise CohortError(f"{clinical.path}: a PATIENT stands twice. Keep one row per patient.")
+    rows = tuple({**by_patient[row["PATIENT"]], **row} for row in slides.rows if row["PATIENT"] in by_patient)
+    unknown = sorted({row["PATIENT"] for row in slides.rows} - set(by_patient))
+    idle = sorted(set(by_patient) - {row["PATIENT"] for row in slides.rows})
+    notes = [
+        f"Patients joined: {len(by_patient) - len(idle)} of {clinical.path.name} with {len(rows)} slides of {slide_table.name}."
+    ]
+    notes += [f"Patients of the slide table without clinical row: {', '.join(unknown)}."] if unknown else []
+    notes += [f"Patients of the clinical table without slide: {', '.join(idle)}."] if idle else []
+    return RawTable(clinical.path, (*clinical.columns, "FILENAME"), rows), notes
+
+
+def _long(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:
+    """One row per slide out of a table with a pair of columns per part."""
+    rows = [
+        {"slide": line[ids], "label": line[label or ""]}
+        for ids, label in parts.values()
+        for line in raw.rows
+        if not is_missing(line[ids])
+    ]
+    return RawTable(raw.path, ("slide", "label"), tuple(rows))
+
+
+def _target(line: dict[str, str], columns: Columns) -> SlideRow | str:
+    """A row with its target and no ids yet, or the reason why there is none."""
+    site = (line[columns.site] or None) if columns.site else None
+    if columns.label is not None:
+        text = line[columns.label]
+        return (
+            f"no label in '{columns.label}'"
+            if is_missing(text)
+            else SlideRow("", "", label=_label(text), site=site)
+        )
+    time, event = time_of(line[columns.time or ""]), event_of(line[columns.event or ""])
+    if time is None:
+        return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
+    if event is None:
+        return f"no valid status in '{columns.event}' ('{line[columns.event or '']}')"
+    return SlideRow("", "", time=time, event=1 - event if columns.censorship else event, site=site)
+
+
+def _label(text: str) -> str:
+    """Whole numbers lose the '.0' that pandas gives a column with gaps."""
+    return text.removesuffix(".0") if _is_number(text) else text
+
+
+def _case(line: dict[str, str], columns: Columns, slide_id: str) -> str:
+    if columns.case is not None and not is_missing(line[columns.case]):
+        return line[columns.case]
+    return tcga_case_id(slide_id) if is_tcga(slide_id) else slide_id
+
+
+def _assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int) -> list[str]:
+    lines = [f"{raw.path.name} read as a {dialect} table ({n_rows} slides)."]
+    if columns.censorship:
+        lines.append(f"'{columns.event}' 1 means censored: event = 1 - {columns.event}.")
+    elif columns.event is not None:
+        lines.append(f"'{columns.event}' 1 (or dead) means that the event happened.")
+    if columns.time is not None:
+        lines.append(f"Time is '{columns.time}' in the unit of the table.")
+    if columns.case is None:
+        barcode = any(is_tcga(plain_id(line[columns.slide])) for line in raw.rows)
+        how = (
+            "the first 12 characters of TCGA barcodes"
+            if barcode
+            else "the slide itself, so patients with several slides cannot be kept together"
+        )
+        lines.append(f"The table names no case: the case is {how}.")
+    return [*lines, *stripped_line((line[columns.slide] for line in raw.rows), where=raw.path.name)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False

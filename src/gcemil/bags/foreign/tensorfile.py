@@ -1,0 +1,40 @@
+"""A bare tensor in a .pt file, loaded without unpickling anything else."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from gcemil.bags.bag import FeatureRows
+from gcemil.errors import StoreError
+
+
+def tensor_shape(path: Path) -> tuple[int, ...]:
+    return tuple(_tensor(path).shape)
+
+
+def read_tensor(path: Path) -> FeatureRows:
+    """The tensor as rows of float16 or float32."""
+    tensor = _tensor(path)
+    half = str(tensor.dtype) == "torch.float16"
+    rows: FeatureRows = (tensor if half else tensor.float()).numpy().copy()
+    return rows
+
+
+def _tensor(path: Path) -> Any:
+    import torch  # the folder is read without torch until a .pt file is met
+
+    try:
+        # Only the zip format can be mapped; the old one is read whole.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise StoreError(
+            f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
+        ) from error
+    if not isinstance(found, torch.Tensor):
+        raise StoreError(
+            f"{path} holds a {type(found).__name__}, not one tensor of features. Save the tensor alone."
+        )
+    return found

@@ -1,0 +1,198 @@
+"""torchmil: one array per bag in parallel folders: features, labels, inst_labels (or patch_labels), coords.
+
+Either those four folders, or the published sets' root/patches_<size>/{features/features_<encoder>,labels,patch_labels,
+coords} with root/splits.csv. An .h5 file holds one dataset, named after its folder's role.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from gcemil.bags import store
+from gcemil.bags.bag import CoordRows, grid_stride
+from gcemil.bags.foreign.ids import plain_ids
+from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Rows, as_float
+from gcemil.errors import CohortError, StoreError, UsageError
+from gcemil.units import LevelZeroPx
+
+
+@dataclass(frozen=True)
+class BagFolders:
+    features: Path
+    labels: Path | None
+    patch_labels: Path | None
+    coords: Path | None
+    encoder: str
+    patch_px: int | None
+    """Size in the folder name patches_<size>, at a level the layout does not say."""
+
+
+def read_torchmil(
+    source: Path, *, encoder: str | None = None, patch_size: int | None = None
+) -> ForeignFolder:
+    """The bags of a torchmil dataset."""
+    folders = bag_folders(source, encoder)
+    files = sorted(path for path in folders.features.iterdir() if path.suffix in {".npy", ".h5"})
+    if not files:
+        raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
+    ids = plain_ids((path.name for path in files), where=str(folders.features))
+    slides = tuple(_slide(path, ids[path.name], folders, patch_size) for path in files)
+    lines = ["torchmil features are converted, so they are copied."]
+    if folders.coords is not None:
+        lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
+    if folders.patch_labels is not None:
+        lines.append("Patch labels above 0 are written as truth/ (evidence, and its connected regions).")
+    return ForeignFolder("torchmil", source, slides, folders.encoder, tuple(lines))
+
+
+def bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
+    """Where the parallel folders lie; one encoder and one patch size must be left."""
+    bases = sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]
+    features = [folder for base in bases for folder in _feature_folders(base, encoder)]
+    if len(features) != 1:
+        names = ", ".join(str(path.relative_to(source)) for path in features) or "none"
+        raise UsageError(
+            f"{source} must hold one torchmil features folder, found: {names}. Name the encoder."
+        )
+    base = next(base for base in bases if base == features[0] or base in features[0].parents)
+    size = base.name.removeprefix("patches_")
+    return BagFolders(
+        features[0],
+        _existing(base, "labels"),
+        _existing(base, "inst_labels", "patch_labels"),
+        _existing(base, "coords"),
+        features[0].name.removeprefix("features_") if features[0].name != "features" else "unknown",
+        int(size) if size.isdigit() else None,
+    )
+
+
+def bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
+    """The label of every bag, from the labels folder."""
+    folder = bag_folders(source, encoder).labels
+    if folder is None:
+        raise UsageError(f"{source} has no labels folder. Give a table with --labels.")
+    files = sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
+    ids = plain_ids((path.name for path in files), where=str(folder))
+    return {ids[path.name]: _scalar(path) for path in files}
+
+
+def patch_truth(slide: ForeignSlide) -> dict[str, NDArray[Any]]:
+    """Evidence and its connected regions, from the patch labels of a bag."""
+    if slide.patch_labels is None:
+        return {}
+    evidence = (np.ravel(read_array(slide.patch_labels, "inst_labels")) > 0).astype(np.uint8)
+    if len(evidence) != slide.n_patches:
+        raise CohortError(
+            f"{slide.patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
+        )
+    coords = slide.load()[1]
+    if coords is None:
+        return {"evidence": evidence}
+    return {"evidence": evidence, "region": connected_regions(coords, evidence, slide.patch_size or 1)}
+
+
+def connected_regions(
+    coords: CoordRows, evidence: Shaped[np.ndarray, "n"], step: int
+) -> Int[np.ndarray, "n"]:
+    """A number per group of touching evidence patches (corners count), 0 elsewhere."""
+    cells = (coords - coords.min(axis=0)) // step
+    grid = np.zeros(cells.max(axis=0) + 1, dtype=bool)
+    grid[tuple(cells.T)] = evidence.astype(bool)
+    regions, _ = ndimage.label(grid, structure=np.ones((3, 3)))
+    found: Int[np.ndarray, "n"] = np.where(evidence > 0, regions[tuple(cells.T)], 0).astype(np.int32)
+    return found
+
+
+def read_array(path: Path, key: str) -> NDArray[Any]:
+    """The array of a .npy file, or of the only dataset of an .h5 file."""
+    if path.suffix == ".h5":
+        datasets = store.describe(path)
+        return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise StoreError(f"{path} cannot be read as a NumPy array ({error}). Write it again.") from error
+    return array
+
+
+def _slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
+    shape = read_array(path, "features").shape
+    if len(shape) != 2:
+        raise CohortError(f"{path}: features have shape {shape}, not (patches, dimension).")
+    coords_file = _partner(folders.coords, path)
+    size, scale = _grid(coords_file, folders.patch_px, patch_size)
+    load = partial(_load, path, coords_file, scale)
+    truth = _partner(folders.patch_labels, path)
+    return ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load, truth)
+
+
+def _grid(
+    coords_file: Path | None, patch_px: int | None, given: int | None
+) -> tuple[LevelZeroPx | None, int]:
+    """Patch size and the factor for the coordinates: a stride of 1 counts patches, not pixels."""
+    if coords_file is None:
+        return None, 1
+    stride = grid_stride(read_array(coords_file, "coords"))
+    if stride == 1:
+        size = given or patch_px
+        if size is None:
+            raise UsageError(
+                f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size."
+            )
+        return LevelZeroPx(size), size
+    size = given or (round(stride) if stride else patch_px)
+    return (None if size is None else LevelZeroPx(size)), 1
+
+
+def _load(path: Path, coords_file: Path | None, scale: int) -> Rows:
+    features = as_float(np.array(read_array(path, "features")))
+    if coords_file is None:
+        return features, None
+    coords = np.rint(np.array(read_array(coords_file, "coords"))).astype(np.int64) * scale
+    if coords.shape != (len(features), 2):
+        raise CohortError(
+            f"{coords_file}: coords of shape {coords.shape} for {len(features)} feature rows of {path}."
+        )
+    return features, coords
+
+
+def _feature_folders(base: Path, encoder: str | None) -> list[Path]:
+    features = base / "features"
+    if not features.is_dir():
+        return [base] if any(base.glob("*.npy")) else []
+    named = sorted(path for path in features.glob("features_*") if path.is_dir())
+    if not named:
+        return [features]
+    return [path for path in named if encoder is None or path.name == f"features_{encoder}"]
+
+
+def _existing(base: Path, *names: str) -> Path | None:
+    return next((base / name for name in names if (base / name).is_dir()), None)
+
+
+def _partner(folder: Path | None, path: Path) -> Path | None:
+    """The file of the same bag in a parallel folder."""
+    if folder is None:
+        return None
+    partner = folder / path.name
+    if not partner.is_file():
+        raise CohortError(
+            f"{partner} does not exist, though {path} does. Complete the folder or remove both."
+        )
+    return partner
+
+
+def _scalar(path: Path) -> str:
+    values = np.ravel(read_array(path, "labels"))
+    if len(values) != 1:
+        raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
+    number = float(values[0])
+    return str(int(number)) if number.is_integer() else str(number)

@@ -1,0 +1,121 @@
+"""TRIDENT: <job>/<mag>x_<ps>px_<ov>px_overlap/features_<encoder>/<slide>.h5.
+
+Coordinates are level-0 pixels but `patch_size` counts pixels at the target magnification, so the size on the slide is
+`patch_size_level0` = patch_size * level0_magnification // target_magnification. `None` is stored as the text 'None'.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gcemil.bags import store
+from gcemil.bags.foreign.ids import plain_ids, stripped_line
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    ForeignSlide,
+    feature_rows,
+    inferred_patch_size,
+    is_linkable,
+    load_plain,
+    the_one_encoder,
+)
+from gcemil.errors import CohortError, UsageError
+from gcemil.units import LevelZeroPx
+
+PREFIX = "features_"
+
+
+def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
+    """The slides of one features folder of a TRIDENT job."""
+    folder = features_folder(source, encoder)
+    files = sorted(folder.glob("*.h5"))
+    if not files:
+        raise CohortError(
+            f"{folder} holds no .h5 files. Run TRIDENT's feature extraction, or point elsewhere."
+        )
+    ids = plain_ids((path.name for path in files), where=str(folder))
+    lines = [
+        *stripped_line((path.name.removesuffix(".h5") for path in files), where=str(folder)),
+        "TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
+    ]
+    slides, encoders, inferred, overlaps = [], [], [], set()
+    for path in files:
+        layouts = store.describe(path)
+        n_patches, dim = feature_rows(path, layouts)
+        attributes = coords_attributes(path, layouts)
+        size = LevelZeroPx(patch_size) if patch_size else level0_patch_size(attributes)
+        if size is None and n_patches and "coords" in layouts:
+            size = inferred_patch_size(store.read(path, "coords"))
+            inferred.append(ids[path.name])
+        encoders.append(_text(store.attributes(path, "features").get("encoder")))
+        overlaps.add(_text(attributes.get("overlap")))
+        slides.append(
+            ForeignSlide(
+                ids[path.name], path, n_patches, dim, size, is_linkable(layouts), partial(load_plain, path)
+            )
+        )
+    if patch_size:
+        lines.append(f"Patch size {patch_size} level-0 px as given.")
+    if inferred:
+        lines.append(
+            f"Patch size inferred from the stride of {len(inferred)} slides without attributes ('{inferred[0]}')."
+        )
+    lines += [
+        f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
+    ]
+    found = the_one_encoder(encoders, folder)
+    if found == "unknown" and folder.name.startswith(PREFIX):
+        found = folder.name.removeprefix(PREFIX)
+        lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
+    return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
+
+
+def features_folder(source: Path, encoder: str | None = None) -> Path:
+    """The features folder of this encoder inside a job; the only one when none is named."""
+    if any(source.glob("*.h5")):
+        return source
+    found = sorted(
+        path
+        for pattern in (f"{PREFIX}*", f"*_overlap/{PREFIX}*")
+        for path in source.glob(pattern)
+        if path.is_dir()
+    )
+    wanted = [path for path in found if encoder is None or path.name == f"{PREFIX}{encoder}"]
+    if not wanted:
+        names = ", ".join(str(path.relative_to(source)) for path in found) or "none"
+        raise CohortError(
+            f"{source} has no patch features{f' of {encoder}' if encoder else ''}; found: {names}."
+        )
+    if len(wanted) > 1:
+        names = ", ".join(str(path.relative_to(source)) for path in wanted)
+        raise UsageError(f"{source} has several features folders ({names}). Point at one of them.")
+    return wanted[0]
+
+
+def coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
+    return store.attributes(path, "coords") if "coords" in layouts else {}
+
+
+def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
+    """Patch size in level-0 pixels, or None when the attributes do not give it."""
+    direct = _number(attributes.get("patch_size_level0"))
+    if direct:
+        return LevelZeroPx(direct)
+    size, own, target = (
+        _number(attributes.get(key)) for key in ("patch_size", "level0_magnification", "target_magnification")
+    )
+    return LevelZeroPx(size * own // target) if size and own and target else None
+
+
+def _number(value: Any) -> int | None:
+    text = _text(value)
+    try:
+        return round(float(text)) if text else None
+    except ValueError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or value == "None" else str(value)

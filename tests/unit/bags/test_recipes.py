@@ -1,0 +1,288 @@
+from importlib.resources import files
+
+import openpyxl
+import pytest
+
+from foreign_builders import grid, trident_features, write_table
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.recipes import import_recipe, recipe, recipe_names
+from gcemil.errors import CohortError, UsageError
+
+
+def features(tmp_path, *slides):
+    for slide in slides:
+        trident_features(tmp_path / "job", slide, grid(8, 512))
+    return tmp_path / "job"
+
+
+def barcode(case, block="DX1", code="0A1B"):
+    return f"TCGA-{case}-01Z-00-{block}.{code}"
+
+
+def slides_of(folder):
+    return {row.slide_id: row for row in Cohort.load(folder).slides}
+
+
+def test_there_is_a_recipe_for_each_of_the_ten_datasets():
+    assert recipe_names() == sorted(
+        ["bracs", "panda", "brca", "nsclc", "luad", "stad", "ucec", "kirp", "kirc", "camelyon16"]
+    )
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_names_an_anchor_family_of_its_own_organ(name):
+    shipped = {entry.name for entry in (files("gcemil.resources") / "anchors").iterdir()}
+    assert f"{recipe(name).anchors}.yaml" in shipped - {"generic.yaml"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_survival_recipes_have_factors_and_classification_recipes_have_classes(name):
+    plan = recipe(name)
+    assert bool(plan.prognostic_factors) == (plan.task == "survival")
+    assert (len(plan.classes) >= 2) == (plan.task == "classification")
+
+
+def test_the_counts_of_the_paper_are_recorded():
+    expected = {name: recipe(name).expected.slides for name in recipe_names() if name != "camelyon16"}
+    assert expected == {
+        "bracs": 525,
+        "panda": 10616,
+        "brca": 1021,
+        "nsclc": 1053,
+        "luad": 516,
+        "stad": 441,
+        "ucec": 537,
+        "kirp": 259,
+        "kirc": 519,
+    }
+
+
+def bracs_sheet(path):
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "WSI_Information"
+    sheet.append(("WSI Filename", "Patient Id", "RoI", "WSI label", "Set"))
+    for number, label in enumerate(("N", "PB", "UDH", "FEA", "ADH", "DCIS", "IC")):
+        sheet.append((f"BRACS_{number}", number // 2, 3, label, "Training"))
+    book.create_sheet("RoI_Information").append(("RoI Filename",))
+    book.save(path)
+    return path
+
+
+def test_bracs_sheet_becomes_seven_classes_by_patient(tmp_path):
+    slides = [f"BRACS_{number}" for number in range(7)]
+    report = import_recipe(
+        "bracs", features(tmp_path, *slides), tmp_path / "c", labels=bracs_sheet(tmp_path / "BRACS.xlsx")
+    )
+    cohort = Cohort.load(tmp_path / "c")
+    assert cohort.card.classes == ("N", "PB", "UDH", "FEA", "ADH", "DCIS", "IC")
+    assert cohort.card.anchors == "breast"
+    assert [row.case_id for row in cohort.slides] == ["0", "0", "1", "1", "2", "2", "3"]
+    assert report.warnings == ("bracs: 7 slides here, 525 in the paper.",)
+    assert cohort.card.provenance["paper_split_unit"] == "slide"
+
+
+def test_bracs_sheet_saved_as_csv_reads_the_same(tmp_path):
+    labels = write_table(
+        tmp_path / "w.csv",
+        "WSI Filename,Patient Id,RoI,WSI label,Set",
+        "BRACS_1.svs,7,3,DCIS,Testing",
+        "BRACS_2.svs,8,0,??,Testing",
+    )
+    report = import_recipe("bracs", features(tmp_path, "BRACS_1", "BRACS_2"), tmp_path / "c", labels=labels)
+    assert slides_of(tmp_path / "c")["BRACS_1"].label == "DCIS"
+    assert report.excluded == ("slide 'BRACS_2': '??' in 'WSI label' is none of the classes",)
+
+
+def test_panda_grades_are_six_classes_with_the_provider_as_site(tmp_path):
+    labels = write_table(
+        tmp_path / "train.csv",
+        "image_id,data_provider,isup_grade,gleason_score",
+        "0005f7aa,karolinska,0,0+0",
+        "000920ad,radboud,5,4+5",
+    )
+    import_recipe("panda", features(tmp_path, "0005f7aa", "000920ad"), tmp_path / "c", labels=labels)
+    rows = slides_of(tmp_path / "c")
+    assert (rows["000920ad"].label, rows["000920ad"].site) == ("isup_5", "radboud")
+    assert Cohort.load(tmp_path / "c").n_outputs == 6
+
+
+def test_brca_subtypes_by_slide_leave_other_subtypes_out(tmp_path):
+    slides = [barcode("A1-A0SB"), barcode("A1-A0SD"), barcode("A1-A0SE")]
+    labels = write_table(
+        tmp_path / "t.csv",
+        "case_id,slide_id,oncotree_code",
+        *(
+            f"{slide[:12]},{slide}.svs,{code}"
+            for slide, code in zip(slides, ("IDC", "ILC", "MDLC"), strict=True)
+        ),
+    )
+    report = import_recipe("brca", features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    assert [row.label for row in Cohort.load(tmp_path / "c").slides] == ["IDC", "ILC"]
+    assert report.excluded == (f"slide '{slides[2]}': 'MDLC' in 'oncotree_code' is none of the classes",)
+    assert report.features_without_labels == (slides[2],)
+
+
+def test_brca_subtypes_by_case_reach_every_slide_of_the_case(tmp_path):
+    slides = [barcode("A1-A0SB", "DX1"), barcode("A1-A0SB", "DX2"), barcode("A1-A0SD")]
+    labels = write_table(
+        tmp_path / "clinical.tsv",
+        "case_id\tcase_submitter_id\tprimary_diagnosis",
+        "uuid-1\tTCGA-A1-A0SB\tInfiltrating duct carcinoma, NOS",
+        "uuid-2\tTCGA-A1-A0SD\tLobular carcinoma, NOS",
+        "uuid-3\tTCGA-A1-A0SE\tLobular carcinoma, NOS",
+    )
+    report = import_recipe("brca", features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    rows = slides_of(tmp_path / "c")
+    assert {slide: (rows[slide].case_id, rows[slide].label) for slide in slides} == {
+        slides[0]: ("TCGA-A1-A0SB", "IDC"),
+        slides[1]: ("TCGA-A1-A0SB", "IDC"),
+        slides[2]: ("TCGA-A1-A0SD", "ILC"),
+    }
+    assert report.excluded == ("case 'TCGA-A1-A0SE': no slide in the features folder",)
+
+
+def test_nsclc_sample_sheet_by_project_warns_with_both_numbers_per_class(tmp_path):
+    slides = [barcode("05-4244"), barcode("18-3406")]
+    labels = write_table(
+        tmp_path / "sheet.tsv",
+        "File ID\tFile Name\tProject ID\tCase ID",
+        f"1\t{slides[0]}.svs\tTCGA-LUAD\tTCGA-05-4244",
+        f"2\t{slides[1]}.svs\tTCGA-LUSC\tTCGA-18-3406",
+    )
+    report = import_recipe("nsclc", features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    assert [row.label for row in Cohort.load(tmp_path / "c").slides] == ["LUAD", "LUSC"]
+    assert report.warnings == (
+        "nsclc: 2 slides here, 1053 in the paper.",
+        "nsclc: 1 slides of class LUAD here, 541 in the paper.",
+        "nsclc: 1 slides of class LUSC here, 512 in the paper.",
+    )
+
+
+@pytest.mark.parametrize("name", ["luad", "stad", "ucec", "kirp", "kirc"])
+def test_survival_in_the_mcat_style(tmp_path, name):
+    slides = [barcode("05-4244"), barcode("05-4245")]
+    labels = write_table(
+        tmp_path / "t.csv",
+        "case_id,slide_id,survival_months,censorship",
+        f"TCGA-05-4244,{slides[0]}.svs,12.5,1",
+        f"TCGA-05-4245,{slides[1]}.svs,3,0",
+    )
+    import_recipe(name, features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    rows = slides_of(tmp_path / "c")
+    assert [(rows[slide].time, rows[slide].event) for slide in slides] == [(12.5, 0), (3.0, 1)]
+    assert Cohort.load(tmp_path / "c").card.provenance["prognostic_factors"]
+
+
+def test_survival_in_the_gdc_style_lists_every_case_it_leaves_out(tmp_path):
+    cases = [f"05-424{number}" for number in range(6)]
+    slides = [barcode(case) for case in cases] + [barcode(cases[0], "DX2")]
+    lines = [
+        ("TCGA-05-4240", "Dead", "300", "'--"),
+        ("TCGA-05-4240", "Dead", "300", "'--"),
+        ("TCGA-05-4241", "Alive", "'--", "500"),
+        ("TCGA-05-4242", "Dead", "'--", "200"),
+        ("TCGA-05-4243", "Not Reported", "'--", "200"),
+        ("TCGA-05-4244", "Alive", "'--", "0"),
+        ("TCGA-05-4245", "Alive", "'--", "10"),
+        ("TCGA-05-4245", "Alive", "'--", "90"),
+    ]
+    labels = write_table(
+        tmp_path / "clinical.tsv",
+        "case_id\tcase_submitter_id\tvital_status\tdays_to_death\tdays_to_last_follow_up",
+        *("\t".join(("uuid", *line)) for line in lines),
+    )
+    report = import_recipe("luad", features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    cohort = Cohort.load(tmp_path / "c")
+    assert {bag.case_id: bag.target for bag in cohort.bags} == {
+        "TCGA-05-4240": (300.0, 1),
+        "TCGA-05-4241": (500.0, 0),
+        "TCGA-05-4245": (90.0, 0),
+    }
+    assert next(len(bag.slide_ids) for bag in cohort.bags if bag.case_id == "TCGA-05-4240") == 2
+    assert report.excluded == (
+        "case 'TCGA-05-4242': no valid time in 'days_to_death' (''--')",
+        "case 'TCGA-05-4243': no valid status in 'vital_status' (Not Reported)",
+        "case 'TCGA-05-4244': no valid time in 'days_to_last_follow_up' ('0')",
+    )
+    assert (
+        "case 'TCGA-05-4245': 2 values in 'days_to_last_follow_up', the largest taken" in report.assumptions
+    )
+
+
+def test_survival_refuses_slides_that_are_no_barcodes(tmp_path):
+    labels = write_table(
+        tmp_path / "c.csv",
+        "case_submitter_id,vital_status,days_to_death,days_to_last_follow_up",
+        "TCGA-05-4240,Dead,3,",
+    )
+    with pytest.raises(CohortError, match="'slide_1' is no TCGA barcode"):
+        import_recipe("luad", features(tmp_path, "slide_1"), tmp_path / "c", labels=labels)
+
+
+def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_path):
+    slides = [
+        "normal_001",
+        "tumor_001",
+        "test_001",
+        "test_002",
+        "test_003",
+        "normal_086",
+        "test_049",
+        "test_114",
+    ]
+    reference = write_table(
+        tmp_path / "reference.csv",
+        "test_001,Tumor,IDC,Macro",
+        "test_002,Normal,None,None",
+        "test_049,Normal",
+        "test_114.tif,Tumor",
+    )
+    report = import_recipe("camelyon16", features(tmp_path, *slides), tmp_path / "c", labels=reference)
+    rows = slides_of(tmp_path / "c")
+    assert {slide: row.label for slide, row in rows.items()} == {
+        "normal_001": "normal",
+        "tumor_001": "tumor",
+        "test_001": "tumor",
+        "test_002": "normal",
+        "test_114": "tumor",
+    }
+    assert report.excluded == (
+        "slide 'normal_086': contains tumour and was moved to tumor_111",
+        "slide 'test_003': neither its name nor reference.csv gives a label",
+        "slide 'test_049': duplicate that the organisers dropped",
+    )
+    assert report.warnings == ("camelyon16: 5 slides here, 399 in the official data set.",)
+    assert any(
+        one["slide"] == "test_114" for one in Cohort.load(tmp_path / "c").card.provenance["exclusions"]
+    )
+
+
+def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
+    plan = recipe("panda")
+    changed = plan.model_copy(update={"expected": plan.expected.model_copy(update={"slides": 1})})
+    monkeypatch.setattr("gcemil.bags.recipes.recipe", lambda name: changed)
+    labels = write_table(
+        tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
+    )
+    assert import_recipe("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels).warnings == ()
+
+
+def test_table_without_the_label_column_says_which_are_known(tmp_path):
+    labels = write_table(tmp_path / "t.csv", "image_id,grade", "a,1")
+    with pytest.raises(
+        UsageError, match=r"no column for the label \(one of isup_grade\); it has: image_id, grade"
+    ):
+        import_recipe("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels)
+
+
+def test_recipe_without_its_table_says_which_it_needs(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"'panda' needs its label table \(train.csv of the PANDA challenge\)"
+    ):
+        import_recipe("panda", features(tmp_path, "a"), tmp_path / "c")
+
+
+def test_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(UsageError, match="Unknown recipe 'mnist'. Choose one of: bracs, brca"):
+        recipe("mnist")
