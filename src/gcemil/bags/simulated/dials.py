@@ -1,0 +1,131 @@
+"""Every dial of the simulator: named, bounded, and saved in the cohort's card.
+
+`evidence_strength` is the main difficulty dial of every task. `label_noise` (classification) and `risk_effect`
+(survival) limit what even a perfect reader of the slides could reach.
+
+Lengths are in units of the within-tissue standard deviation of the latent space; shares are of the slide's patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gcemil.errors import ConfigError
+
+
+class Dials(BaseModel):
+    """Settings of one simulated cohort; the description of a field is its meaning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    evidence_strength: float = Field(default=5.0, ge=0, le=12)
+    """Length of the shift that an evidence concept gives a patch; 0 hides the evidence."""
+    label_noise: float = Field(default=0.0, ge=0, le=0.8)
+    """Share of cases whose recorded label is replaced by another class."""
+    evidence_min: float = Field(default=0.01, gt=0, le=0.5)
+    """Smallest share of a slide's patches that is evidence, where there is any."""
+    evidence_max: float = Field(default=0.06, gt=0, le=0.5)
+    """Largest share of a slide's patches that is evidence."""
+    regions_max: int = Field(default=3, ge=1, le=8)
+    """Most disjoint evidence regions on a slide; their number is uniform from the fewest the cause needs."""
+    redundancy: float = Field(default=0.25, ge=0, le=1)
+    """Chance that a slide shows a second sufficient cause of its own class, where the class has one."""
+    decoy_rate: float = Field(default=0.2, ge=0, le=1)
+    """Chance of one half of a cause that needs two concepts together, on a slide of another class."""
+    comorbidity: float = Field(default=0.05, ge=0, le=1)
+    """Chance of a lesion of an earlier class, which does not change the label and is not evidence."""
+
+    mimic_rate: float = Field(default=0.5, ge=0, le=1)
+    """Chance that a slide holds a benign mimic of a random evidence concept."""
+    mimic_similarity: float = Field(default=0.6, ge=0, lt=1)
+    """Cosine of a mimic's direction to the concept it imitates."""
+    distractor_rate: float = Field(default=0.3, ge=0, le=1)
+    """Chance of each salient distractor on a slide, were it unrelated to the label."""
+    distractor_correlation: float = Field(default=0.35, ge=0, le=1)
+    """How far that chance moves to 1 on slides of its associated classes and to 0 on all others."""
+    distractor_salience: float = Field(default=1.4, ge=0, le=4)
+    """Length of a distractor's shift as a multiple of `evidence_strength`."""
+    bystander_min: float = Field(default=0.01, gt=0, le=0.2)
+    """Smallest share of a slide's patches in one mimic, distractor, decoy or comorbid region."""
+    bystander_max: float = Field(default=0.05, gt=0, le=0.2)
+    """Largest share of a slide's patches in one mimic, distractor, decoy or comorbid region."""
+
+    tissue_strength: float = Field(default=3.0, ge=0, le=12)
+    """Length of the shift of background tissues (stroma, fat, muscle, artifact, normal epithelium)."""
+    composition_spread: float = Field(default=0.7, ge=0, le=3)
+    """Standard deviation over slides of the log-weight of each background tissue."""
+    kinship: float = Field(default=0.3, ge=0, lt=1)
+    """Cosine between two concepts of one kind (tumor, stroma, ...); what a generic prompt can see of either."""
+    region_scale: float = Field(default=6.0, ge=2, le=64)
+    """Width in patches of background tissue regions and of smooth variation inside them."""
+    pieces_max: int = Field(default=4, ge=1, le=12)
+    """Most separate pieces of tissue on a slide."""
+    border_mixing: float = Field(default=0.35, ge=0, lt=0.5)
+    """Share of a patch that takes after its eight neighbours, so that patches at region borders are mixed."""
+
+    latent_dim: int = Field(default=32, ge=8, le=512)
+    """Rank of the tissue-driven part of the features; cut to the feature width where that is smaller."""
+    covariance_decay: float = Field(default=0.7, ge=0, le=2)
+    """Power law of the within-tissue covariance spectrum; 0 is isotropic."""
+    spatial_correlation: float = Field(default=0.3, ge=0, le=1)
+    """Share of the within-tissue variance that neighbouring patches have in common."""
+    noise_spread: float = Field(default=0.2, ge=0, le=1)
+    """Log-standard deviation of a patch's own noise level, which makes the tails heavy."""
+    expression_spread: float = Field(default=0.35, ge=0, le=1)
+    """Coefficient of variation of how strongly a patch expresses its concepts."""
+    slide_variation: float = Field(default=0.25, ge=0, le=2)
+    """Length of a slide's own deviation of each concept, as a multiple of the concept's shift."""
+    slide_shift: float = Field(default=0.3, ge=0, le=4)
+    """Standard deviation per latent axis of the shift common to all patches of a slide."""
+    residual_noise: float = Field(default=0.3, ge=0, le=4)
+    """Standard deviation per feature of noise outside the latent space."""
+
+    sites: int = Field(default=4, ge=1, le=20)
+    """Number of sites, each with a stain of its own."""
+    site_shift: float = Field(default=0.3, ge=0, le=4)
+    """Standard deviation per latent axis of the shift common to all slides of a site."""
+    site_confounding: float = Field(default=0.2, ge=0, le=1)
+    """Share of cases that come from the site preferred by their class or risk instead of a random one."""
+    slides_per_case: float = Field(default=1.0, ge=1, le=3)
+    """Mean number of slides per case, of which there are one to three."""
+
+    anchor_noise: float = Field(default=0.5, ge=0, le=4)
+    """Standard deviation per axis of the noise of an image in anchor space."""
+    modality_gap: float = Field(default=0.5, ge=0, le=4)
+    """Length of the constant offset between images and prompts, as a multiple of a prompt's length."""
+    prompt_noise: float = Field(default=0.4, ge=0, le=4)
+    """Length of a prompt's deviation from its concept, as a multiple of the prompt's length."""
+    pairs: int = Field(default=2000, ge=8, le=1_000_000)
+    """Number of unlabelled patches seen by both encoders, from slides outside the cohort."""
+
+    risk_effect: float = Field(default=4.0, ge=0, le=20)
+    """Log-hazard of a full dose of a concept of weight 1."""
+    dose_exponent: float = Field(default=0.5, ge=0, le=2)
+    """Dose = (coverage / evidence_max) to this power, at most 1: 0 is presence alone, 1 is proportional to area."""
+    weibull_shape: float = Field(default=1.2, gt=0.2, le=5)
+    """Shape of the survival time distribution; above 1 the hazard grows with time."""
+    median_time: float = Field(default=40.0, gt=0, le=1000)
+    """Median time in months of a case whose log-risk is 0."""
+    censoring: float = Field(default=0.6, ge=0, lt=1)
+    """Share of cases whose event is not seen."""
+
+    @model_validator(mode="after")
+    def _ranges_are_ordered(self) -> Dials:
+        for low, high in (("evidence_min", "evidence_max"), ("bystander_min", "bystander_max")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} exceeds {high} {getattr(self, high)}")
+        return self
+
+
+def resolved_dials(profile_dials: Mapping[str, object], overrides: Mapping[str, object]) -> Dials:
+    """The defaults, changed by the profile, changed by the caller."""
+    try:
+        return Dials.model_validate({**profile_dials, **overrides})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "dials"
+        raise ConfigError(
+            f"Simulator dial '{name}': {first['msg']} (got {first['input']!r}). See docs/simulator.md for the bounds."
+        ) from error

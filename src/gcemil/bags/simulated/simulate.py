@@ -1,0 +1,221 @@
+"""Profile, size and seed in; a cohort folder with known evidence out.
+
+Plans come first, then targets and sites follow from the plans, then slides are made and written one by one: memory
+holds one slide at a time. Equal arguments give byte-identical files. Nothing but `truth/` says where the evidence is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from gcemil import __version__
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.bags.sampling import sampled_patches
+from gcemil.bags.simulated.banks import generic_bank, specific_bank, unrelated_bank
+from gcemil.bags.simulated.dials import Dials, resolved_dials
+from gcemil.bags.simulated.labels import classification_cases, noisy_labels
+from gcemil.bags.simulated.outcomes import outcomes, survival_cases
+from gcemil.bags.simulated.patches import Latents, anchor_view, encoded, slide_latents
+from gcemil.bags.simulated.plan import CasePlan, Region
+from gcemil.bags.simulated.profile import Profile, profile_named
+from gcemil.bags.simulated.sizes import patch_bounds, size_named
+from gcemil.bags.simulated.tissue import Layout, draw_layout
+from gcemil.bags.simulated.world import World, draw_world
+from gcemil.errors import UsageError
+
+PATCH_SIZE = 512
+"""Level-0 pixels of a patch: 256 at 20x on a slide scanned at 40x."""
+GENERATION = 1
+"""Raised whenever equal arguments would give another cohort than before."""
+MIN_DIM = 8
+PAIR_SLIDES = 20
+"""Slides outside the cohort from which the anchor pairs come."""
+
+
+@dataclass(frozen=True)
+class PlannedSlide:
+    """One slide with everything that is decided before its patches are drawn."""
+
+    row: SlideRow
+    n_patches: int
+    regions: tuple[Region, ...]
+    site: int
+    truth: dict[str, str | float]
+    """What the slide would be labelled without noise: never written beside the features."""
+
+
+def simulate(
+    profile: str,
+    out: Path,
+    *,
+    size: str = "default",
+    seed: int = 0,
+    slides: int | None = None,
+    dim: int | None = None,
+    dials: Mapping[str, object] | None = None,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> Cohort:
+    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` hears of each slide."""
+    chosen, rung = profile_named(profile), size_named(size)
+    check_arguments(seed, slides, dim)
+    resolved = resolved_dials(chosen.dials, dials or {})
+    feature_dim = dim or rung.feature_dim
+    world = draw_world(chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
+    patches = patch_bounds(chosen, size)
+    planned = planned_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
+    for done, slide in enumerate(planned, start=1):
+        write_slide(world, slide, out)
+        if on_slide is not None:
+            on_slide(done, len(planned))
+    write_anchors(world, patches, out)
+    cohort = Cohort(out, cohort_card(world, size, patches), tuple(slide.row for slide in planned))
+    cohort.save()
+    return cohort
+
+
+def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
+    if seed < 0:
+        raise UsageError(f"A seed is 0 or more, got {seed}.")
+    if slides is not None and slides < 1:
+        raise UsageError(f"A cohort needs at least one slide, got {slides}.")
+    if dim is not None and dim < MIN_DIM:
+        raise UsageError(f"Simulated features need at least {MIN_DIM} dimensions, got {dim}.")
+
+
+def planned_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
+    """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
+    is_survival = world.profile.task == "survival"
+    plan = survival_cases if is_survival else classification_cases
+    cases = plan(
+        world.profile, world.dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
+    )
+    targets = np.array([case.target for case in cases])
+    sites = case_sites(site_preference(targets, is_survival), world.dials, world.draws("sites of", prefix))
+    rows = case_rows(world, prefix, cases, targets)
+    return [
+        PlannedSlide(
+            replace(rows[case.case_id], slide_id=slide_id, site=f"site-{site}"),
+            n_patches,
+            regions,
+            int(site),
+            truth,
+        )
+        for case, site in zip(cases, sites, strict=True)
+        for truth in [true_target(world.profile, case)]
+        for slide_id, n_patches, regions in zip(case.slide_ids, case.n_patches, case.regions, strict=True)
+    ]
+
+
+def case_rows(
+    world: World, prefix: str, cases: Sequence[CasePlan], targets: NDArray[Any]
+) -> dict[str, SlideRow]:
+    """What slides.csv says of every case: the noisy label, or the censored time."""
+    draws = world.draws("targets of", prefix)
+    if world.profile.task == "survival":
+        seen = outcomes(targets, world.dials, draws)
+        return {
+            c.case_id: SlideRow("", c.case_id, time=o.time, event=o.event)
+            for c, o in zip(cases, seen, strict=True)
+        }
+    names = world.profile.class_names
+    labels = noisy_labels(targets, len(names), world.dials.label_noise, draws)
+    return {c.case_id: SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, labels, strict=True)}
+
+
+def true_target(profile: Profile, case: CasePlan) -> dict[str, str | float]:
+    if profile.task == "survival":
+        return {"log_risk": float(case.target)}
+    return {"label": profile.class_names[int(case.target)]}
+
+
+def site_preference(targets: NDArray[Any], is_survival: bool) -> Float[np.ndarray, "n"]:
+    """A number in [0, 1) per case by which sites are preferred: its class, or the rank of its risk."""
+    order = np.argsort(np.argsort(targets, kind="stable"), kind="stable") if is_survival else targets
+    return order / (order.max() + 1)
+
+
+def case_sites(
+    preference: Float[np.ndarray, "n"], dials: Dials, generator: Generator
+) -> Int[np.ndarray, "n"]:
+    """The preferred site for the confounded share of cases, any site for the rest."""
+    anywhere = generator.integers(dials.sites, size=len(preference))
+    preferred = np.floor(preference * dials.sites).astype(np.int64)
+    return np.where(generator.random(len(preference)) < dials.site_confounding, preferred, anywhere)
+
+
+def drawn_slide(world: World, slide: PlannedSlide) -> tuple[Layout, Latents]:
+    """Layout and latents of one slide from its own random streams."""
+    name = slide.row.slide_id
+    layout = draw_layout(
+        world.profile, world.dials, slide.n_patches, slide.regions, world.draws("layout", name)
+    )
+    return layout, slide_latents(world, layout, slide.site, world.draws("latents", name))
+
+
+def write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
+    """features/<slide>.h5 and truth/<slide>.h5."""
+    name = slide.row.slide_id
+    layout, latents = drawn_slide(world, slide)
+    features = encoded(world, latents, world.draws("residual", name))
+    offset = world.draws("offset", name).integers(4, 64, size=2)
+    # Cells are (row, column); coordinates are (x, y).
+    coords = (layout.cells[:, ::-1] + offset) * PATCH_SIZE
+    store.write(out / "features" / f"{name}.h5", {"features": features, "coords": coords.astype(np.int64)})
+    truth: dict[str, NDArray[Any]] = {
+        "evidence": layout.evidence.astype(np.uint8),
+        "concept": layout.concept.astype(np.uint8),
+        "region": layout.region.astype(np.uint16),
+        "overlap": layout.overlap.astype(np.float32),
+    }
+    store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
+
+
+def write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
+    """The prompt bank, its controls, and the pairs that identify the bridge."""
+    for suffix, bank in (("", specific_bank), ("_generic", generic_bank), ("_unrelated", unrelated_bank)):
+        store.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
+    slides = planned_slides(world, f"{world.profile.name}-pairs", PAIR_SLIDES, patches)
+    parts = [paired_patches(world, slide, -(-world.dials.pairs // PAIR_SLIDES)) for slide in slides]
+    features, images = (np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True))
+    store.write(out / "anchor_pairs.h5", {"features": features, "anchor_space": images})
+
+
+def paired_patches(world: World, slide: PlannedSlide, wanted: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Some patches of a slide as the patch encoder and as the text-aligned encoder see them."""
+    _, latents = drawn_slide(world, slide)
+    draws = world.draws("pairs", slide.row.slide_id)
+    chosen = latents[sampled_patches(len(latents), wanted, draws)]
+    return encoded(world, chosen, draws), anchor_view(world, chosen, draws)
+
+
+def cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCard:
+    """The card, with all it takes to make the same cohort again."""
+    profile = world.profile
+    provenance = {
+        "simulator": {"generation": GENERATION, "gcemil": __version__},
+        "profile": profile.name,
+        "size": size,
+        "seed": world.seed,
+        "patches": list(patches),
+        "concepts": [concept.name for concept in profile.concepts],
+        "dials": world.dials.model_dump(mode="json"),
+    }
+    return CohortCard(
+        name=f"simulated-{profile.name}",
+        task=profile.task,
+        classes=profile.class_names,
+        feature_dim=len(world.origin),
+        encoder=f"simulated-{len(world.origin)}",
+        patch_size_level0=PATCH_SIZE,
+        anchors="anchors.h5",
+        provenance=provenance,
+    )

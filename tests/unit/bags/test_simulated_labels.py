@@ -1,0 +1,110 @@
+"""Labels follow from concepts."""
+
+import numpy as np
+import pytest
+
+from gcemil.bags.simulated.dials import Dials
+from gcemil.bags.simulated.labels import (
+    chosen_concepts,
+    class_counts,
+    classification_cases,
+    noisy_labels,
+    true_label,
+)
+from gcemil.bags.simulated.profile import profile_named
+from gcemil.errors import UsageError
+
+BRACS = profile_named("bracs")
+N, PB, UDH, FEA, ADH, DCIS, IC = range(7)
+
+
+@pytest.mark.parametrize(
+    ("present", "label"),
+    [
+        ((), N),
+        (("benign ducts", "ink"), N),
+        (("gland formation",), UDH),
+        (("nuclear pleomorphism",), FEA),
+        (("gland formation", "nuclear pleomorphism"), ADH),
+        (("necrosis",), DCIS),
+        (("mitotic activity",), DCIS),
+        (("mimic of invasive epithelial nests",), N),
+        (("gland formation", "invasive epithelial nests"), IC),
+    ],
+)
+def test_bracs_rule(present, label):
+    assert true_label(present, BRACS) == label
+
+
+def test_half_of_a_joint_cause_causes_nothing():
+    assert true_label(["single-file cells"], profile_named("brca")) is None
+
+
+def test_class_counts_keep_the_balance_and_add_up():
+    counts = class_counts(profile_named("brca"), 150)
+    assert sum(counts) == 150
+    assert counts[0] / 150 == pytest.approx(0.8, abs=0.01)
+
+
+def test_rare_classes_are_never_empty():
+    assert min(class_counts(BRACS, 7)) == 1
+
+
+def test_fewer_slides_than_classes_are_refused():
+    with pytest.raises(UsageError, match="has 7 classes, so it needs at least as many slides, got 6"):
+        class_counts(BRACS, 6)
+
+
+def test_label_noise_replaces_exactly_its_share_by_other_classes():
+    labels = np.arange(40) % 4
+    noisy = noisy_labels(labels, 4, 0.25, np.random.default_rng(0))
+    assert (noisy != labels).sum() == 10
+    assert set(noisy.tolist()) <= {0, 1, 2, 3}
+
+
+def test_redundancy_of_one_shows_two_causes_where_there_are_two():
+    generator = np.random.default_rng(0)
+    sure, never = Dials(redundancy=1), Dials(redundancy=0)
+    assert set(chosen_concepts(BRACS, sure, DCIS, generator)) == {"necrosis", "mitotic activity"}
+    assert len(chosen_concepts(BRACS, never, DCIS, generator)) == 1
+    assert len(chosen_concepts(BRACS, sure, IC, generator)) == 1
+
+
+def cases_of(name, **dials):
+    return classification_cases(
+        profile_named(name), Dials(**dials), prefix=name, n_slides=400, patches=(200, 400), seed=0
+    )
+
+
+def presence(cases, concept, label):
+    slides = [regions for case in cases if case.target == label for regions in case.regions]
+    return np.mean([any(region.concept == concept for region in regions) for regions in slides])
+
+
+def test_distractors_go_with_their_classes_without_deciding_them():
+    cases = cases_of("nsclc", distractor_rate=0.3, distractor_correlation=0.4)
+    with_lusc, with_luad = (presence(cases, "carbon pigment", label) for label in (1, 0))
+    assert with_lusc == pytest.approx(0.58, abs=0.08)
+    assert with_luad == pytest.approx(0.18, abs=0.08)
+
+
+def test_uncorrelated_distractors_say_nothing():
+    cases = cases_of("nsclc", distractor_rate=0.5, distractor_correlation=0)
+    assert presence(cases, "carbon pigment", 1) == pytest.approx(
+        presence(cases, "carbon pigment", 0), abs=0.12
+    )
+
+
+def test_decoys_and_comorbid_lesions_are_bystanders():
+    cases = cases_of("brca", decoy_rate=1, comorbidity=1)
+    regions = [region for case in cases for slide in case.regions for region in slide]
+    roles = {(region.concept, region.role) for region in regions}
+    assert {("single-file cells", "bystander"), ("gland formation", "bystander")} <= roles
+    assert presence(cases, "single-file cells", 0) > 0.3
+
+
+def test_slides_of_one_case_share_the_label_and_some_cases_have_several():
+    cases = cases_of("brca", slides_per_case=1.5)
+    assert sum(len(case.n_patches) for case in cases) == 400
+    assert max(len(case.n_patches) for case in cases) > 1
+    assert len(cases) == pytest.approx(400 / 1.5, rel=0.1)

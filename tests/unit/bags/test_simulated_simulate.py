@@ -1,0 +1,243 @@
+"""A simulated cohort on disk: complete, valid, reproducible, and silent about its truth."""
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gcemil import __version__
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.simulated.dials import Dials
+from gcemil.bags.simulated.labels import class_counts
+from gcemil.bags.simulated.outcomes import log_risk
+from gcemil.bags.simulated.profile import profile_named, profile_names
+from gcemil.bags.simulated.prompts import family_prompts, plain
+from gcemil.bags.simulated.simulate import case_sites, simulate, site_preference
+from gcemil.bags.simulated.sizes import SIZES, patch_bounds
+from gcemil.errors import UsageError
+
+FEW_PAIRS = {"pairs": 100}
+
+
+def hashes(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_makes_a_cohort_that_loads(name, tmp_path):
+    written = simulate(name, tmp_path, size="tiny", dials=FEW_PAIRS)
+    cohort = Cohort.load(tmp_path)
+    assert cohort.slides == written.slides
+    assert len(cohort.slides) == 24
+    for spec in cohort.bags:
+        bag = cohort.read_bag(spec)
+        assert np.isfinite(bag.features).all()
+        assert bag.features.dtype == np.float16
+        assert (bag.coords % 512 == 0).all()
+
+
+def test_files_hold_what_the_contract_says(tmp_path):
+    cohort = simulate("luad", tmp_path, size="tiny", dials=FEW_PAIRS)
+    slide = cohort.slides[0].slide_id
+    layouts = store.describe(cohort.feature_file(slide))
+    n_patches = layouts["features"].shape[0]
+    assert layouts["features"].shape[1] == 48
+    assert (layouts["coords"].shape, layouts["coords"].dtype) == ((n_patches, 2), np.int64)
+    truth = {
+        name: (item.shape, item.dtype.name) for name, item in store.describe(cohort.truth_file(slide)).items()
+    }
+    assert truth == {
+        "evidence": ((n_patches,), "uint8"),
+        "concept": ((n_patches,), "uint8"),
+        "region": ((n_patches,), "uint16"),
+        "overlap": ((n_patches,), "float32"),
+    }
+    pairs = store.describe(tmp_path / "anchor_pairs.h5")
+    assert (pairs["features"].shape, pairs["anchor_space"].shape) == ((100, 48), (100, 32))
+    for bank in ("anchors", "anchors_generic", "anchors_unrelated"):
+        embeddings, prompts = store.read_anchors(tmp_path / f"{bank}.h5")
+        assert embeddings.shape == (8, 32)
+        assert len(set(prompts)) == 8
+
+
+def test_same_arguments_give_the_same_bytes(tmp_path):
+    for folder in ("a", "b"):
+        simulate("bracs", tmp_path / folder, size="tiny", seed=5, slides=8, dials=FEW_PAIRS)
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"dials": {**FEW_PAIRS, "evidence_strength": 4.5}}])
+def test_a_changed_seed_or_dial_changes_every_feature_file(changed, tmp_path):
+    arguments = {"size": "tiny", "slides": 8, "dials": {**FEW_PAIRS, "evidence_strength": 4.0}}
+    simulate("bracs", tmp_path / "a", **arguments)
+    simulate("bracs", tmp_path / "b", **{**arguments, **changed})
+    before, after = hashes(tmp_path / "a"), hashes(tmp_path / "b")
+    features = [name for name in before if name.startswith("features")]
+    assert len(features) == 8
+    changed_files = [name for name in features if before[name] != after[name]]
+    # A slide without any evidence, mimic or distractor is the same at every strength.
+    assert len(changed_files) >= (8 if "seed" in changed else 5)
+    assert before["cohort.yaml"] != after["cohort.yaml"]
+
+
+def test_difficulty_moves_features_and_nothing_else(tmp_path):
+    for folder, strength in (("a", 2.0), ("b", 6.0)):
+        simulate(
+            "bracs",
+            tmp_path / folder,
+            size="tiny",
+            slides=8,
+            dials={**FEW_PAIRS, "evidence_strength": strength},
+        )
+    before, after = hashes(tmp_path / "a"), hashes(tmp_path / "b")
+    same = {name for name in before if name.startswith(("truth", "slides", "anchors"))}
+    assert {name for name in same if before[name] == after[name]} == same
+
+
+def test_card_says_how_to_make_the_cohort_again(tmp_path):
+    simulate("panda", tmp_path, size="tiny", seed=7, slides=12, dials={"label_noise": 0.25, "pairs": 64})
+    card = Cohort.load(tmp_path).card
+    assert card.provenance["seed"] == 7
+    assert card.provenance["size"] == "tiny"
+    assert card.provenance["simulator"]["gcemil"] == __version__
+    assert Dials.model_validate(card.provenance["dials"]).label_noise == 0.25
+    assert set(card.provenance["dials"]) == set(Dials.model_fields)
+    assert (card.patch_size_level0, card.anchors, len(card.classes)) == (512, "anchors.h5", 6)
+
+
+def test_classes_stand_in_the_profile_s_balance(tmp_path):
+    cohort = simulate("bracs", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.0})
+    counted = Counter(row.label for row in cohort.slides)
+    assert [counted[name] for name in cohort.card.classes] == class_counts(profile_named("bracs"), 24)
+
+
+def test_label_noise_is_in_the_table_and_not_in_the_truth(tmp_path):
+    cohort = simulate(
+        "nsclc", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.25, "slides_per_case": 1.0}
+    )
+    wrong = [
+        row
+        for row in cohort.slides
+        if store.attributes(cohort.truth_file(row.slide_id))["label"] != row.label
+    ]
+    assert len(wrong) == 6
+
+
+def test_slides_of_a_survival_case_share_their_outcome(tmp_path):
+    cohort = simulate("kirc", tmp_path, size="tiny", dials={**FEW_PAIRS, "slides_per_case": 2.0})
+    outcomes = {(row.case_id, row.time, row.event, row.site) for row in cohort.slides}
+    assert len(outcomes) == len({row.case_id for row in cohort.slides}) == len(cohort.bags) < 24
+    assert {row.event for row in cohort.slides} == {0, 1}
+
+
+def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
+    cohort = simulate("luad", tmp_path, size="tiny", dials={**FEW_PAIRS, "slides_per_case": 2.0})
+    profile, names = profile_named("luad"), cohort.card.provenance["concepts"]
+    dials = Dials.model_validate(cohort.card.provenance["dials"])
+    for spec in cohort.bags:
+        files = [cohort.truth_file(slide_id) for slide_id in spec.slide_ids]
+        concept = np.concatenate([store.read(file, "concept") for file in files])
+        shares = {name: float((concept == names.index(name)).mean()) for name in profile.factors}
+        expected = log_risk(shares, profile.factors, dials)
+        assert [store.attributes(file)["log_risk"] for file in files] == pytest.approx(
+            [expected] * len(files)
+        )
+
+
+def test_confounded_sites_follow_the_class_and_others_do_not():
+    labels = np.repeat([0, 1], 500)
+    preference = site_preference(labels, is_survival=False)
+    shares = {}
+    for confounding in (0.0, 0.5, 1.0):
+        dials = Dials(sites=2, site_confounding=confounding)
+        shares[confounding] = (case_sites(preference, dials, np.random.default_rng(0)) == labels).mean()
+    assert shares[0.0] == pytest.approx(0.5, abs=0.05)
+    assert shares[0.5] == pytest.approx(0.75, abs=0.05)
+    assert shares[1.0] == 1
+
+
+def test_risk_prefers_sites_by_rank():
+    assert site_preference(np.array([3.0, -1.0, 0.5, 2.0]), is_survival=True).tolist() == [
+        0.75,
+        0.0,
+        0.25,
+        0.5,
+    ]
+
+
+def test_caller_hears_of_every_slide(tmp_path):
+    heard = []
+    simulate(
+        "kirp", tmp_path, size="tiny", slides=6, dials=FEW_PAIRS, on_slide=lambda *told: heard.append(told)
+    )
+    assert heard == [(done, 6) for done in range(1, 7)]
+
+
+def test_width_can_be_chosen(tmp_path):
+    cohort = simulate("kirp", tmp_path, size="tiny", slides=5, dim=20, dials=FEW_PAIRS)
+    assert cohort.read_bag(cohort.bags[0]).features.shape[1] == cohort.card.feature_dim == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "huge"}, "Unknown size 'huge'. Choose one of: tiny, default, wide, full"),
+        ({"seed": -1}, "A seed is 0 or more, got -1"),
+        ({"slides": 0}, "at least one slide, got 0"),
+        ({"dim": 4}, "at least 8 dimensions, got 4"),
+        ({"dials": {"latent": 3}}, "'latent'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(arguments, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        simulate("bracs", tmp_path, **arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_sizes_are_those_of_the_ladder():
+    assert {name: (size.slides, size.feature_dim) for name, size in SIZES.items()} == {
+        "tiny": (24, 48),
+        "default": (150, 128),
+        "wide": (150, 1024),
+        "full": (None, 1024),
+    }
+    assert patch_bounds(profile_named("bracs"), "tiny") == (120, 300)
+    assert patch_bounds(profile_named("bracs"), "default") == (200, 3000)
+    assert patch_bounds(profile_named("bracs"), "full")[1] == 30_000
+
+
+def fitted_bridge(folder, width):
+    """Centred ridge regression from features to anchor space, and the mean feature."""
+    features, images = (
+        store.read(folder / "anchor_pairs.h5", key).astype(float) for key in ("features", "anchor_space")
+    )
+    centred = features - features.mean(axis=0)
+    moments = centred.T @ centred + 10 * np.eye(width)
+    return np.linalg.solve(moments, centred.T @ (images - images.mean(axis=0))), features.mean(axis=0)
+
+
+def normalised(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ["bracs", "luad"])
+def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(name, tmp_path):
+    cohort = simulate(name, tmp_path, size="tiny", dim=64, dials={"evidence_strength": 6.0})
+    bridge, origin = fitted_bridge(tmp_path, 64)
+    embeddings, _ = store.read_anchors(tmp_path / "anchors.h5")
+    prompts = normalised(embeddings - embeddings.mean(axis=0))
+    named = [plain(prompt.concept) for prompt in family_prompts(profile_named(name).family)]
+    concepts = [plain(concept) for concept in cohort.card.provenance["concepts"]]
+    above = []
+    for row in cohort.slides:
+        concept = store.read(cohort.truth_file(row.slide_id), "concept")
+        evidence = store.read(cohort.truth_file(row.slide_id), "evidence") == 1
+        features = store.read(cohort.feature_file(row.slide_id), "features").astype(float)
+        cosine = normalised((features - origin) @ bridge) @ prompts.T
+        for index in np.unique(concept[evidence]):
+            seen = cosine[:, named.index(concepts[index])]
+            above.append((seen[evidence & (concept == index)][:, None] > seen[~evidence]).mean())
+    assert np.mean(above) > 0.8

@@ -1,0 +1,110 @@
+"""The geometry of a world is what its dials say."""
+
+import numpy as np
+import pytest
+
+from gcemil.bags.simulated.banks import generic_bank, specific_bank, unrelated_bank
+from gcemil.bags.simulated.dials import Dials
+from gcemil.bags.simulated.patches import anchor_view, encoded
+from gcemil.bags.simulated.profile import profile_named
+from gcemil.bags.simulated.world import draw_world
+
+
+def bracs_world(feature_dim=128, anchor_dim=96, seed=3, **dials):
+    return draw_world(
+        profile_named("bracs"), Dials(**dials), feature_dim=feature_dim, anchor_dim=anchor_dim, seed=seed
+    )
+
+
+def test_concepts_are_unit_vectors_and_mimics_lie_at_their_cosine():
+    world = bracs_world(mimic_similarity=0.6)
+    assert np.allclose(np.linalg.norm(world.directions, axis=1), 1)
+    cosine = world.direction_of("necrosis") @ world.direction_of("mimic of necrosis")
+    assert cosine == pytest.approx(0.6)
+
+
+def test_a_concept_lies_at_the_root_of_kinship_from_its_kind():
+    world = bracs_world(kinship=0.49)
+    assert world.direction_of("necrosis") @ world.kind_direction("necrosis") == pytest.approx(0.7)
+
+
+def test_within_tissue_covariance_has_mean_eigenvalue_one_and_decays():
+    root = bracs_world(covariance_decay=1.0).covariance_root
+    eigenvalues = np.sort(np.linalg.eigvalsh(root @ root.T))
+    assert eigenvalues.mean() == pytest.approx(1)
+    assert eigenvalues[-1] / eigenvalues[-2] == pytest.approx(2)
+
+
+def test_latent_world_is_the_same_at_every_feature_width():
+    narrow, wide = bracs_world(feature_dim=64), bracs_world(feature_dim=256)
+    assert np.array_equal(narrow.directions, wide.directions)
+    assert np.array_equal(narrow.covariance_root, wide.covariance_root)
+
+
+def test_each_seed_is_a_new_world():
+    assert not np.allclose(bracs_world(seed=0).directions, bracs_world(seed=1).directions)
+
+
+def test_lengths_follow_role():
+    world = bracs_world(evidence_strength=5, distractor_salience=2, tissue_strength=3)
+    lengths = {
+        concept.name: length for concept, length in zip(world.profile.concepts, world.lengths, strict=True)
+    }
+    assert [lengths[name] for name in ("stroma", "necrosis", "mimic of necrosis", "ink")] == [3, 5, 5, 10]
+
+
+def test_anchor_space_is_linear_in_noiseless_features():
+    world = bracs_world(residual_noise=0, anchor_noise=0)
+    latents = np.random.default_rng(0).standard_normal((500, world.latent_dim))
+    features = encoded(world, latents, np.random.default_rng(1)).astype(float)
+    images = anchor_view(world, latents, np.random.default_rng(2))
+    with_one = np.column_stack([features, np.ones(len(features))])
+    fitted = with_one @ np.linalg.lstsq(with_one[:400], images[:400], rcond=1e-2)[0]
+    assert np.abs(fitted[400:] - images[400:]).max() < 0.05
+
+
+def cosines(images, bank):
+    embeddings, _ = bank
+    return np.array(
+        [
+            [image @ prompt / np.linalg.norm(image) / np.linalg.norm(prompt) for prompt in embeddings]
+            for image in images
+        ]
+    )
+
+
+def test_specific_prompts_see_their_concept_better_than_generic_ones_and_unrelated_ones_not():
+    world = bracs_world(anchor_noise=0, prompt_noise=0.2, modality_gap=0)
+    shown = [concept.name for concept in world.profile.concepts if concept.role == "cause"]
+    latents = np.stack([world.direction_of(name) for name in shown])
+    images = anchor_view(world, latents, np.random.default_rng(0))
+    specific, generic, unrelated = (
+        cosines(images, bank(world)).max(axis=1).mean()
+        for bank in (specific_bank, generic_bank, unrelated_bank)
+    )
+    assert specific > 0.9
+    assert specific > generic + 0.2 > unrelated + 0.2
+
+
+def test_modality_gap_separates_prompts_from_images():
+    near, far = bracs_world(modality_gap=0), bracs_world(modality_gap=2)
+    latents = np.zeros((1, near.latent_dim))
+    gaps = [
+        np.linalg.norm(
+            specific_bank(world)[0].mean(axis=0) - anchor_view(world, latents, np.random.default_rng(0))[0]
+        )
+        for world in (near, far)
+    ]
+    assert gaps[1] > 1.5 * gaps[0]
+
+
+def test_prompt_without_tissue_resembles_no_concept_of_the_world():
+    world = draw_world(profile_named("brca"), Dials(), feature_dim=128, anchor_dim=96, seed=0)
+    names = [concept.name for concept in world.profile.concepts]
+    assert "mitotic activity" not in names
+    assert np.abs(world.directions @ world.direction_of("mitotic activity")).max() < 0.6
+
+
+def test_keys_and_names_are_the_same_concept():
+    world = bracs_world()
+    assert np.array_equal(world.direction_of("benign_ducts"), world.direction_of("benign ducts"))
