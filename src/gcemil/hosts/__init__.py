@@ -1,0 +1,1 @@
+"""Nine MIL hosts behind one contract (`host.py`); `table.py` lists them."""

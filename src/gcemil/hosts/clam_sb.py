@@ -1,0 +1,104 @@
+"""CLAM-SB: attention pooling with instance clustering (Lu et al., 2021).
+
+  m_i = relu(W h_i),  z_i = gated attention,  a = softmax(z),  M = sum a_i m_i,  logits = head(M)
+  total = 0.7 task loss + 0.3 L_inst,  B = 8 patches a side
+  L_inst = mean smooth SVM of head y over top-B (target 1) and bottom-B (target 0) by attention;
+           with subtyping, every other head sees the top-B as target 0, and the sum is divided by C.
+  smooth SVM of two classes at tau = alpha = 1:  softplus(1 + x_other - x_target)
+
+Deviations. Patches are ranked by z + log pi, raw: softmaxed weights underflow to ties. B is at most N // 2, so that no
+patch is both positive and negative. Bottom-B may hold patches the gate closed; only exact zeros are removed. PyTorch's
+own initialisation, as in the authors' code since 2024. A risk has no classes, so its instance branch does not exist and
+the task loss has its full weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gcemil.hosts.abmil import ValuedEmbedded
+from gcemil.hosts.attention import GatedAttention, attention_weights, patch_values, value_contributions
+from gcemil.hosts.host import GateMode, HostOutput, MilHost
+from gcemil.hosts.instance_loss import smooth_svm
+from gcemil.shapes import Coords, Features, LogGates, Scores
+
+BAG_WEIGHT = 0.7
+ATTENTION_DROPOUT = 0.25
+
+
+class ClamSb(MilHost[ValuedEmbedded]):
+    def __init__(
+        self,
+        in_dim: int,
+        n_outputs: int,
+        gate_mode: GateMode = "paper",
+        *,
+        width: int = 512,
+        hidden: int = 256,
+        dropout: float = 0.25,
+        n_sampled: int = 8,
+        subtyping: bool = False,
+    ) -> None:
+        super().__init__(in_dim, n_outputs, gate_mode)
+        self.n_sampled = n_sampled
+        self.subtyping = subtyping
+        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        # The published attention dropout has one rate, switched on by any dropout at all.
+        self.attention = GatedAttention(width, hidden, dropout=ATTENTION_DROPOUT if dropout > 0 else 0.0)
+        self.head = nn.Linear(width, n_outputs)
+        n_instance_heads = n_outputs if n_outputs > 1 else 0
+        self.instance_heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(n_instance_heads))
+        self.task_weights = {"bag": BAG_WEIGHT if n_instance_heads else 1.0}
+
+    def embed(self, features: Features) -> ValuedEmbedded:
+        tokens: Float[Tensor, "n w"] = self.project(features)
+        return ValuedEmbedded(tokens, self.attention(tokens).squeeze(1), patch_values(tokens, self.head))
+
+    def pool(
+        self,
+        embedded: ValuedEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates | None,
+        target: Tensor | None,
+    ) -> HostOutput:
+        weights = attention_weights(embedded.attention_logits, log_gates)
+        bag_feature = weights @ embedded.tokens
+        logits = self.head(bag_feature)
+        return HostOutput(
+            logits=logits,
+            bag_feature=bag_feature,
+            scores=embedded.attention_logits,
+            contributions=value_contributions(weights, embedded.values, logits),
+            losses={} if target is None else self._instance_losses(embedded, log_gates, target),
+        )
+
+    def _instance_losses(
+        self, embedded: ValuedEmbedded, log_gates: LogGates | None, target: Tensor
+    ) -> dict[str, Tensor]:
+        n_side = min(self.n_sampled, len(embedded.tokens) // 2)
+        if len(self.instance_heads) == 0 or n_side == 0:
+            return {}
+        ranking = embedded.attention_logits if log_gates is None else embedded.attention_logits + log_gates
+        highest, lowest = extremes(ranking, n_side)
+        loss = self._clustering(embedded.tokens[highest], embedded.tokens[lowest], int(target))
+        return {"instance": (1 - BAG_WEIGHT) * loss}
+
+    def _clustering(
+        self, highest: Float[Tensor, "k w"], lowest: Float[Tensor, "k w"], label: int
+    ) -> Float[Tensor, ""]:
+        positive = torch.arange(2 * len(highest), device=highest.device) < len(highest)
+        loss = smooth_svm(self.instance_heads[label](torch.cat([highest, lowest])), positive).mean()
+        if not self.subtyping:
+            return loss
+        negative = torch.zeros_like(positive[: len(highest)])
+        others = [head for i, head in enumerate(self.instance_heads) if i != label]
+        out_of_class = torch.stack([smooth_svm(head(highest), negative).mean() for head in others]).sum()
+        return (loss + out_of_class) / self.n_outputs
+
+
+def extremes(ranking: Scores, n_side: int) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
+    """The rows of the highest and of the lowest values; they never share a row while n_side <= n / 2."""
+    order = ranking.detach().argsort(descending=True, stable=True)
+    return order[:n_side], order[-n_side:]

@@ -1,0 +1,286 @@
+"""The contract of a MIL host: a bag of patch features in, one prediction and one raw score per patch out.
+
+A host is two visible steps. `embed` works on every patch alone and knows nothing of gates; `aggregate` pools the
+embedded patches under log-gates. Interventions, occlusion and subset search embed once and aggregate many times.
+
+Two gate modes:
+  deletion  a gate of 0 is the removal of the patch, wherever the mathematics of the host allows it
+  paper     the grouping of the GCE-MIL paper: a bias on the attention logit, a factor on the feature, or both
+
+A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts with one output read its presence only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gcemil.errors import BagError, UsageError
+from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
+
+GateMode = Literal["paper", "deletion"]
+GatePosition = Literal["logit", "feature", "both"]
+
+
+EMBED_CHUNK = 16_384
+"""Patches embedded at once when no gradient is wanted."""
+
+E = TypeVar("E", bound="Embedded")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Per-patch tensors, the first axis of each being the patch; hosts add fields by subclassing."""
+
+    tokens: Float[Tensor, "n w"]
+
+    def rows(self: E, index: Tensor) -> E:
+        """The same tensors for the chosen patches alone."""
+        present = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: value[index] for name, value in present.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class HostOutput:
+    """What every host returns for one bag."""
+
+    logits: Logits
+    bag_feature: Float[Tensor, "w"]
+    scores: Scores
+    """Raw, finite, in the order of the rows given; higher means the host looked there more."""
+    contributions: Scores | None = None
+    """Signed share of each patch in the predicted output, where the host pools linearly."""
+    auxiliary_logits: Mapping[str, Logits] = field(default_factory=dict)
+    """Further predictions the task loss applies to, weighted by the host's `task_weights`."""
+    losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+    """Host-internal losses, already weighted; empty without a target."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass of training. A preparing stage trains the plain host only, the same in both arms."""
+
+    name: str
+    prepares: bool = False
+
+
+@runtime_checkable
+class Host(Protocol):
+    """What the wrapper, the training loop and the diagnostics ask of a host."""
+
+    in_dim: int
+    n_outputs: int
+    gate_mode: GateMode
+    task_weights: Mapping[str, float]
+
+    def __call__(
+        self,
+        features: Tensor,
+        coords: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput: ...
+
+    def embed(self, features: Tensor) -> Embedded: ...
+
+    def aggregate(
+        self,
+        embedded: Embedded,
+        coords: Tensor | None,
+        *,
+        log_gates: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput: ...
+
+    def gated(
+        self,
+        features: Tensor,
+        embedded: Embedded,
+        coords: Tensor | None,
+        log_gates: Tensor,
+        *,
+        target: Tensor | None = None,
+    ) -> HostOutput: ...
+
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None: ...
+
+    def after_step(self) -> None: ...
+
+
+class MilHost(nn.Module, Generic[E]):
+    """Base of the built-in hosts: checks the bag, places the gate, removes rows whose gate is exactly 0.
+
+    A subclass writes `embed` and `pool`.
+    """
+
+    paper_gate: GatePosition = "logit"
+    task_weights: Mapping[str, float] = {"bag": 1.0}
+    """Weight of the task loss on the bag logits and on each of the auxiliary logits."""
+
+    def __init__(self, in_dim: int, n_outputs: int, gate_mode: GateMode = "paper") -> None:
+        super().__init__()
+        if in_dim < 1 or n_outputs < 1:
+            raise UsageError(f"A host needs in_dim >= 1 and n_outputs >= 1, got {in_dim} and {n_outputs}.")
+        self.in_dim = in_dim
+        self.n_outputs = n_outputs
+        self.gate_mode: GateMode = gate_mode
+
+    def embed(self, features: Features) -> E:
+        """Every patch on its own."""
+        raise NotImplementedError
+
+    def pool(
+        self, embedded: E, coords: Coords | None, log_gates: LogGates | None, target: Tensor | None
+    ) -> HostOutput:
+        """The embedded patches as one bag; every log-gate is finite here."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        features: Tensor,
+        coords: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        # The user's door: shapes are checked here with a message, not by annotation.
+        check_bag(features, coords, in_dim=self.in_dim)
+        if gates is None:
+            output = self.aggregate(self.embed(features), coords, target=target)
+        else:
+            check_gates(gates, n_patches=len(features))
+            log_gates = logarithm(gates)
+            if self.reweights_features:
+                output = self._reweighted(features, coords, log_gates, target)
+            else:
+                output = self.aggregate(self.embed(features), coords, log_gates=log_gates, target=target)
+        check_finite(output, features)
+        return output
+
+    @property
+    def reweights_features(self) -> bool:
+        return self.gate_mode == "paper" and self.paper_gate != "logit"
+
+    def gated(
+        self,
+        features: Features,
+        embedded: E,
+        coords: Coords | None,
+        log_gates: LogGates,
+        *,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        """The bag under log-gates. Only a factor on the features has to embed again."""
+        if self.reweights_features:
+            return self._reweighted(features, coords, log_gates, target)
+        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
+
+    def _reweighted(
+        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
+    ) -> HostOutput:
+        embedded = self.embed(features * log_gates.exp().unsqueeze(1))
+        bias = log_gates if self.paper_gate == "both" else None
+        return self.aggregate(embedded, coords, log_gates=bias, target=target)
+
+    def aggregate(
+        self,
+        embedded: E,
+        coords: Coords | None,
+        *,
+        log_gates: LogGates | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        """Pool the patches; one whose log-gate is -inf is removed before anything sees it."""
+        if log_gates is None:
+            return self.pool(embedded, coords, None, target)
+        kept = torch.isfinite(log_gates)
+        if bool(kept.all()):
+            return self.pool(embedded, coords, log_gates, target)
+        if not bool(kept.any()):
+            raise BagError(f"All {len(kept)} gates are 0, so no patch is left. Keep at least one.")
+        kept_coords = None if coords is None else coords[kept]
+        return scattered(self.pool(embedded.rows(kept), kept_coords, log_gates[kept], target), kept)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("train"),)
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
+        """Called before each stage; `bag_features()` gives one row per training bag under the current weights."""
+
+    def after_step(self) -> None:
+        """Called after each optimiser step."""
+
+
+def embedded_bag(host: Host, features: Features) -> Embedded:
+    """The embedding of a whole bag, in pieces outside training: temporaries of 100,000 patches need not coexist."""
+    if torch.is_grad_enabled() or len(features) <= EMBED_CHUNK:
+        return host.embed(features)
+    parts = [host.embed(piece) for piece in torch.split(features, EMBED_CHUNK)]
+    first = parts[0]
+    joined = {
+        f.name: torch.cat([getattr(part, f.name) for part in parts])
+        for f in fields(first)
+        if getattr(first, f.name) is not None
+    }
+    return replace(first, **joined)
+
+
+def scattered(output: HostOutput, kept: Selected) -> HostOutput:
+    """The output with per-patch values in the full bag's order: a removed patch has the lowest score, contributes 0."""
+    scores = output.scores.new_full(kept.shape, float(output.scores.detach().min()))
+    scores = scores.masked_scatter(kept, output.scores)
+    contributions = output.contributions
+    if contributions is not None:
+        contributions = contributions.new_zeros(kept.shape).masked_scatter(kept, contributions)
+    return replace(output, scores=scores, contributions=contributions)
+
+
+def logarithm(gates: Gates) -> LogGates:
+    """log pi with -inf at exactly 0, and a gradient that stays finite there."""
+    is_open = gates > 0
+    return torch.where(is_open, gates, 1.0).log().masked_fill(~is_open, -torch.inf)
+
+
+def check_bag(features: Tensor, coords: Tensor | None, *, in_dim: int) -> None:
+    if features.ndim != 2 or len(features) == 0:
+        raise BagError(
+            f"A bag is (patches, {in_dim}) with at least one patch, got shape {tuple(features.shape)}."
+        )
+    if features.shape[1] != in_dim:
+        raise BagError(
+            f"This host takes features of width {in_dim}, got {features.shape[1]}. "
+            f"Create it with in_dim={features.shape[1]}, or use features of the encoder it was trained on."
+        )
+    if coords is not None and coords.shape != (len(features), 2):
+        raise BagError(
+            f"{len(features)} feature rows need coords of shape ({len(features)}, 2), got {tuple(coords.shape)}."
+        )
+
+
+def check_gates(gates: Tensor, *, n_patches: int) -> None:
+    if gates.shape != (n_patches,):
+        raise BagError(f"{n_patches} patches need {n_patches} gates, got shape {tuple(gates.shape)}.")
+    # Written so that NaN fails too.
+    if not bool(((gates >= 0) & (gates <= 1)).all()):
+        wrong = int((~((gates >= 0) & (gates <= 1))).nonzero()[0])
+        raise BagError(f"Gates lie in [0, 1], but patch {wrong} has gate {float(gates[wrong])}.")
+
+
+def check_finite(output: HostOutput, features: Tensor) -> None:
+    """NaN in a feature always reaches the logits or the scores, so only those are looked at in a healthy bag."""
+    if bool(torch.isfinite(output.logits).all()) and bool(torch.isfinite(output.scores).all()):
+        return
+    bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten()
+    if len(bad):
+        raise BagError(
+            f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
+        )
+    raise BagError("The host returned NaN or infinite values for finite features: its weights have diverged.")

@@ -1,0 +1,116 @@
+"""IBMIL: attention pooling deconfounded by a dictionary of bag prototypes (Lin et al., 2023), on an ABMIL base.
+
+  m_i = relu(E h_i),  z_i = w tanh(V m_i),  a = softmax(z),  M = sum a_i m_i
+  b = softmax_K( (W_k D) (W_q M) / sqrt(key width) ),  d = sum_k b_k D_k,  logits = head([M; d])
+Stage "aggregator": D = 0, so d = 0 and the host is plain attention pooling.
+Stage "deconfounded": D = k-means of the training bags' M (rows normalised for the clustering, centroids the means of the
+un-normalised rows), frozen; every weight starts afresh.
+Deviations: the original pools raw 1024-d features; ours projects to 512 first, as the other hosts do, with the dropout
+of ABMIL there. One head of width 2 x 512 serves both stages. A dictionary with fewer clusters than slots repeats them.
+The logits are not linear in M, since d depends on it, so there are no closed-form contributions.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.preprocessing import normalize
+from torch import Tensor, nn
+
+from gcemil.errors import UsageError
+from gcemil.hosts.abmil import AttentionEmbedded
+from gcemil.hosts.attention import attention_weights
+from gcemil.hosts.host import GateMode, HostOutput, MilHost, Stage
+from gcemil.shapes import Coords, Features, LogGates
+
+KMEANS_SEED = 66
+KMEANS_ITERATIONS = 20
+
+
+class Ibmil(MilHost[AttentionEmbedded]):
+    confounders: Tensor
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_outputs: int,
+        gate_mode: GateMode = "paper",
+        *,
+        width: int = 512,
+        hidden: int = 128,
+        key_width: int = 128,
+        n_confounders: int = 8,
+        dropout: float = 0.25,
+    ) -> None:
+        super().__init__(in_dim, n_outputs, gate_mode)
+        if n_confounders < 1:
+            raise UsageError(f"ibmil needs n_confounders >= 1, got {n_confounders}.")
+        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.attention = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        self.query = nn.Linear(width, key_width)
+        self.key = nn.Linear(width, key_width)
+        self.head = nn.Linear(2 * width, n_outputs)
+        self.register_buffer("confounders", torch.zeros(n_confounders, width))
+
+    def embed(self, features: Features) -> AttentionEmbedded:
+        tokens: Float[Tensor, "n w"] = self.project(features)
+        return AttentionEmbedded(tokens, self.attention(tokens).squeeze(1))
+
+    def pool(
+        self,
+        embedded: AttentionEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates | None,
+        target: Tensor | None,
+    ) -> HostOutput:
+        weights = attention_weights(embedded.attention_logits, log_gates)
+        bag_feature = weights @ embedded.tokens
+        logits = self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))
+        # The dictionary is made of bag features, so M alone is the bag feature in both stages.
+        return HostOutput(logits=logits, bag_feature=bag_feature, scores=embedded.attention_logits)
+
+    def confounder(self, bag_feature: Float[Tensor, "w"]) -> Float[Tensor, "w"]:
+        """The dictionary's rows in the mixture this bag attends to."""
+        query = self.query(bag_feature)
+        mixture = torch.softmax(self.key(self.confounders) @ query / math.sqrt(len(query)), dim=0)
+        return mixture @ self.confounders
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("aggregator", prepares=True), Stage("deconfounded"))
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
+        if stage.name == "aggregator":
+            self.confounders.zero_()
+        else:
+            self.confounders.copy_(confounder_dictionary(bag_features(), len(self.confounders)))
+            self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+
+
+def confounder_dictionary(
+    bag_features: Float[Tensor, "bags w"], n_confounders: int
+) -> Float[Tensor, "confounders w"]:
+    """k-means over the directions of the bag features; each row is the mean of one cluster's bag features."""
+    rows = bag_features.detach().double().cpu().numpy()
+    directions = normalize(rows)
+    # Parallel bags are one direction, up to rounding.
+    n_clusters = min(n_confounders, len(np.unique(directions.round(6), axis=0)))
+    with warnings.catch_warnings():
+        # Empty clusters are dropped below.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans = KMeans(n_clusters, n_init=1, max_iter=KMEANS_ITERATIONS, random_state=KMEANS_SEED)
+        assigned = kmeans.fit_predict(directions)
+    centroids = np.stack([rows[assigned == cluster].mean(axis=0) for cluster in np.unique(assigned)])
+    repeated = centroids[np.arange(n_confounders) % len(centroids)]
+    return torch.from_numpy(repeated).to(bag_features)

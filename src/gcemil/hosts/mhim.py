@@ -1,0 +1,205 @@
+"""MHIM-MIL: masked hard instances, a student taught by a slow teacher (Tang et al., 2023), v1 on an ABMIL base.
+
+  m_i = relu(E h_i),  z_i = w relu(V m_i),  a = softmax(z),  M = sum a_i m_i,  logits = head(M)
+Stage "teacher" trains this base alone. Stage "student" starts a teacher and a student from it; each training bag then
+hides from the student a random part, the easiest and some of the hardest patches by the teacher's attention:
+  L_consistency = - sum_d softmax(M_teacher / 0.1)_d log softmax(M_student)_d,   teacher <- mu teacher + (1 - mu) student
+Evaluation is the student on the whole bag.
+Defaults are v1's for ABMIL on Camelyon16 (random .5, low 0, high .01 of which share .5, consistency .1, mu .9999): the
+milder of the two published sets, since training bags hold a few hundred patches. The high ratio is not scheduled.
+Under gates the teacher ranks patches ungated, or the high mask would hide the very evidence the gates select; its bag
+feature is gated (without gradient), so that the consistency compares like with like.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gcemil.errors import UsageError
+from gcemil.hosts.attention import attention_weights, linear_contributions
+from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, Stage
+from gcemil.shapes import Coords, Features, LogGates, Scores, Selected
+
+TEACHER_TEMPERATURE = 0.1
+
+
+@dataclass(frozen=True)
+class MhimEmbedded(Embedded):
+    """The student's patches and, while a student trains, the teacher's."""
+
+    attention_logits: Scores
+    teacher_tokens: Float[Tensor, "n w"] | None = None
+    teacher_logits: Scores | None = None
+    hardness: Scores | None = None
+    """The teacher's attention logits on ungated features: what the masks rank by."""
+
+
+class AttentionBase(nn.Module):
+    """The network that teacher and student both are."""
+
+    def __init__(self, in_dim: int, n_outputs: int, *, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.attention = nn.Sequential(
+            nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, 1, bias=False)
+        )
+        self.head = nn.Linear(width, n_outputs)
+        start_afresh(self)
+
+    def forward(self, features: Features) -> tuple[Float[Tensor, "n w"], Scores]:
+        tokens = self.project(features)
+        return tokens, self.attention(tokens).squeeze(1)
+
+
+class Mhim(MilHost[MhimEmbedded]):
+    paper_gate: GatePosition = "both"
+    student_stage: Tensor
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_outputs: int,
+        gate_mode: GateMode = "paper",
+        *,
+        width: int = 512,
+        hidden: int = 128,
+        dropout: float = 0.25,
+        random_ratio: float = 0.5,
+        low_ratio: float = 0.0,
+        high_ratio: float = 0.01,
+        high_share: float = 0.5,
+        consistency_weight: float = 0.1,
+        momentum: float = 0.9999,
+    ) -> None:
+        super().__init__(in_dim, n_outputs, gate_mode)
+        check_ratios(random_ratio=random_ratio, low_ratio=low_ratio, high_ratio=high_ratio, momentum=momentum)
+        if not 0 < high_share <= 1:
+            raise UsageError(f"mhim needs high_share in (0, 1], got {high_share}.")
+        self.student = AttentionBase(in_dim, n_outputs, width=width, hidden=hidden, dropout=dropout)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.ratios = (random_ratio, low_ratio, high_ratio, high_share)
+        self.consistency_weight = consistency_weight
+        self.momentum = momentum
+        # A buffer, so that a run resumed from its weights knows its stage.
+        self.register_buffer("student_stage", torch.tensor(False))
+
+    def embed(self, features: Features) -> MhimEmbedded:
+        tokens, attention_logits = self.student(features)
+        if not self._masks:
+            return MhimEmbedded(tokens, attention_logits)
+        with torch.no_grad():
+            teacher_tokens, teacher_logits = self.teacher(features)
+        return MhimEmbedded(tokens, attention_logits, teacher_tokens, teacher_logits, hardness=teacher_logits)
+
+    def _reweighted(
+        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
+    ) -> HostOutput:
+        if not self._masks:
+            return super()._reweighted(features, coords, log_gates, target)
+        embedded = self.embed(features * log_gates.exp().unsqueeze(1))
+        with torch.no_grad():
+            embedded = replace(embedded, hardness=self.teacher(features)[1])
+        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
+
+    def pool(
+        self,
+        embedded: MhimEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates | None,
+        target: Tensor | None,
+    ) -> HostOutput:
+        attention_logits = embedded.attention_logits
+        if self.training and embedded.hardness is not None:
+            attention_logits = attention_logits.masked_fill(
+                masked_patches(embedded.hardness, *self.ratios), -torch.inf
+            )
+        weights = attention_weights(attention_logits, log_gates)
+        bag_feature = weights @ embedded.tokens
+        logits = self.student.head(bag_feature)
+        return HostOutput(
+            logits=logits,
+            bag_feature=bag_feature,
+            scores=embedded.attention_logits,
+            contributions=linear_contributions(weights, embedded.tokens, self.student.head, logits),
+            losses={} if target is None else self._losses(embedded, log_gates, bag_feature),
+        )
+
+    def _losses(
+        self, embedded: MhimEmbedded, log_gates: LogGates | None, bag_feature: Float[Tensor, "w"]
+    ) -> dict[str, Tensor]:
+        if embedded.teacher_tokens is None or embedded.teacher_logits is None:
+            return {}
+        with torch.no_grad():
+            teacher_feature = attention_weights(embedded.teacher_logits, log_gates) @ embedded.teacher_tokens
+        return {"consistency": self.consistency_weight * consistency(teacher_feature, bag_feature)}
+
+    @property
+    def _masks(self) -> bool:
+        return self.training and bool(self.student_stage)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("teacher", prepares=True), Stage("student"))
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
+        """The trained base becomes the teacher; the student keeps its projection and starts the rest afresh."""
+        self.student_stage.fill_(stage.name == "student")
+        if stage.name == "student":
+            self.teacher.load_state_dict(self.student.state_dict())
+            start_afresh(self.student.attention)
+            start_afresh(self.student.head)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if bool(self.student_stage):
+            for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                slow.lerp_(fast, 1 - self.momentum)
+
+
+def masked_patches(
+    hardness: Scores, random_ratio: float, low_ratio: float, high_ratio: float, high_share: float
+) -> Selected:
+    """The union of a random part, the lowest part and a random share of a correspondingly larger highest part."""
+    n_patches = len(hardness)
+    hardest_first = hardness.argsort(descending=True)
+    shuffled = torch.randperm(n_patches, device=hardness.device)
+    highest = hardest_first[: ceiling(n_patches * high_ratio / high_share)]
+    drawn = torch.randperm(len(highest), device=hardness.device)[: ceiling(len(highest) * high_share)]
+    masked = torch.zeros_like(hardness, dtype=torch.bool)
+    masked[shuffled[: ceiling(n_patches * random_ratio)]] = True
+    masked[hardest_first[n_patches - ceiling(n_patches * low_ratio) :]] = True
+    masked[highest[drawn]] = True
+    if bool(masked.all()):
+        masked[hardest_first[0]] = False
+    return masked
+
+
+def consistency(teacher: Float[Tensor, "w"], student: Float[Tensor, "w"]) -> Float[Tensor, ""]:
+    """Cross-entropy between the two bag features, each read as a distribution over its dimensions."""
+    return -(torch.softmax(teacher / TEACHER_TEMPERATURE, dim=0) * torch.log_softmax(student, dim=0)).sum()
+
+
+def ceiling(count: float) -> int:
+    """Round up, but not because 0.07 * 100 is 7.000000000000001."""
+    return math.ceil(count - 1e-9)
+
+
+def start_afresh(network: nn.Module) -> None:
+    """Xavier-normal weights and zero biases, as published."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def check_ratios(**ratios: float) -> None:
+    for name, ratio in ratios.items():
+        if not 0 <= ratio <= 1:
+            raise UsageError(f"mhim needs {name} in [0, 1], got {ratio}.")

@@ -1,0 +1,62 @@
+"""The nine hosts. A new one is one file and one line here; the contract tests pick it up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from gcemil.errors import UsageError
+from gcemil.hosts.host import GateMode, MilHost
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """Where a host lives and which gate mode was measured to be the better one for it."""
+
+    module: str
+    class_name: str
+    default_gate_mode: GateMode = "paper"
+
+    def load(self) -> type[MilHost[Any]]:
+        host_class: type[MilHost[Any]] = getattr(
+            import_module(f"gcemil.hosts.{self.module}"), self.class_name
+        )
+        return host_class
+
+
+HOSTS: dict[str, HostSpec] = {
+    "abmil": HostSpec("abmil", "Abmil"),
+    "clam_sb": HostSpec("clam_sb", "ClamSb"),
+    "transmil": HostSpec("transmil", "TransMil"),
+    "dsmil": HostSpec("dsmil", "Dsmil"),
+    "dtfd": HostSpec("dtfd", "Dtfd"),
+    "ibmil": HostSpec("ibmil", "Ibmil"),
+    "mhim": HostSpec("mhim", "Mhim"),
+    "camil": HostSpec("camil", "Camil"),
+    "hdmil": HostSpec("hdmil", "Hdmil"),
+}
+
+
+def create_host(
+    name: str,
+    *,
+    in_dim: int,
+    n_outputs: int,
+    gate_mode: GateMode | None = None,
+    options: Mapping[str, object] | None = None,
+) -> MilHost[Any]:
+    """A fresh host by name; `options` are the keyword-only arguments of its class."""
+    if name not in HOSTS:
+        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
+    spec = HOSTS[name]
+    host_class = spec.load()
+    options = dict(options or {})
+    accepted = [p.name for p in inspect.signature(host_class).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if unknown := sorted(set(options) - set(accepted)):
+        raise UsageError(
+            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
+        )
+    return host_class(in_dim, n_outputs, gate_mode or spec.default_gate_mode, **options)

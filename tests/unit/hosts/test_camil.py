@@ -1,0 +1,161 @@
+"""The neighbour graph against brute force, the fusion, and gates in both branches."""
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.errors import UsageError
+from gcemil.hosts.camil import Camil, Graph, cosine_distances, fusion, nearest_patches, neighbour_graph
+
+
+def make_host(*, gate_mode="deletion"):
+    torch.manual_seed(0)
+    return Camil(6, 2, gate_mode, width=16, hidden=8, heads=2, landmarks=8).eval()
+
+
+def make_features(n, *, seed=1):
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def grid(side, *, step=256):
+    places = torch.arange(side)
+    return step * torch.stack(torch.meshgrid(places, places, indexing="xy"), dim=-1).reshape(-1, 2)
+
+
+def test_neighbours_are_the_nearest_by_brute_force():
+    coords = np.random.default_rng(0).choice(10_000, size=(200, 2), replace=False)
+    squared = ((coords[:, None] - coords[None]) ** 2).sum(axis=2)
+    nearest = nearest_patches(coords)
+    assert nearest.shape == (200, 16)
+    np.testing.assert_array_equal(nearest[:, 0], np.arange(200))
+    np.testing.assert_array_equal(
+        np.take_along_axis(squared, nearest, axis=1), np.sort(squared, axis=1)[:, :16]
+    )
+
+
+def test_equally_distant_neighbours_are_ranked_by_row_then_column():
+    nearest = nearest_patches(grid(7).numpy())[24]
+    assert nearest[:9].tolist() == [24, 17, 23, 25, 31, 16, 18, 30, 32]
+
+
+def test_the_graph_does_not_depend_on_the_order_of_rows():
+    coords, features = grid(9), make_features(81)
+    order = torch.randperm(81, generator=torch.Generator().manual_seed(3))
+    plain, shuffled = neighbour_graph(features, coords), neighbour_graph(features[order], coords[order])
+    assert torch.equal(plain.neighbours[order], order[shuffled.neighbours])
+    torch.testing.assert_close(plain.shares[order], shuffled.shares)
+
+
+def test_patches_in_one_place_keep_themselves_first():
+    nearest = nearest_patches(np.zeros((40, 2), dtype=np.int64))
+    np.testing.assert_array_equal(nearest[:, 0], np.arange(40))
+    assert all(len(set(row)) == 16 for row in nearest.tolist())
+
+
+def test_cosine_distances_are_those_of_torch():
+    features, others = (
+        make_features(50),
+        torch.randint(0, 50, (50, 1), generator=torch.Generator().manual_seed(0)),
+    )
+    others = (others + 7 * torch.arange(5)) % 50
+    expected = 1 - torch.cosine_similarity(features.unsqueeze(1), features[others], dim=2)
+    torch.testing.assert_close(cosine_distances(features, others), expected, rtol=0, atol=1e-6)
+
+
+def test_shares_solved_by_hand_for_three_patches():
+    # From patch 0: distance 1 to the orthogonal one, 2 to the opposite; over their norm sqrt 5.
+    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
+    graph = neighbour_graph(features, torch.tensor([[0, 0], [10, 0], [30, 0]]))
+    assert graph.neighbours[0].tolist() == [0, 1, 2]
+    expected = torch.exp(-torch.tensor([1.0, 1.0, 2.0]) / 5**0.5)
+    torch.testing.assert_close(graph.shares[0], expected)
+
+
+def test_self_and_seven_neighbours_normalised_over_fifteen():
+    features, coords = make_features(49), grid(7)
+    graph = neighbour_graph(features, coords)
+    others = torch.from_numpy(nearest_patches(coords.numpy()))[24, 1:]
+    distances = 1 - torch.cosine_similarity(features[24], features[others], dim=1)
+    similarities = torch.exp(-distances / distances.norm())
+    assert graph.shares.shape == (49, 8)
+    torch.testing.assert_close(graph.shares[24, 1:], similarities[:7])
+    torch.testing.assert_close(graph.shares[24, 0], similarities.max())
+
+
+def test_identical_features_have_similarity_one():
+    graph = neighbour_graph(torch.ones(20, 6), grid(5)[:20])
+    torch.testing.assert_close(graph.shares, torch.ones(20, 8), rtol=0, atol=1e-3)
+
+
+def test_a_lone_patch_is_its_own_neighbour():
+    graph = neighbour_graph(make_features(1), torch.tensor([[5, 5]]))
+    assert graph.neighbours.tolist() == [[0]]
+    assert graph.shares.tolist() == [[1.0]]
+
+
+def test_without_coordinates_the_rows_are_a_line():
+    features = make_features(30)
+    graph = neighbour_graph(features, None)
+    assert sorted(graph.neighbours[15].tolist()) == [11, 12, 13, 14, 15, 16, 17, 18]
+    line = torch.stack([100 * torch.arange(30), torch.zeros(30, dtype=torch.int64)], dim=1)
+    assert torch.equal(make_host()(features).logits, make_host()(features, line).logits)
+
+
+def test_fusion_without_a_local_part_is_one_and_a_half_times_the_global():
+    glob = make_features(4)
+    torch.testing.assert_close(fusion(torch.zeros(4, 6), glob), 1.5 * glob)
+
+
+def test_fusion_is_its_published_form():
+    local, glob = make_features(4), make_features(4, seed=2)
+    weight = torch.sigmoid(-local) ** 2
+    torch.testing.assert_close(fusion(local, glob), 2 * local * weight + 2 * glob * (1 - weight))
+
+
+def test_a_neighbour_fades_with_its_gate():
+    host, glob = make_host(), torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    graph = Graph(torch.tensor([[0, 1], [1, 2], [2, 0]]), torch.full((3, 2), 0.5))
+    log_gates = torch.tensor([0.0, -90.0, 0.0])
+    faded = host.neighbour_logits(glob, graph, log_gates)
+    alone = 0.5 * (host.query(glob)[0] @ host.key(glob)[0]) / 8**0.5
+    torch.testing.assert_close(faded[0], alone)
+    assert faded[2] == host.neighbour_logits(glob, graph, None)[2]
+
+
+def test_the_graph_is_built_again_on_what_is_left():
+    host, features, coords = make_host(), make_features(36), grid(6)
+    gates = (torch.arange(36) % 3 != 0).float()
+    kept = gates > 0
+    removed = host(features, coords, gates=gates)
+    torch.testing.assert_close(removed.logits, host(features[kept], coords[kept]).logits)
+    torch.testing.assert_close(removed.scores[kept], host(features[kept], coords[kept]).scores)
+
+
+def test_in_paper_mode_the_graph_never_sees_the_gates(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "gcemil.hosts.camil.neighbour_graph",
+        lambda raw, coords: seen.append(raw) or neighbour_graph(raw, coords),
+    )
+    features, gates = make_features(25), torch.zeros(25)
+    gates[3] = 1
+    output = make_host(gate_mode="paper")(features, grid(5), gates=gates)
+    assert torch.equal(seen[0], features)
+    assert output.logits.isfinite().all()
+
+
+def test_contributions_sum_to_the_centred_logit():
+    output = make_host()(make_features(25), grid(5))
+    predicted = output.logits.max() - output.logits.mean()
+    torch.testing.assert_close(output.contributions.sum(), predicted)
+
+
+def test_biases_start_at_zero():
+    biases = [p for name, p in make_host().named_parameters() if name.endswith("bias")]
+    assert len(biases) == 4
+    assert all(not bias.any() for bias in biases)
+
+
+def test_a_width_that_heads_cannot_share_is_refused():
+    with pytest.raises(UsageError, match="multiple of twice its 8 heads, got 40"):
+        Camil(6, 2, width=40)

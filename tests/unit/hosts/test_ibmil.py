@@ -1,0 +1,127 @@
+"""IBMIL: the confounder dictionary and its two stages."""
+
+import pytest
+import torch
+
+from gcemil.errors import UsageError
+from gcemil.hosts.host import Stage
+from gcemil.hosts.ibmil import Ibmil, confounder_dictionary
+
+AGGREGATOR, DECONFOUNDED = Stage("aggregator", prepares=True), Stage("deconfounded")
+
+
+def small_host(n_outputs: int = 3, **options: object) -> Ibmil:
+    torch.manual_seed(0)
+    return Ibmil(10, n_outputs, **{"width": 6, "hidden": 5, "key_width": 4, "n_confounders": 2, **options})
+
+
+def unasked() -> torch.Tensor:
+    raise RuntimeError("this stage needs no bag features")
+
+
+def test_two_stages_of_which_the_first_prepares() -> None:
+    assert small_host().stages() == (AGGREGATOR, DECONFOUNDED)
+
+
+def test_parameter_count_is_the_published_512_wide_variant() -> None:
+    assert sum(p.numel() for p in Ibmil(1024, 2).parameters()) == 723_971
+
+
+def test_empty_dictionary_leaves_plain_attention_pooling() -> None:
+    host = small_host().eval()
+    features = torch.randn(9, 10)
+    output = host(features)
+    tokens = torch.relu(features @ host.project[0].weight.T + host.project[0].bias)
+    hidden = torch.tanh(tokens @ host.attention[0].weight.T + host.attention[0].bias)
+    attention = torch.softmax(hidden @ host.attention[2].weight[0], dim=0)
+    logits = host.head.weight[:, :6] @ (attention @ tokens) + host.head.bias
+    torch.testing.assert_close(output.logits, logits)
+    torch.testing.assert_close(output.bag_feature, attention @ tokens)
+
+
+def test_dictionary_rows_are_means_of_bags_that_share_a_direction() -> None:
+    bags = torch.tensor([[2.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 3.0]])
+    rows = confounder_dictionary(bags, 2)
+    assert sorted(rows.tolist()) == [[0.0, 2.0], [3.0, 0.0]]
+
+
+def test_dictionary_of_fewer_bags_than_slots_repeats_its_rows() -> None:
+    rows = confounder_dictionary(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 5)
+    assert rows.shape == (5, 2)
+    assert {tuple(row) for row in rows.tolist()} == {(2.0, 0.0), (0.0, 1.0)}
+
+
+def test_dictionary_of_parallel_and_dead_bags_is_finite() -> None:
+    bags = torch.tensor([[1.0, 1.0], [3.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
+    rows = confounder_dictionary(bags, 4)
+    assert {tuple(row) for row in rows.tolist()} == {(2.0, 2.0), (0.0, 0.0)}
+
+
+def test_dictionary_is_the_same_every_time() -> None:
+    bags = torch.rand(40, 6)
+    torch.testing.assert_close(confounder_dictionary(bags, 8), confounder_dictionary(bags, 8), rtol=0, atol=0)
+
+
+def test_deconfounded_stage_asks_once_fills_the_dictionary_and_starts_afresh() -> None:
+    host = small_host()
+    before = {name: p.clone() for name, p in host.named_parameters()}
+    asked: list[torch.Tensor] = []
+
+    def bag_features() -> torch.Tensor:
+        # The dictionary belongs to the trained aggregator, so its weights are still there when asked.
+        assert torch.equal(host.head.weight, before["head.weight"])
+        asked.append(torch.rand(7, 6, requires_grad=True))
+        return asked[-1]
+
+    host.begin_stage(DECONFOUNDED, bag_features)
+    assert len(asked) == 1
+    torch.testing.assert_close(host.confounders, confounder_dictionary(asked[0], 2))
+    assert not any(torch.equal(p, before[name]) for name, p in host.named_parameters())
+
+
+def test_aggregator_stage_empties_the_dictionary() -> None:
+    host = small_host()
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
+    host.begin_stage(AGGREGATOR, unasked)
+    assert not host.confounders.any()
+
+
+def test_dictionary_is_saved_but_never_trained() -> None:
+    host, resumed = small_host(), small_host()
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
+    host(torch.randn(5, 10)).logits.sum().backward()
+    assert not host.confounders.requires_grad
+    assert "confounders" not in dict(host.named_parameters())
+    resumed.load_state_dict(host.state_dict())
+    assert torch.equal(resumed.confounders, host.confounders)
+    assert host.query.weight.grad is not None
+    assert host.query.weight.grad.any()
+
+
+def test_confounder_is_the_row_the_bag_attends_to() -> None:
+    host = small_host(key_width=6)
+    with torch.no_grad():
+        for layer in (host.query, host.key):
+            layer.weight.copy_(100 * torch.eye(6))
+            layer.bias.zero_()
+        host.confounders.copy_(torch.eye(6)[:2])
+    attended = host.confounder(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
+    torch.testing.assert_close(attended, torch.eye(6)[1])
+
+
+@pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
+def test_tiny_gate_is_deletion_and_uniform_gate_is_nothing_with_a_dictionary(gate_mode: str) -> None:
+    host = small_host(gate_mode=gate_mode)
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
+    host.eval()
+    features = torch.randn(8, 10)
+    gates = torch.tensor([1.0, 1e-30, 1.0, 0.0, 1e-30, 1.0, 1.0, 0.0])
+    torch.testing.assert_close(host(features, gates=gates).logits, host(features[gates == 1]).logits)
+    torch.testing.assert_close(
+        host(features, gates=torch.full((8,), 0.05)).logits, host(features).logits, atol=1e-6, rtol=0
+    )
+
+
+def test_no_confounders_is_refused() -> None:
+    with pytest.raises(UsageError, match="n_confounders >= 1, got 0"):
+        small_host(n_confounders=0)

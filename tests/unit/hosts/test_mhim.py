@@ -1,0 +1,213 @@
+"""MHIM: masks, the slow teacher, the consistency loss and the two stages."""
+
+import math
+
+import pytest
+import torch
+
+from gcemil.errors import UsageError
+from gcemil.hosts import mhim
+from gcemil.hosts.host import Stage
+from gcemil.hosts.mhim import Mhim, ceiling, consistency, masked_patches
+
+TEACHER, STUDENT = Stage("teacher", prepares=True), Stage("student")
+LABEL = torch.tensor(1)
+
+
+def small_host(n_outputs: int = 3, **options: object) -> Mhim:
+    torch.manual_seed(0)
+    return Mhim(10, n_outputs, **{"width": 6, "hidden": 5, "dropout": 0.0, **options})
+
+
+def student_host(**options: object) -> Mhim:
+    host = small_host(**options)
+    host.begin_stage(STUDENT, unasked)
+    return host
+
+
+def unasked() -> torch.Tensor:
+    raise RuntimeError("mhim needs no bag features")
+
+
+def test_two_stages_of_which_the_first_prepares() -> None:
+    assert small_host().stages() == (TEACHER, STUDENT)
+
+
+def test_only_the_student_is_trained_and_counted() -> None:
+    host = Mhim(1024, 2)
+    trainable = {name for name, p in host.named_parameters() if p.requires_grad}
+    assert sum(p.numel() for p in host.parameters() if p.requires_grad) == 591_490
+    assert all(name.startswith("student.") for name in trainable)
+    assert {f"teacher.{name.removeprefix('student.')}" for name in trainable} <= set(host.state_dict())
+
+
+def test_teacher_stage_is_the_plain_base_without_masks() -> None:
+    host = small_host()
+    features = torch.randn(30, 10)
+    training = host.train()(features, target=LABEL)
+    torch.testing.assert_close(training.logits, host.eval()(features).logits, rtol=0, atol=0)
+    assert training.losses == {}
+
+
+def test_student_stage_makes_the_trained_base_the_teacher() -> None:
+    host = small_host()
+    trained = {name: value.clone() for name, value in host.student.state_dict().items()}
+    host.begin_stage(STUDENT, unasked)
+    for name, value in host.teacher.state_dict().items():
+        assert torch.equal(value, trained[name])
+    assert torch.equal(host.student.project[0].weight, trained["project.0.weight"])
+    assert not torch.equal(host.student.attention[0].weight, trained["attention.0.weight"])
+    assert not torch.equal(host.student.head.weight, trained["head.weight"])
+
+
+def test_stage_survives_saving_and_loading() -> None:
+    host, resumed = student_host(), small_host()
+    resumed.load_state_dict(host.state_dict())
+    assert "consistency" in resumed.train()(torch.randn(20, 10), target=LABEL).losses
+
+
+def test_teacher_stage_can_begin_again() -> None:
+    host = student_host()
+    host.begin_stage(TEACHER, unasked)
+    assert host.train()(torch.randn(20, 10), target=LABEL).losses == {}
+
+
+def test_random_mask_takes_its_ratio_of_any_patch() -> None:
+    torch.manual_seed(0)
+    masks = torch.stack([masked_patches(torch.arange(10.0), 0.5, 0.0, 0.0, 1.0) for _ in range(200)])
+    assert (masks.sum(dim=1) == 5).all()
+    assert ((masks.float().mean(dim=0) - 0.5).abs() < 0.15).all()
+
+
+def test_low_and_high_masks_take_the_ends_of_the_ranking() -> None:
+    hardness = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0])
+    assert masked_patches(hardness, 0.0, 0.4, 0.0, 1.0).tolist() == [True, False, True, False, False]
+    assert masked_patches(hardness, 0.0, 0.0, 0.4, 1.0).tolist() == [False, True, False, True, False]
+    assert masked_patches(hardness, 0.0, 0.2, 0.2, 1.0).tolist() == [False, True, True, False, False]
+
+
+def test_high_mask_draws_its_share_from_a_larger_top_set() -> None:
+    torch.manual_seed(0)
+    masks = torch.stack([masked_patches(torch.arange(100.0), 0.0, 0.0, 0.1, 0.5) for _ in range(50)])
+    assert (masks.sum(dim=1) == 10).all()
+    assert not masks[:, :80].any()
+    assert masks[:, 80:].any(dim=0).all()
+
+
+def test_counts_round_up_but_not_for_floating_point_dust() -> None:
+    assert masked_patches(torch.arange(7.0), 0.0, 0.3, 0.0, 1.0).sum() == 3
+    assert ceiling(0.07 * 100) == 7
+
+
+@pytest.mark.parametrize("n_patches", [1, 2, 3])
+def test_a_bag_masked_away_keeps_its_hardest_patch(n_patches: int) -> None:
+    hardness = torch.arange(float(n_patches))
+    masked = masked_patches(hardness, 1.0, 0.0, 0.5, 0.5)
+    assert (~masked).nonzero().flatten().tolist() == [n_patches - 1]
+
+
+def test_masked_patches_have_no_share_in_training_and_all_have_one_in_evaluation() -> None:
+    host = student_host(random_ratio=0.5, high_ratio=0.0)
+    features = torch.randn(20, 10)
+    training = host.train()(features, target=LABEL)
+    assert training.contributions is not None
+    assert (training.contributions == 0).sum() == 10
+    evaluated = host.eval()(features)
+    assert evaluated.contributions is not None
+    assert (evaluated.contributions != 0).all()
+    torch.testing.assert_close(training.scores, evaluated.scores)
+
+
+def test_student_sees_the_kept_patches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.tensor([True, False, True, True, False])
+    monkeypatch.setattr(mhim, "masked_patches", lambda hardness, *ratios: ~kept)
+    host = student_host()
+    features = torch.randn(5, 10)
+    masked = host.train()(features, target=LABEL)
+    torch.testing.assert_close(masked.logits, host.eval()(features[kept]).logits)
+
+
+@pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
+def test_masks_rank_by_the_ungated_teacher(monkeypatch: pytest.MonkeyPatch, gate_mode: str) -> None:
+    ranked_by: list[torch.Tensor] = []
+
+    def recorded(hardness: torch.Tensor, *ratios: float) -> torch.Tensor:
+        ranked_by.append(hardness)
+        return torch.zeros_like(hardness, dtype=torch.bool)
+
+    monkeypatch.setattr(mhim, "masked_patches", recorded)
+    host = student_host(gate_mode=gate_mode).train()
+    features = torch.randn(6, 10)
+    host(features, gates=torch.rand(6), target=LABEL)
+    torch.testing.assert_close(ranked_by[0], host.teacher(features)[1])
+
+
+@pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
+def test_consistency_compares_gated_teacher_with_gated_student(gate_mode: str) -> None:
+    host = student_host(gate_mode=gate_mode, random_ratio=0.0, high_ratio=0.0, consistency_weight=1.0).train()
+    features, gates = torch.randn(6, 10), torch.rand(6)
+    output = host(features, gates=gates, target=LABEL)
+    seen = features * gates.unsqueeze(1) if gate_mode == "paper" else features
+    tokens, attention_logits = host.teacher(seen)
+    teacher_feature = torch.softmax(attention_logits + gates.log(), dim=0) @ tokens
+    torch.testing.assert_close(output.losses["consistency"], consistency(teacher_feature, output.bag_feature))
+
+
+def test_consistency_trains_the_student_and_never_the_teacher() -> None:
+    host = student_host().train()
+    gates = torch.rand(12, requires_grad=True)
+    host(torch.randn(12, 10), gates=gates, target=LABEL).losses["consistency"].backward()
+    assert host.student.project[0].weight.grad is not None
+    assert all(p.grad is None for p in host.teacher.parameters())
+    assert gates.grad is not None
+    assert gates.grad.any()
+
+
+def test_consistency_of_flat_features_is_the_entropy_of_their_width() -> None:
+    assert consistency(torch.zeros(8), torch.zeros(8)).item() == pytest.approx(math.log(8))
+
+
+def test_consistency_reads_the_teacher_at_a_tenth_of_the_temperature() -> None:
+    value = consistency(torch.tensor([0.1 * math.log(3), 0.0]), torch.tensor([math.log(4), 0.0]))
+    assert value.item() == pytest.approx(-0.75 * math.log(0.8) - 0.25 * math.log(0.2), rel=1e-6)
+
+
+def test_teacher_follows_the_student_once_per_step() -> None:
+    host = student_host(momentum=0.75)
+    with torch.no_grad():
+        host.teacher.head.bias.fill_(1.0)
+        host.student.head.bias.fill_(5.0)
+    host.after_step()
+    assert host.teacher.head.bias.tolist() == [2.0, 2.0, 2.0]
+    host.after_step()
+    assert host.teacher.head.bias.tolist() == [2.75, 2.75, 2.75]
+
+
+def test_teacher_rests_during_its_own_stage() -> None:
+    host = small_host(momentum=0.0)
+    with torch.no_grad():
+        host.student.head.bias.fill_(5.0)
+    host.after_step()
+    assert host.teacher.head.bias.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_evaluation_ignores_the_teacher() -> None:
+    host = student_host().eval()
+    features = torch.randn(9, 10)
+    before = host(features).logits
+    with torch.no_grad():
+        host.teacher.project[0].weight.fill_(torch.nan)
+    assert torch.equal(host(features).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"random_ratio": 1.5}, r"random_ratio in \[0, 1\], got 1.5"),
+        ({"low_ratio": -0.1}, r"low_ratio in \[0, 1\], got -0.1"),
+        ({"high_share": 0.0}, r"high_share in \(0, 1\], got 0.0"),
+    ],
+)
+def test_ratios_out_of_range_are_refused(option: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        small_host(**option)

@@ -1,0 +1,111 @@
+"""The layer in its two forms, its pseudo-inverse, and what a log-gate takes away."""
+
+import pytest
+import torch
+
+from gcemil.hosts.nystrom import NystromAttention, PseudoInverse, attended
+
+
+def make_layer(*, landmarks=8, seed=0):
+    torch.manual_seed(seed)
+    return NystromAttention(16, heads=2, head_width=8, landmarks=landmarks, kernel=5).double().eval()
+
+
+def make_tokens(length, *, seed=1):
+    return torch.randn(length, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def row_stochastic(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.softmax(4 * torch.randn(3, 6, 6, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def published_iteration(matrix, iterations):
+    """The Nyströmformer's iteration, written as its paper writes it."""
+    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    for _ in range(iterations):
+        product = matrix @ inverse
+        inverse = (
+            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
+        )
+    return inverse
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 6])
+def test_operator_is_the_published_iteration_from_both_sides(iterations):
+    matrix = row_stochastic()
+    inverse, expected = (
+        PseudoInverse.of(matrix, iterations=iterations),
+        published_iteration(matrix, iterations),
+    )
+    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    torch.testing.assert_close(inverse.times(identity), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(inverse.under(identity), expected, rtol=0, atol=1e-10)
+
+
+def test_many_iterations_reach_the_pseudo_inverse():
+    matrix = row_stochastic()
+    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    inverse = PseudoInverse.of(matrix, iterations=30).times(identity)
+    torch.testing.assert_close(inverse, torch.linalg.pinv(matrix), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 40])
+@pytest.mark.parametrize("gated", [False, True])
+def test_first_row_is_the_first_row_of_the_whole_layer(length, gated):
+    layer, tokens = make_layer(), make_tokens(length)
+    log_gates = torch.linspace(0.1, 1, length, dtype=torch.float64).log() if gated else None
+    output, _ = layer.first_row(tokens, log_gates)
+    torch.testing.assert_close(output, layer(tokens, log_gates)[0], rtol=0, atol=1e-12)
+
+
+def test_row_times_values_is_the_output_without_convolution_and_projection():
+    layer, tokens = make_layer(), make_tokens(20)
+    torch.nn.init.zeros_(layer.value_conv.weight)
+    torch.nn.init.eye_(layer.project[0].weight)
+    torch.nn.init.zeros_(layer.project[0].bias)
+    output, row = layer.first_row(tokens)
+    values = layer.qkv(tokens)[:, 32:].view(20, 2, 8)
+    torch.testing.assert_close(output, torch.einsum("hl,lhd->hd", row, values).flatten(), rtol=0, atol=1e-12)
+
+
+def test_open_gates_change_nothing():
+    layer, tokens = make_layer(), make_tokens(21)
+    torch.testing.assert_close(
+        layer(tokens, torch.zeros(21, dtype=torch.float64)), layer(tokens), rtol=0, atol=1e-12
+    )
+
+
+def test_a_token_with_a_vanishing_gate_no_longer_acts_on_the_others():
+    layer, tokens = make_layer(), make_tokens(24)
+    log_gates = torch.zeros(24, dtype=torch.float64)
+    log_gates[10] = -80
+    changed = tokens.clone()
+    changed[10] = 5 * make_tokens(1, seed=9)
+    others = torch.arange(24) != 10
+    before, after = layer(tokens, log_gates)[others], layer(changed, log_gates)[others]
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-12)
+    assert (layer(tokens)[others] - layer(changed)[others]).abs().max() > 1e-2
+
+
+def test_a_segment_of_closed_gates_stays_finite_with_its_gradients():
+    layer, tokens = make_layer().float(), make_tokens(24).float()
+    log_gates = torch.zeros(24)
+    log_gates[9:12] = -200
+    log_gates.requires_grad_()
+    layer(tokens, log_gates).square().sum().backward()
+    assert log_gates.grad.isfinite().all()
+    assert log_gates.grad.abs().max() > 0
+
+
+def test_with_as_many_landmarks_as_tokens_gates_give_exact_gated_attention():
+    # A1 = A2 when every token is a landmark, so A1 pinv(A2) A3 = A3: landmarks are a basis, not evidence.
+    torch.manual_seed(0)
+    layer = NystromAttention(16, heads=2, head_width=8, landmarks=12, kernel=5, iterations=60).double().eval()
+    torch.nn.init.zeros_(layer.value_conv.weight)
+    tokens, log_gates = 3 * make_tokens(12), make_tokens(12, seed=5)[:, 0].abs().neg()
+    query, key, value = layer.qkv(tokens).view(12, 3, 2, 8).permute(1, 2, 0, 3)
+    exact = attended(query, key, value, log_gates.expand(1, 1, 12, 12))
+    expected = layer.project(exact.transpose(0, 1).flatten(1))
+    torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-6)
