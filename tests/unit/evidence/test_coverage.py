@@ -1,0 +1,113 @@
+"""Coverage of toys that can be worked out on paper."""
+
+import pytest
+import torch
+
+from gcemil.evidence.coverage import (
+    ClassUtility,
+    anchor_coverage,
+    leave_one_out_losses,
+    marginal_gains,
+    missed_by_the_others,
+    utility,
+)
+
+HALF = torch.tensor([[0.5, 0.0], [0.5, 0.2], [0.0, 1.0]], dtype=torch.float64)
+WEIGHTS = torch.tensor([2.0, 1.0], dtype=torch.float64)
+
+
+def gates(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_two_patches_at_one_half_cover_three_quarters():
+    torch.testing.assert_close(anchor_coverage(gates(1, 1, 0), HALF), gates(0.75, 0.2))
+
+
+def test_a_half_open_gate_halves_the_hit():
+    torch.testing.assert_close(anchor_coverage(gates(0.5, 0, 0.5), HALF), gates(0.25, 0.5))
+
+
+def test_closed_gates_cover_nothing():
+    assert anchor_coverage(gates(0, 0, 0), HALF).tolist() == [0.0, 0.0]
+
+
+def test_one_certain_patch_covers_exactly():
+    assert anchor_coverage(gates(0, 0, 1), HALF).tolist() == [0.0, 1.0]
+
+
+def test_utility_weighs_the_coverage():
+    assert float(utility(gates(1, 1, 0), HALF, WEIGHTS)) == pytest.approx(2 * 0.75 + 0.2)
+
+
+def test_marginal_gains_by_hand():
+    # Patch 0: 2 * .5 * .5. Patch 1: 2 * .5 * .5 + 1 * .2. Patch 2, closed so far: 1 * 1 * .8.
+    torch.testing.assert_close(marginal_gains(gates(1, 1, 0), HALF, WEIGHTS), gates(0.5, 0.7, 0.8))
+
+
+def test_a_certain_patch_leaves_nothing_to_the_others_and_keeps_its_own_gain():
+    gains = marginal_gains(gates(0, 1, 1), HALF, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(gains, gates(0.0, 0.0, 0.8))
+
+
+def test_two_certain_patches_make_each_other_worthless():
+    twins = torch.ones(2, 1, dtype=torch.float64)
+    assert marginal_gains(gates(1, 1), twins, gates(1)).tolist() == [0.0, 0.0]
+
+
+def test_leaving_out_a_patch_costs_its_gated_gain():
+    torch.testing.assert_close(leave_one_out_losses(gates(0.5, 1, 0), HALF, WEIGHTS), gates(0.25, 0.95, 0.0))
+
+
+def test_missed_by_the_others_skips_the_patch_itself():
+    expected = torch.tensor([[0.5, 0.0], [0.5, 0.0], [0.25, 0.8]], dtype=torch.float64)
+    torch.testing.assert_close(missed_by_the_others(gates(1, 1, 1), HALF), expected)
+
+
+@pytest.mark.parametrize("gate", [0.0, 0.3, 1.0])
+def test_gradient_is_the_marginal_gain_even_at_a_certain_patch(gate: float):
+    opened = gates(gate, 1, 1).requires_grad_()
+    utility(opened, HALF, WEIGHTS).backward()
+    torch.testing.assert_close(opened.grad, marginal_gains(opened.detach(), HALF, WEIGHTS))
+
+
+def test_gradient_agrees_with_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    inner = 0.1 + 0.8 * torch.rand(5, generator=generator, dtype=torch.float64)
+    responses = 0.1 + 0.8 * torch.rand(5, 3, generator=generator, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        anchor_coverage, (inner.requires_grad_(), responses.requires_grad_()), raise_exception=True
+    )
+
+
+def test_tiny_responses_of_many_patches_add_up_in_float32():
+    # The product of factors 1 - 1e-9 would stay at 1 for ever in float32.
+    responses = torch.full((100_000, 1), 1e-9)
+    assert float(anchor_coverage(torch.ones(100_000), responses)) == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_hundred_thousand_strong_patches_saturate_without_nan():
+    responses = torch.full((100_000, 2), 0.9)
+    responses[7, 1] = 1.0
+    open_gates = torch.ones(100_000)
+    assert anchor_coverage(open_gates, responses).tolist() == [1.0, 1.0]
+    assert marginal_gains(open_gates, responses, torch.ones(2)).tolist() == [0.0] * 100_000
+
+
+def test_class_weights_start_equal_and_stay_positive():
+    head = ClassUtility(2, 3)
+    assert head.anchor_weights.tolist() == [pytest.approx([0.6931472] * 3)] * 2
+    with torch.no_grad():
+        head.raw_weights.fill_(-20.0)
+    assert bool((head.anchor_weights > 0).all())
+
+
+def test_class_logits_scale_and_shift_the_utilities():
+    head = ClassUtility(2, 2)
+    with torch.no_grad():
+        head.raw_weights.copy_(torch.tensor([[1.0, 2.0], [3.0, 0.5]]).expm1().log())
+        head.log_scale.fill_(2.0).log_()
+        head.bias.copy_(torch.tensor([0.0, -1.0]))
+    coverage = torch.tensor([0.5, 1.0])
+    torch.testing.assert_close(head(coverage), torch.tensor([2.5, 2.0]))
+    torch.testing.assert_close(head.logits(coverage), torch.tensor([5.0, 3.0]))
