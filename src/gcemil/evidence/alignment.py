@@ -1,0 +1,92 @@
+"""Closed-form fits of the bridge on pairs: the same patches seen by the patch encoder and by the text-aligned one.
+
+ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a feature: lambda has no unit
+reduced rank  W_q = P P^T W, P the q leading principal directions of the fitted values
+Procrustes    min |Y_c - scale X_c Q^T|^2 with orthonormal Q: SVD of Y_c^T X_c
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gcemil.errors import InputError
+
+PairedFeatures = Float[Tensor, "p d"]
+PairedAnchorSpace = Float[Tensor, "p a"]
+
+
+@dataclass(frozen=True)
+class FactoredFit:
+    """B(h) = left right h + bias, left with orthonormal columns."""
+
+    left: Float[Tensor, "a q"]
+    right: Float[Tensor, "q d"]
+    bias: Float[Tensor, "a"]
+
+
+@dataclass(frozen=True)
+class ProcrustesFit:
+    """B(h) = scale frame (h - feature_mean) + anchor_mean; `complement` spans what the frame cannot see."""
+
+    frame: Float[Tensor, "a d"]
+    complement: Float[Tensor, "k d"]
+    scale: Float[Tensor, ""]
+    feature_mean: Float[Tensor, "d"]
+    anchor_mean: Float[Tensor, "a"]
+
+
+def ridge_fit(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace, ridge: float
+) -> tuple[Float[Tensor, "a d"], Float[Tensor, "a"]]:
+    """Weight and bias of the ridge regression from features to the anchor space."""
+    if ridge <= 0:
+        raise InputError(f"The ridge must be positive, got {ridge}. 0.01 is a usual choice.")
+    centred, anchor_centred = _centred_pairs(features, anchor_space)
+    gram = centred.T @ centred
+    gram.diagonal().add_(ridge * gram.diagonal().mean())
+    weight = torch.linalg.solve(gram, centred.T @ anchor_centred).T
+    bias = anchor_space.double().mean(dim=0) - weight @ features.double().mean(dim=0)
+    return weight.to(features.dtype), bias.to(features.dtype)
+
+
+def reduced_rank_fit(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace, *, ridge: float, rank: int
+) -> FactoredFit:
+    """The ridge fit held to `rank` directions; the same map when rank = min(d, a)."""
+    weight, _ = ridge_fit(features.double(), anchor_space.double(), ridge)
+    centred, _ = _centred_pairs(features, anchor_space)
+    fitted = weight @ (centred.T @ centred) @ weight.T
+    left = torch.linalg.eigh(fitted).eigenvectors[:, -rank:].flip(1)
+    right = left.T @ weight
+    bias = anchor_space.double().mean(dim=0) - left @ (right @ features.double().mean(dim=0))
+    return FactoredFit(left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype))
+
+
+def procrustes_fit(features: PairedFeatures, anchor_space: PairedAnchorSpace) -> ProcrustesFit:
+    """The orthonormal frame, scale and means that carry the features nearest to the anchor space."""
+    centred, anchor_centred = _centred_pairs(features, anchor_space)
+    left, singular, right = torch.linalg.svd(anchor_centred.T @ centred, full_matrices=True)
+    k = len(singular)
+    frame = left[:, :k] @ right[:k]
+    scale = singular.sum() / (centred @ frame.T).square().sum()
+    means = features.double().mean(dim=0), anchor_space.double().mean(dim=0)
+    parts = (frame, right[k:], scale, *means)
+    return ProcrustesFit(*(part.to(features.dtype) for part in parts))
+
+
+def _centred_pairs(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace
+) -> tuple[PairedFeatures, PairedAnchorSpace]:
+    """Both sides in float64 without their means."""
+    # Gram matrices square the condition number, so float32 would lose half the digits.
+    centred = features.double() - features.double().mean(dim=0)
+    anchor_centred = anchor_space.double() - anchor_space.double().mean(dim=0)
+    if len(features) < 2 or not bool(centred.any()) or not bool(torch.isfinite(centred).all()):
+        raise InputError(f"A bridge needs at least two distinct, finite pairs, got {len(features)} rows.")
+    if not bool(anchor_centred.any()) or not bool(torch.isfinite(anchor_centred).all()):
+        raise InputError(
+            "The anchor-space side of the pairs is constant or not finite. Embed the pairs again."
+        )
+    return centred, anchor_centred

@@ -1,0 +1,139 @@
+"""The anchor bank: M frozen concept embeddings a_m, their prompts and where they came from.
+
+Control banks keep the size and, where it says so, the geometry, and take the meaning away. Permuting the rows would
+not do that: the class-anchor weights are learned, so they follow any permutation.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+
+from gcemil.errors import InputError
+from gcemil.families import GENERIC_FAMILY, AnchorFamily, least_related_family, load_family
+from gcemil.shapes import AnchorEmbeddings, Features
+
+TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
+
+
+@dataclass(frozen=True, eq=False)
+class AnchorBank:
+    """Concept embeddings that training never changes."""
+
+    embeddings: AnchorEmbeddings
+    prompts: tuple[str, ...]
+    provenance: str
+
+    def __post_init__(self) -> None:
+        # A private float32 copy, so that nobody who shares the tensor can move the anchors.
+        object.__setattr__(self, "embeddings", self.embeddings.detach().to(torch.float32, copy=True))
+        if len(self.prompts) != len(self.embeddings) or not self.prompts:
+            raise InputError(
+                f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least one, "
+                f"got {len(self.prompts)} prompts for {len(self.embeddings)} embeddings."
+            )
+        norms = self.embeddings.norm(dim=1)
+        usable = torch.isfinite(norms) & (norms > 0)
+        if not bool(usable.all()):
+            worst = int((~usable).nonzero()[0])
+            raise InputError(
+                f"Anchor {worst} ('{self.prompts[worst]}', {self.provenance}) is zero or not finite. Embed it again."
+            )
+
+    @property
+    def n_anchors(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def anchor_dim(self) -> int:
+        return int(self.embeddings.shape[1])
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of prompts and embeddings: equal for equal banks, wherever they were read."""
+        digest = hashlib.sha256(repr((tuple(self.embeddings.shape), self.prompts)).encode())
+        digest.update(self.embeddings.cpu().numpy().astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> "AnchorBank":
+        """The bank of an anchors.h5 file."""
+        # Imported here so that the mathematics stays usable without the file layer.
+        from gcemil.bags.store import read_anchors
+
+        embeddings, prompts = read_anchors(Path(path))
+        return cls(torch.as_tensor(embeddings), tuple(prompts), f"file {Path(path).name}")
+
+    @classmethod
+    def from_family(cls, family: str, encoder: TextEncoder) -> "AnchorBank":
+        """The prompts of a disease family, embedded once."""
+        return cls._embedded(load_family(family), encoder, f"family {family}")
+
+    @classmethod
+    def generic(cls, encoder: TextEncoder) -> "AnchorBank":
+        """Control: pathology prompts that name no disease."""
+        return cls._embedded(load_family(GENERIC_FAMILY), encoder, "generic prompts")
+
+    @classmethod
+    def unrelated(cls, family: str, encoder: TextEncoder) -> "AnchorBank":
+        """Control: the prompts of the organ that shares the fewest concepts with `family`."""
+        other = least_related_family(family)
+        return cls._embedded(other, encoder, f"unrelated to {family}: family {other.family}")
+
+    @classmethod
+    def prototypes(cls, features: Features, n_anchors: int = 8, seed: int = 0) -> "AnchorBank":
+        """k-means centres of training patches, largest cluster first; they live in feature space (identity bridge)."""
+        centres = _cluster_centres(features.detach().cpu().numpy(), n_anchors, seed)
+        names = tuple(f"prototype {number}" for number in range(1, n_anchors + 1))
+        return cls(torch.from_numpy(centres), names, f"prototypes of {len(features)} patches, seed {seed}")
+
+    @classmethod
+    def random_like(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
+        """Control: random directions with the norms of `bank`."""
+        directions = torch.randn(bank.embeddings.shape, generator=generator)
+        directions *= (bank.embeddings.norm(dim=1) / directions.norm(dim=1)).unsqueeze(1)
+        names = tuple(f"random {number}" for number in range(1, bank.n_anchors + 1))
+        return cls(directions, names, f"random directions in place of {bank.provenance}")
+
+    @classmethod
+    def shuffled(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
+        """Control: one permutation of the coordinates of all embeddings; norms and mutual angles stay, meaning goes."""
+        order = torch.randperm(bank.anchor_dim, generator=generator)
+        names = tuple(f"shuffled {prompt}" for prompt in bank.prompts)
+        return cls(bank.embeddings[:, order], names, f"shuffled coordinates of {bank.provenance}")
+
+    @classmethod
+    def _embedded(cls, family: AnchorFamily, encoder: TextEncoder, provenance: str) -> "AnchorBank":
+        embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
+        if embeddings.ndim != 2:
+            raise InputError(f"A text encoder returns (prompts, width), got shape {embeddings.shape}.")
+        name = getattr(encoder, "__name__", type(encoder).__name__)
+        return cls(torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}")
+
+
+def _cluster_centres(
+    features: npt.NDArray[np.floating[Any]], n_anchors: int, seed: int
+) -> npt.NDArray[np.float32]:
+    if n_anchors < 1 or len(features) < n_anchors:
+        raise InputError(
+            f"{n_anchors} prototypes need at least one prototype and as many patches, got {len(features)}."
+        )
+    with warnings.catch_warnings():
+        # Too few distinct patches is reported below as an error instead.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clusters = KMeans(n_clusters=n_anchors, n_init=4, random_state=seed).fit(features.astype(np.float32))
+    sizes = np.bincount(clusters.labels_, minlength=n_anchors)
+    if (sizes == 0).any():
+        raise InputError(
+            f"The {len(features)} patches are too alike for {n_anchors} prototypes. Ask for fewer."
+        )
+    order = np.argsort(-sizes, kind="stable")
+    return np.asarray(clusters.cluster_centers_[order], dtype=np.float32)

@@ -1,0 +1,290 @@
+"""The bridge B from patch features h into the anchor space, and the cosines of Eq. 2: cos(B(h_i), a_m).
+
+  free        B(h) = L R h + b, unconstrained; a random start unless it is fitted
+  proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2      "constrained"
+  frozen      the fit itself                                                                 "constrained"
+  orthogonal  B(h) = scale Q (h - mean) + mean', Q orthonormal, turned by a Cayley rotation   "constrained"
+  identity    B(h) = h, for anchors that live in feature space (prototypes)
+
+Folded: no bridge ever forms B(h) for a cosine. The M inner products need M folded vectors. The norm needs R h and the
+q x q Gram matrix of L (affine kinds); |h| alone (isometry: identity, and orthogonal where a >= d); or |h| and the d - a
+directions that Q does not see (orthogonal where a < d).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gcemil.errors import InputError, UsageError
+from gcemil.evidence.alignment import FactoredFit, procrustes_fit, reduced_rank_fit
+from gcemil.evidence.fold import Fold, squared_norm, unfolded
+from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
+
+DEFAULT_BRIDGE_RANK = 128
+
+
+class Bridge(nn.Module):
+    """Base of the bridges: a subclass gives B(h), and inner products with squared norms in folded form."""
+
+    needs_fit = False
+    fitted: Tensor
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__()
+        if min(in_dim, anchor_dim, rank) < 1:
+            raise UsageError(
+                f"A bridge needs widths and a rank of at least 1, got {in_dim}, {anchor_dim} and {rank}."
+            )
+        self.in_dim = in_dim
+        self.anchor_dim = anchor_dim
+        self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+
+    def forward(self, features: Features) -> Float[Tensor, "n a"]:
+        """B(h) itself; the cosines do not need it."""
+        raise NotImplementedError
+
+    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        """cos(B(h_i), u_m) for unit vectors u_m, without forming B(h_i)."""
+        raise NotImplementedError
+
+    def fit(
+        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+    ) -> None:
+        """Set the bridge to its closed-form fit on pairs."""
+        raise UsageError(f"A {type(self).__name__} cannot be fitted. Use proximal, frozen or orthogonal.")
+
+    def penalty(self) -> Float[Tensor, ""]:
+        """What holds the bridge near its fit; zero where nothing does."""
+        return torch.zeros((), device=self.fitted.device)
+
+    def cosines(self, features: Features, anchors: AnchorEmbeddings) -> Responses:
+        """cos(B(h_i), a_m); 0 for a patch that B maps to the origin."""
+        return unfolded(features, [self.fold(anchors)])[0]
+
+    def fold(self, anchors: AnchorEmbeddings) -> Fold:
+        """The cosines as a fold, to be computed together with others of the same bag."""
+        if not bool(self.fitted):
+            raise UsageError(f"This {type(self).__name__} was never fitted. Call fit() with pairs first.")
+        return self.folded_cosines(nn.functional.normalize(anchors, dim=1))
+
+    def _check_pairs(self, features: Tensor, anchor_space: Tensor) -> None:
+        widths = (features.shape[1], anchor_space.shape[1])
+        if widths != (self.in_dim, self.anchor_dim):
+            raise InputError(
+                f"Pairs of widths {widths[0]} and {widths[1]} do not fit a bridge from {self.in_dim} to "
+                f"{self.anchor_dim}. Use the patch encoder and the anchors of this cohort."
+            )
+
+
+class IdentityBridge(Bridge):
+    """Anchors and patches already share a space."""
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__(in_dim, anchor_dim, rank=rank)
+        if in_dim != anchor_dim:
+            raise UsageError(
+                f"An identity bridge needs anchors as wide as the features, got {anchor_dim} and {in_dim}. "
+                f"Use prototypes, or a bridge fitted on pairs."
+            )
+
+    def forward(self, features: Features) -> Float[Tensor, "n a"]:
+        return features
+
+    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        return Fold(directions, directions.new_zeros(len(directions)), _quotient)
+
+
+class FreeBridge(Bridge):
+    """L R h + b, all learned; the rank keeps the exact norm cheap."""
+
+    learned = True
+    left: Tensor
+    right: Tensor
+    bias: Tensor
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__(in_dim, anchor_dim, rank=rank)
+        self.rank = min(rank, in_dim, anchor_dim)
+        self._own("left", nn.init.orthogonal_(torch.empty(anchor_dim, self.rank)))
+        self._own("right", torch.randn(self.rank, in_dim) * in_dim**-0.5)
+        self._own("bias", torch.zeros(anchor_dim))
+
+    def _own(self, name: str, value: Tensor) -> None:
+        if self.learned:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
+
+    def forward(self, features: Features) -> Float[Tensor, "n a"]:
+        return (features @ self.right.T) @ self.left.T + self.bias
+
+    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        onto_anchors = self.left.T @ directions.T
+        on_bias = directions @ self.bias
+        gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
+
+        def finish(reduced: Float[Tensor, "n q"], _: Scores) -> Responses:
+            squared = ((reduced @ gram + 2 * cross) * reduced).sum(dim=1) + constant
+            return _quotient(reduced @ onto_anchors + on_bias, squared)
+
+        return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
+
+    @torch.no_grad()
+    def fit(
+        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+    ) -> None:
+        self._check_pairs(features, anchor_space)
+        self._take(reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank))
+        self.fitted.fill_(True)
+
+    def _take(self, fit: FactoredFit) -> None:
+        self.left.copy_(fit.left)
+        self.right.copy_(fit.right)
+        self.bias.copy_(fit.bias)
+
+
+class FrozenBridge(FreeBridge):
+    """The fit itself: buffers, so that no optimiser can move it."""
+
+    needs_fit = True
+    learned = False
+
+
+class ProximalBridge(FreeBridge):
+    """Learned, but held near its fit by `penalty`."""
+
+    needs_fit = True
+    first_left: Tensor
+    first_right: Tensor
+    first_bias: Tensor
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__(in_dim, anchor_dim, rank=rank)
+        for name in ("left", "right", "bias"):
+            self.register_buffer(f"first_{name}", getattr(self, name).detach().clone())
+
+    def _take(self, fit: FactoredFit) -> None:
+        super()._take(fit)
+        self.first_left.copy_(fit.left)
+        self.first_right.copy_(fit.right)
+        self.first_bias.copy_(fit.bias)
+
+    def penalty(self) -> Float[Tensor, ""]:
+        """|B - B0|^2 / |W0|^2, over weight and bias."""
+        first = self.first_left @ self.first_right
+        moved = (self.left @ self.right - first).square().sum()
+        return (moved + (self.bias - self.first_bias).square().sum()) / first.square().sum()
+
+
+class OrthogonalBridge(Bridge):
+    """A Procrustes frame turned inside the smaller of the two spaces by R = (I + A)^-1 (I - A), A skew.
+
+    A = X Y^T - Y X^T has the given rank q, so the inverse is that of a q x q matrix (Woodbury), and R stays a
+    rotation whatever the optimiser does to X and Y.
+    """
+
+    needs_fit = True
+    frame: Tensor
+    complement: Tensor
+    scale: Tensor
+    feature_mean: Tensor
+    anchor_mean: Tensor
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__(in_dim, anchor_dim, rank=rank)
+        k = min(in_dim, anchor_dim)
+        half = min((rank + 1) // 2, k)
+        self.register_buffer("frame", torch.eye(anchor_dim, in_dim))
+        self.register_buffer("complement", torch.eye(in_dim)[k:])
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("feature_mean", torch.zeros(in_dim))
+        self.register_buffer("anchor_mean", torch.zeros(anchor_dim))
+        # X = 0 starts at the fit; Y must not be 0 too or neither would receive a gradient.
+        self.turn_to = nn.Parameter(torch.zeros(k, half))
+        self.turn_from = nn.Parameter(torch.randn(k, half) * k**-0.5)
+
+    @torch.no_grad()
+    def fit(
+        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+    ) -> None:
+        """Procrustes on the pairs; the ridge has no part in it."""
+        self._check_pairs(features, anchor_space)
+        fit = procrustes_fit(features, anchor_space)
+        for name in ("frame", "complement", "scale", "feature_mean", "anchor_mean"):
+            getattr(self, name).copy_(getattr(fit, name))
+        self.turn_to.zero_()
+        self.fitted.fill_(True)
+
+    def weight(self) -> Float[Tensor, "a d"]:
+        """Q: orthonormal columns where a >= d, orthonormal rows otherwise."""
+        identity = torch.eye(len(self.turn_to), device=self.frame.device, dtype=self.frame.dtype)
+        rotation = self._turned_back(identity).T
+        return self.frame @ rotation if self.anchor_dim >= self.in_dim else rotation @ self.frame
+
+    def forward(self, features: Features) -> Float[Tensor, "n a"]:
+        return self.scale * (features - self.feature_mean) @ self.weight().T + self.anchor_mean
+
+    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        """Everything is about x = h - mean; the mean is taken off the products, never off the bag."""
+        pulled = self.scale * self._pulled_back(torch.cat([directions, self.anchor_mean.unsqueeze(0)]))
+        rows = torch.cat([pulled, self.feature_mean.unsqueeze(0), self._norm_rows()])
+        on_mean = directions @ self.anchor_mean
+        m = len(directions)
+
+        def finish(products: Float[Tensor, "n r"], squared_norms: Scores) -> Responses:
+            inner, along_mean = products[:, :m] + on_mean, products[:, m]
+            seen = self._seen(squared_norms, products[:, m + 1], products[:, m + 2 :])
+            squared = self.scale**2 * seen + 2 * along_mean + self.anchor_mean @ self.anchor_mean
+            return _quotient(inner, squared)
+
+        return Fold(rows, -(rows @ self.feature_mean), finish)
+
+    def _norm_rows(self) -> Float[Tensor, "r d"]:
+        """Rows that |Q x|^2 needs beside |x|^2: none for an isometry, else what Q misses or what it sees, if fewer."""
+        return self.frame if self._sees_less else self.complement
+
+    @property
+    def _sees_less(self) -> bool:
+        return self.anchor_dim <= len(self.complement)
+
+    def _seen(self, squared_norms: Scores, onto_mean: Scores, products: Float[Tensor, "n r"]) -> Scores:
+        """|Q x|^2; a rotation inside the smaller space does not change it, so the fitted frame serves."""
+        if self._sees_less:
+            return squared_norm(products)
+        # |h|^2 = |x|^2 + 2 x . mean + |mean|^2
+        whole = squared_norms - 2 * onto_mean - self.feature_mean @ self.feature_mean
+        return whole if self.anchor_dim >= self.in_dim else whole - squared_norm(products)
+
+    def _pulled_back(self, vectors: Float[Tensor, "v a"]) -> Float[Tensor, "v d"]:
+        """Q^T v for a few vectors, by the low-rank solve instead of the full rotation."""
+        if self.anchor_dim >= self.in_dim:
+            return self._turned_back((vectors @ self.frame).T).T
+        return self._turned_back(vectors.T).T @ self.frame
+
+    def _turned_back(self, columns: Float[Tensor, "k v"]) -> Float[Tensor, "k v"]:
+        """R^T v = (I + A)(I - A)^-1 v with A = F G^T."""
+        f = torch.cat([self.turn_to, -self.turn_from], dim=1)
+        g = torch.cat([self.turn_from, self.turn_to], dim=1)
+        core = torch.eye(f.shape[1], device=f.device, dtype=f.dtype) - g.T @ f
+        solved = columns + f @ torch.linalg.solve(core, g.T @ columns)
+        return solved + f @ (g.T @ solved)
+
+
+def _quotient(inner: Responses, squared_norms: Scores) -> Responses:
+    return inner * squared_norms.clamp_min(1e-12).rsqrt().unsqueeze(1)
+
+
+BRIDGES: dict[str, type[Bridge]] = {
+    "free": FreeBridge,
+    "proximal": ProximalBridge,
+    "frozen": FrozenBridge,
+    "orthogonal": OrthogonalBridge,
+    "identity": IdentityBridge,
+}
+
+
+def create_bridge(kind: str, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> Bridge:
+    """A bridge by name, `rank` being that of what it learns; the constrained kinds still need `fit` or a checkpoint."""
+    if kind not in BRIDGES:
+        raise UsageError(f"There is no bridge '{kind}'. Choose one of {', '.join(BRIDGES)}.")
+    return BRIDGES[kind](in_dim, anchor_dim, rank=rank)

@@ -1,0 +1,146 @@
+"""The terms of the training objective beside the host's own (Eq. 6), one pure function each.
+
+  budget      ReLU(mean pi - rho)^2
+  grounding   CE(softmax U(pi), y) and KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
+  literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2: "aligns pi with noisy-OR anchor responses" read word for word
+  sufficiency CE(f(X_S), y)
+  necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the running mean of the complement's own predictions
+Survival: Cox on h = sum_m beta_m v_m for grounding; the mean training risk as the null of the complement.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gcemil.errors import UsageError
+from gcemil.evidence.gates import CLOSED_GATE
+from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses
+
+Loss = Float[Tensor, ""]
+ClassIndex = Int[Tensor, ""]
+PartialLikelihood = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(log risks, times, events) -> negative log partial likelihood of a window of bags."""
+
+
+def budget_excess_squared(gates: Gates, *, budget: float) -> Loss:
+    """ReLU(mean pi - rho)^2 of one bag."""
+    return torch.relu(gates.mean() - budget).square()
+
+
+def patch_concept_presence(responses: Responses, anchor_weights: AnchorWeights) -> Gates:
+    """Weighted noisy-OR of each patch on its own: 1 - prod_m (1 - r_im)^{w_m}."""
+    # xlog1py: an anchor of weight 0 counts for nothing even where its response is 1.
+    return -torch.expm1(torch.special.xlog1py(anchor_weights, -responses).sum(dim=1))
+
+
+def grounding_divergence(
+    log_gates: LogGates, responses: Responses, class_anchor_weights: AnchorWeights
+) -> Loss:
+    """KL(q || pi / sum pi): the gates as a distribution over patches against where the label's concepts are.
+
+    The weights are those of the label, taken relative to their largest. A gate that is truly 0 counts as CLOSED_GATE,
+    which keeps the term finite; no gradient could reach it anyway. A bag without any response gives 0.
+    """
+    with torch.no_grad():
+        weights = class_anchor_weights / class_anchor_weights.max().clamp_min(
+            torch.finfo(responses.dtype).tiny
+        )
+        presence = patch_concept_presence(responses, weights)
+        target = presence / presence.sum().clamp_min(torch.finfo(responses.dtype).tiny)
+    log_share = log_gates - torch.logsumexp(log_gates, dim=0)
+    log_share = log_share.masked_fill(torch.isneginf(log_gates), torch.tensor(CLOSED_GATE).log().item())
+    return (torch.special.xlogy(target, target) - target * log_share).sum()
+
+
+def grounding_squared_error(gates: Gates, responses: Responses) -> Loss:
+    """The literal reading: gates against the per-patch noisy-OR, gradient to both sides."""
+    presence = patch_concept_presence(responses, responses.new_ones(responses.shape[1]))
+    return (gates - presence).square().mean()
+
+
+def utility_cross_entropy(utility: Logits, class_index: ClassIndex) -> Loss:
+    """CE(softmax U(pi), y): the only gradient the class-anchor weights receive."""
+    return F.cross_entropy(utility, class_index)
+
+
+def pathway_partial_likelihood(
+    pathway_risks: Float[Tensor, "b"],
+    times: Float[Tensor, "b"],
+    events: Float[Tensor, "b"],
+    *,
+    partial_likelihood: PartialLikelihood,
+) -> Loss:
+    """Grounding of survival: the task's Cox loss on h = sum_m beta_m v_m over a window of bags."""
+    if len(pathway_risks) < 2:
+        raise UsageError("Cox needs a window of at least two bags: with one bag its loss is always zero.")
+    return partial_likelihood(pathway_risks, times, events)
+
+
+def sufficiency_cross_entropy(kept_logits: Logits, class_index: ClassIndex) -> Loss:
+    """CE(f(X_S), y) on the straight-through subset."""
+    return F.cross_entropy(kept_logits, class_index)
+
+
+def necessity_cross_entropy(removed_logits: Logits, null_target: Logits) -> Loss:
+    """-sum_c t_c log f_c(X_notS): the complement should say what no evidence says."""
+    return -(null_target.detach() * F.log_softmax(removed_logits, dim=0)).sum()
+
+
+def necessity_risk_error(removed_risk: Loss, null_risk: Loss) -> Loss:
+    """Survival: squared distance of the complement's risk from the null."""
+    return (removed_risk - null_risk.detach()).square()
+
+
+class NullTarget(nn.Module):
+    """t ~ nu^2 with nu a running mean of the complement's predictions, from uniform.
+
+    Peaked on purpose: an almost uniform output still leaks the class through its argmax. peak = 0 is the uniform target.
+    """
+
+    running_mean: Tensor
+
+    def __init__(self, n_outputs: int, *, momentum: float = 0.95, peak: float = 2.0) -> None:
+        super().__init__()
+        if n_outputs < 2:
+            raise UsageError(
+                f"A null target needs at least two classes, got {n_outputs}. Survival uses NullRisk."
+            )
+        self.momentum = momentum
+        self.peak = peak
+        self.register_buffer("running_mean", torch.full((n_outputs,), 1.0 / n_outputs))
+
+    def forward(self) -> Logits:
+        """The current target; it sums to 1."""
+        peaked = self.running_mean**self.peak
+        return peaked / peaked.sum()
+
+    @torch.no_grad()
+    def update(self, removed_logits: Logits) -> None:
+        """Fold in what the host says of one more complement."""
+        self.running_mean.lerp_(torch.softmax(removed_logits, dim=0), 1 - self.momentum)
+
+
+class NullRisk(nn.Module):
+    """Running mean of the training risks; exact over the first bags, then with the given momentum."""
+
+    running_mean: Tensor
+    seen: Tensor
+
+    def __init__(self, *, momentum: float = 0.95) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("running_mean", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self) -> Loss:
+        return self.running_mean.clone()
+
+    @torch.no_grad()
+    def update(self, risk: Loss) -> None:
+        """Fold in the full-bag risk of one more slide."""
+        self.seen.add_(1)
+        share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
+        self.running_mean.add_(share * (risk - self.running_mean))

@@ -1,0 +1,190 @@
+"""Anchor banks, their families and their controls."""
+
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.bags.store import write_anchors
+from gcemil.errors import InputError, UsageError
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.families import (
+    ORGAN_FAMILIES,
+    family_of_dataset,
+    least_related_family,
+    load_family,
+    read_family,
+)
+
+
+def letter_counts(prompts: Sequence[str]) -> np.ndarray:
+    """A text encoder anyone can check by hand: how often each letter occurs."""
+    return np.array(
+        [[prompt.lower().count(chr(97 + i)) for i in range(26)] for prompt in prompts], dtype=np.float64
+    )
+
+
+def bank_of_two() -> AnchorBank:
+    return AnchorBank(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]]), ("one", "two"), "by hand")
+
+
+@pytest.mark.parametrize("name", [*ORGAN_FAMILIES, "generic"])
+def test_every_family_has_eight_different_prompts(name: str) -> None:
+    family = load_family(name)
+    assert family.family == name
+    assert len(set(family.concepts)) == len(set(family.wordings)) == 8
+
+
+def test_every_dataset_has_exactly_one_family() -> None:
+    datasets = [dataset for name in ORGAN_FAMILIES for dataset in load_family(name).datasets]
+    assert sorted(datasets) == [
+        "bracs",
+        "brca",
+        "camelyon16",
+        "kirc",
+        "kirp",
+        "luad",
+        "nsclc",
+        "panda",
+        "stad",
+        "ucec",
+    ]
+    assert family_of_dataset("kirc").family == "renal"
+
+
+def test_an_unknown_family_or_dataset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no anchor family 'liver'. Choose one of breast"):
+        load_family("liver")
+    with pytest.raises(UsageError, match="dataset 'cptac'. Known are bracs"):
+        family_of_dataset("cptac")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("family: x\nsource: prior\ndatasets: []\nprompts: []", "at least 1"),
+        (
+            "family: x\nsource: prior\ndatasets: []\nextra: 1\nprompts: [{concept: a, wording: abc}]",
+            "Extra inputs",
+        ),
+        (
+            "family: x\nsource: prior\ndatasets: []\nprompts: [{concept: a, wording: abc}, {concept: a, wording: abd}]",
+            "same concept",
+        ),
+        ("family: [", "not an anchor family"),
+        ("family: !!python/object:os.system x", "not an anchor family"),
+    ],
+)
+def test_a_malformed_family_file_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "organ.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=fault):
+        read_family(path)
+
+
+def test_an_absent_family_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"organ\.yaml cannot be read"):
+        read_family(tmp_path / "organ.yaml")
+
+
+def test_a_bank_from_a_family_embeds_its_wordings_in_order() -> None:
+    bank = AnchorBank.from_family("breast", letter_counts)
+    assert bank.prompts == load_family("breast").wordings
+    assert bank.embeddings.dtype == torch.float32
+    assert bank.embeddings[3].tolist() == letter_counts([bank.prompts[3]])[0].tolist()
+    assert bank.provenance == "family breast, text encoder letter_counts"
+
+
+def test_a_bank_is_frozen_and_owns_its_embeddings() -> None:
+    source = torch.eye(2)
+    bank = AnchorBank(source, ("a", "b"), "by hand")
+    source[0, 0] = 7.0
+    assert bank.embeddings[0, 0] == 1.0
+    with pytest.raises(FrozenInstanceError, match="provenance"):
+        bank.provenance = "elsewhere"  # type: ignore[misc]
+
+
+def test_the_hash_follows_embeddings_and_prompts_and_not_their_origin() -> None:
+    bank = bank_of_two()
+    assert AnchorBank(bank.embeddings, bank.prompts, "elsewhere").hash == bank.hash
+    assert AnchorBank(bank.embeddings, ("one", "2"), "by hand").hash != bank.hash
+    assert AnchorBank(bank.embeddings * 1.0001, bank.prompts, "by hand").hash != bank.hash
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_an_anchor_without_direction_is_refused(value: float) -> None:
+    with pytest.raises(InputError, match=r"Anchor 1 \('two', by hand\) is zero or not finite"):
+        AnchorBank(torch.tensor([[1.0, 0.0], [value, value]]), ("one", "two"), "by hand")
+
+
+def test_a_prompt_is_needed_for_every_embedding() -> None:
+    with pytest.raises(InputError, match="got 1 prompts for 2 embeddings"):
+        AnchorBank(torch.eye(2), ("one",), "by hand")
+
+
+def test_a_text_encoder_must_return_a_matrix() -> None:
+    with pytest.raises(InputError, match=r"got shape \(8,\)"):
+        AnchorBank.from_family("lung", lambda prompts: np.ones(len(prompts)))
+
+
+def test_prototypes_are_the_cluster_means_largest_first() -> None:
+    features = torch.tensor([[10.0, 0.0]] * 2 + [[0.0, 10.0]] * 4 + [[0.0, 12.0]] * 4)
+    bank = AnchorBank.prototypes(features, n_anchors=2)
+    torch.testing.assert_close(bank.embeddings, torch.tensor([[0.0, 11.0], [10.0, 0.0]]))
+    assert bank.prompts == ("prototype 1", "prototype 2")
+
+
+def test_prototypes_repeat_with_their_seed() -> None:
+    features = torch.randn(300, 6, generator=torch.Generator().manual_seed(1))
+    assert AnchorBank.prototypes(features, seed=3).hash == AnchorBank.prototypes(features, seed=3).hash
+
+
+def test_prototypes_refuse_too_few_or_too_similar_patches() -> None:
+    with pytest.raises(InputError, match="8 prototypes need at least"):
+        AnchorBank.prototypes(torch.randn(5, 3))
+    with pytest.raises(InputError, match="too alike for 3 prototypes"):
+        AnchorBank.prototypes(torch.ones(10, 3), n_anchors=3)
+
+
+def test_random_anchors_keep_the_norms_and_lose_the_directions() -> None:
+    bank = AnchorBank.from_family("lung", letter_counts)
+    control = AnchorBank.random_like(bank, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(control.embeddings.norm(dim=1), bank.embeddings.norm(dim=1))
+    assert torch.cosine_similarity(control.embeddings, bank.embeddings).abs().max() < 0.7
+    assert control.hash == AnchorBank.random_like(bank, torch.Generator().manual_seed(0)).hash
+
+
+def test_shuffled_anchors_keep_their_mutual_angles_and_lose_their_meaning() -> None:
+    bank = AnchorBank.from_family("renal", letter_counts)
+    control = AnchorBank.shuffled(bank, torch.Generator().manual_seed(0))
+    gram = bank.embeddings @ bank.embeddings.T
+    torch.testing.assert_close(control.embeddings @ control.embeddings.T, gram)
+    # A permutation of the rows would keep the set of embeddings; this one must not.
+    distances = torch.cdist(control.embeddings, bank.embeddings)
+    assert distances.min() > 1.0
+
+
+def test_generic_and_unrelated_banks_hold_other_prompts() -> None:
+    own = set(load_family("breast").wordings)
+    assert own.isdisjoint(AnchorBank.generic(letter_counts).prompts)
+    unrelated = AnchorBank.unrelated("breast", letter_counts)
+    assert own.isdisjoint(unrelated.prompts)
+    assert unrelated.provenance.startswith("unrelated to breast: family ")
+
+
+@pytest.mark.parametrize("name", ORGAN_FAMILIES)
+def test_the_least_related_family_shares_at_most_necrosis(name: str) -> None:
+    other = least_related_family(name)
+    assert other.family != name
+    assert set(other.concepts) & set(load_family(name).concepts) <= {"necrosis"}
+
+
+def test_a_bank_from_a_file_holds_what_was_written(tmp_path: Path) -> None:
+    bank = bank_of_two()
+    write_anchors(tmp_path / "anchors.h5", bank.embeddings.numpy(), bank.prompts)
+    read = AnchorBank.from_file(tmp_path / "anchors.h5")
+    assert read.hash == bank.hash
+    assert read.provenance == "file anchors.h5"

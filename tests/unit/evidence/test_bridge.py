@@ -1,0 +1,225 @@
+"""Bridges, their fits and their folded cosines."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gcemil.errors import InputError, UsageError
+from gcemil.evidence.alignment import ridge_fit
+from gcemil.evidence.bridge import (
+    BRIDGES,
+    Bridge,
+    FreeBridge,
+    FrozenBridge,
+    OrthogonalBridge,
+    ProximalBridge,
+    create_bridge,
+)
+from gcemil.evidence.fold import unfolded
+
+WIDTHS = [("free", 12, 9), ("proximal", 12, 9), ("proximal", 9, 12), ("frozen", 12, 9), ("identity", 10, 10)]
+WIDTHS += [("orthogonal", 9, 12), ("orthogonal", 10, 10), ("orthogonal", 12, 9), ("orthogonal", 12, 4)]
+
+
+def pairs(in_dim: int, anchor_dim: int, *, noise: float = 0.1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(in_dim * 100 + anchor_dim)
+    features = torch.randn(200, in_dim, generator=generator) + 0.5
+    mixing = torch.randn(in_dim, anchor_dim, generator=generator)
+    return features, features @ mixing + 1 + noise * torch.randn(200, anchor_dim, generator=generator)
+
+
+def ready_bridge(kind: str, in_dim: int, anchor_dim: int, dtype: torch.dtype = torch.float64) -> Bridge:
+    """A bridge with its fit, then pushed away from it as training would."""
+    bridge = create_bridge(kind, in_dim, anchor_dim).to(dtype)
+    if bridge.needs_fit:
+        features, anchor_space = pairs(in_dim, anchor_dim)
+        bridge.fit(features.to(dtype), anchor_space.to(dtype))
+    with torch.no_grad():
+        for parameter in bridge.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return bridge
+
+
+def plain_cosines(bridge: Bridge, features: Tensor, anchors: Tensor) -> Tensor:
+    return torch.cosine_similarity(bridge(features).unsqueeze(1), anchors.unsqueeze(0), dim=2)
+
+
+@pytest.mark.parametrize(("kind", "in_dim", "anchor_dim"), WIDTHS)
+def test_folded_cosines_are_the_cosines_of_the_mapped_patches(
+    kind: str, in_dim: int, anchor_dim: int
+) -> None:
+    bridge = ready_bridge(kind, in_dim, anchor_dim)
+    features = torch.randn(30, in_dim, dtype=torch.float64)
+    anchors = 5 * torch.randn(8, anchor_dim, dtype=torch.float64)
+    torch.testing.assert_close(bridge.cosines(features, anchors), plain_cosines(bridge, features, anchors))
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_dim", "anchor_dim"), [w for w in WIDTHS if w[0] in ("proximal", "orthogonal")]
+)
+def test_folded_cosines_have_the_gradient_of_the_plain_ones(kind: str, in_dim: int, anchor_dim: int) -> None:
+    bridge = ready_bridge(kind, in_dim, anchor_dim)
+    features = torch.randn(30, in_dim, dtype=torch.float64)
+    anchors = torch.randn(8, anchor_dim, dtype=torch.float64)
+    parameters = list(bridge.parameters())
+    gradients = torch.autograd.grad(bridge.cosines(features, anchors).sin().sum(), parameters)
+    expected = torch.autograd.grad(plain_cosines(bridge, features, anchors).sin().sum(), parameters)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "anchor_dim"), [("free", 48), ("proximal", 48), ("orthogonal", 48), ("orthogonal", 80)]
+)
+def test_cosines_in_float32_agree_with_float64_at_fifty_thousand_patches(kind: str, anchor_dim: int) -> None:
+    torch.manual_seed(5)
+    bridge = ready_bridge(kind, 64, anchor_dim, torch.float32)
+    features, anchors = torch.randn(50_000, 64), torch.randn(8, anchor_dim)
+    with torch.no_grad():
+        narrow = bridge.cosines(features, anchors)
+        wide = bridge.double().cosines(features.double(), anchors.double())
+    assert (narrow - wide).abs().max() < 1e-5
+
+
+def test_folds_of_one_bag_are_computed_together() -> None:
+    first, second = ready_bridge("frozen", 12, 9), ready_bridge("orthogonal", 12, 9)
+    features, anchors = torch.randn(6, 12, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
+    together = unfolded(features, [first.fold(anchors), second.fold(anchors)])
+    torch.testing.assert_close(together[0], first.cosines(features, anchors))
+    torch.testing.assert_close(together[1], second.cosines(features, anchors))
+
+
+def test_ridge_solves_its_normal_equations() -> None:
+    features, anchor_space = (side.double() for side in pairs(6, 4, noise=1.0))
+    weight, bias = ridge_fit(features, anchor_space, 0.1)
+    residual = anchor_space - features @ weight.T - bias
+    centred = features - features.mean(dim=0)
+    strength = 0.1 * centred.square().sum(dim=0).mean()
+    torch.testing.assert_close(residual.mean(dim=0), torch.zeros(4, dtype=torch.float64))
+    torch.testing.assert_close(centred.T @ residual, strength * weight.T)
+
+
+def test_ridge_finds_a_line_by_hand() -> None:
+    features, anchor_space = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[1.0], [3.0], [5.0]])
+    weight, bias = ridge_fit(features, anchor_space, 1.0)
+    # Sxy = 4, Sxx = 2, ridge 1 * 2: slope 4 / 4, through the means (1, 3).
+    assert weight.item() == pytest.approx(1.0)
+    assert bias.item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("in_dim", "anchor_dim"), [(12, 9), (9, 12)])
+def test_a_bridge_of_full_rank_is_the_ridge_fit(in_dim: int, anchor_dim: int) -> None:
+    features, anchor_space = (side.double() for side in pairs(in_dim, anchor_dim))
+    bridge = FrozenBridge(in_dim, anchor_dim).double()
+    bridge.fit(features, anchor_space, ridge=0.05)
+    weight, bias = ridge_fit(features, anchor_space, 0.05)
+    torch.testing.assert_close(bridge(features), features @ weight.T + bias)
+
+
+def test_a_bridge_of_low_rank_recovers_a_map_of_that_rank() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 20, generator=generator, dtype=torch.float64)
+    mixing = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    anchor_space = features @ mixing @ torch.randn(3, 15, generator=generator, dtype=torch.float64)
+    bridge = FrozenBridge(20, 15, rank=3).double()
+    bridge.fit(features, anchor_space, ridge=1e-9)
+    torch.testing.assert_close(bridge(features), anchor_space, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("in_dim", "anchor_dim"), [(24, 40), (40, 24), (32, 32)])
+def test_the_orthogonal_bridge_stays_orthogonal_after_a_hundred_steps(in_dim: int, anchor_dim: int) -> None:
+    torch.manual_seed(1)
+    bridge = OrthogonalBridge(in_dim, anchor_dim)
+    bridge.fit(*pairs(in_dim, anchor_dim))
+    start = bridge.weight().detach()
+    features, anchors = torch.randn(64, in_dim), torch.randn(8, anchor_dim)
+    optimiser = torch.optim.AdamW(bridge.parameters(), lr=1e-2)
+    for _ in range(100):
+        optimiser.zero_grad()
+        (-bridge.cosines(features, anchors).sigmoid().mean()).backward()
+        optimiser.step()
+    weight = bridge.weight().detach()
+    gram = weight.T @ weight if anchor_dim >= in_dim else weight @ weight.T
+    assert (gram - torch.eye(len(gram))).abs().max() < 1e-5
+    assert (weight - start).abs().max() > 0.05
+
+
+def test_the_orthogonal_bridge_recovers_a_scaled_rotation() -> None:
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(100, 5, generator=generator, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(7, 5, generator=generator, dtype=torch.float64)).Q
+    anchor_space = 3 * features @ turn.T + 2
+    bridge = OrthogonalBridge(5, 7).double()
+    bridge.fit(features, anchor_space)
+    torch.testing.assert_close(bridge(features), anchor_space)
+    assert float(bridge.scale) == pytest.approx(3.0)
+
+
+def test_the_proximal_penalty_is_zero_at_the_fit_and_quadratic_around_it() -> None:
+    bridge = ProximalBridge(12, 9).double()
+    bridge.fit(*(side.double() for side in pairs(12, 9)))
+    assert bridge.penalty() == 0
+    fitted = bridge.first_left @ bridge.first_right
+    with torch.no_grad():
+        bridge.right.mul_(1.5)
+        bridge.bias.add_(2.0)
+    expected = 0.25 + 9 * 4 / fitted.square().sum()
+    torch.testing.assert_close(bridge.penalty(), expected)
+
+
+@pytest.mark.parametrize("kind", ["free", "frozen", "orthogonal", "identity"])
+def test_only_the_proximal_bridge_is_penalised(kind: str) -> None:
+    assert ready_bridge(kind, 10, 10).penalty() == 0
+
+
+def test_the_frozen_bridge_has_nothing_to_train() -> None:
+    assert list(FrozenBridge(6, 5).parameters()) == []
+
+
+@pytest.mark.parametrize("kind", sorted(BRIDGES))
+def test_a_bridge_survives_its_state_dict(kind: str) -> None:
+    bridge = ready_bridge(kind, 10, 10)
+    copy = create_bridge(kind, 10, 10).double()
+    copy.load_state_dict(bridge.state_dict())
+    features, anchors = torch.randn(4, 10, dtype=torch.float64), torch.randn(2, 10, dtype=torch.float64)
+    assert torch.equal(copy.cosines(features, anchors), bridge.cosines(features, anchors))
+
+
+def test_a_patch_at_the_origin_has_cosine_zero() -> None:
+    assert create_bridge("identity", 3, 3).cosines(torch.zeros(1, 3), torch.eye(3)).tolist() == [
+        [0.0, 0.0, 0.0]
+    ]
+
+
+def test_a_free_bridge_may_start_from_a_fit() -> None:
+    features, anchor_space = (side.double() for side in pairs(12, 9))
+    bridge = FreeBridge(12, 9).double()
+    bridge.fit(features, anchor_space)
+    frozen = FrozenBridge(12, 9).double()
+    frozen.fit(features, anchor_space)
+    torch.testing.assert_close(bridge(features), frozen(features))
+
+
+@pytest.mark.parametrize("kind", ["proximal", "frozen", "orthogonal"])
+def test_a_constrained_bridge_is_useless_before_its_fit(kind: str) -> None:
+    with pytest.raises(UsageError, match="never fitted"):
+        create_bridge(kind, 4, 4).cosines(torch.ones(2, 4), torch.eye(4))
+
+
+def test_bridges_refuse_what_does_not_fit() -> None:
+    with pytest.raises(UsageError, match="no bridge 'linear'"):
+        create_bridge("linear", 4, 4)
+    with pytest.raises(UsageError, match="as wide as the features, got 5 and 4"):
+        create_bridge("identity", 4, 5)
+    with pytest.raises(UsageError, match="rank of at least 1, got 4, 4 and 0"):
+        create_bridge("free", 4, 4, rank=0)
+    with pytest.raises(UsageError, match="IdentityBridge cannot be fitted"):
+        create_bridge("identity", 4, 4).fit(torch.ones(3, 4), torch.ones(3, 4))
+    with pytest.raises(InputError, match="widths 3 and 4 do not fit a bridge from 4 to 4"):
+        create_bridge("frozen", 4, 4).fit(torch.randn(5, 3), torch.randn(5, 4))
+    with pytest.raises(InputError, match="ridge must be positive, got 0"):
+        ridge_fit(torch.randn(5, 3), torch.randn(5, 4), 0.0)
+    with pytest.raises(InputError, match="two distinct, finite pairs"):
+        ridge_fit(torch.ones(5, 3), torch.randn(5, 4), 0.1)
+    with pytest.raises(InputError, match="constant or not finite"):
+        ridge_fit(torch.randn(5, 3), torch.ones(5, 4), 0.1)

@@ -1,0 +1,176 @@
+"""Gate variants."""
+
+import math
+
+import pytest
+import torch
+
+from gcemil.errors import UsageError
+from gcemil.evidence.gates import (
+    CLOSED_GATE,
+    GATES,
+    budget_count,
+    create_gate,
+    hard_gates,
+    slide_centre,
+    straight_through,
+)
+
+SCORES = torch.tensor([0.0, 4.0, 1.0, 3.0])
+
+
+def logit(gates: torch.Tensor) -> torch.Tensor:
+    return torch.logit(gates)
+
+
+@pytest.mark.parametrize(
+    ("n", "budget", "k"), [(1000, 0.05, 50), (10, 0.01, 1), (1, 0.05, 1), (3, 1.0, 3), (30, 0.05, 2)]
+)
+def test_the_budget_counts_patches(n: int, budget: float, k: int) -> None:
+    assert budget_count(n, budget=budget) == k
+
+
+def test_the_slide_centre_lies_midway_between_last_in_and_first_out() -> None:
+    assert float(slide_centre(SCORES, budget=0.5)) == 2.0
+    assert float(slide_centre(SCORES, budget=0.25)) == 3.5
+    assert float(slide_centre(SCORES, budget=1.0)) == -math.inf
+    assert float(slide_centre(torch.tensor([3e38, 2.9e38]), budget=0.5)) == pytest.approx(2.95e38)
+
+
+def test_the_slide_centre_passes_no_gradient() -> None:
+    scores = SCORES.clone().requires_grad_()
+    assert not slide_centre(scores, budget=0.5).requires_grad
+
+
+def test_the_consecutive_gate_is_the_annealed_sigmoid() -> None:
+    output = create_gate("consecutive", budget=0.5)(SCORES, temperature=0.5)
+    torch.testing.assert_close(logit(output.gates), (SCORES - 2) / 0.5)
+    assert output.selected.tolist() == [False, True, False, True]
+    paper = create_gate("consecutive", centre="zero")(SCORES, temperature=0.4)
+    torch.testing.assert_close(paper.gates, torch.sigmoid(SCORES / 0.4))
+
+
+@pytest.mark.parametrize("kind", ["sigmoid_threshold", "gumbel_sigmoid"])
+def test_some_gates_ignore_the_schedule(kind: str) -> None:
+    gate = create_gate(kind, budget=0.5).eval()
+    cold, warm = gate(SCORES, temperature=0.1), gate(SCORES, temperature=1.0)
+    assert torch.equal(cold.gates, warm.gates)
+    torch.testing.assert_close(warm.gates, torch.sigmoid(SCORES - 2))
+
+
+@pytest.mark.parametrize("kind", ["sigmoid_threshold", "concrete", "consecutive", "gumbel_sigmoid"])
+def test_a_bag_within_its_budget_is_all_open_with_finite_gradients(kind: str) -> None:
+    scores = torch.tensor([-5.0], requires_grad=True)
+    output = create_gate(kind)(scores, temperature=0.1)
+    assert output.gates.tolist() == [1.0]
+    assert output.log_gates.tolist() == [0.0]
+    assert output.selected.tolist() == [True]
+    (output.gates.sum() + output.log_gates.sum()).backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [0.0]
+
+
+def test_the_logarithm_survives_where_the_gate_underflows() -> None:
+    scores = torch.tensor([-300.0, 300.0], requires_grad=True)
+    output = create_gate("consecutive", centre="zero")(scores, temperature=1.0)
+    assert output.gates[0] == 0
+    assert output.log_gates.tolist() == pytest.approx([-300.0, 0.0])
+    output.log_gates[0].backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [1.0, 0.0]
+
+
+def test_noise_moves_gates_in_training_only_and_repeats_with_its_generator() -> None:
+    gate = create_gate("concrete", budget=0.5)
+    noisy = [
+        gate(SCORES, temperature=0.5, generator=torch.Generator().manual_seed(s)).gates for s in (1, 1, 2)
+    ]
+    assert torch.equal(noisy[0], noisy[1])
+    assert not torch.equal(noisy[0], noisy[2])
+    gate.eval()
+    torch.testing.assert_close(gate(SCORES, temperature=0.5).gates, torch.sigmoid((SCORES - 2) / 0.5))
+
+
+def test_the_noise_is_logistic() -> None:
+    gate = create_gate("gumbel_sigmoid", centre="zero")
+    scores = torch.full((40_000,), 1.0)
+    opened = gate(scores, temperature=1.0, generator=torch.Generator().manual_seed(0)).selected
+    # P(1 + logistic > 0) = sigma(1)
+    assert float(opened.float().mean()) == pytest.approx(1 / (1 + math.exp(-1)), abs=0.01)
+
+
+def test_top_k_opens_exactly_k_and_breaks_ties_by_index() -> None:
+    gate = create_gate("top_k", budget=0.5).eval()
+    output = gate(torch.tensor([1.0, 2.0, 1.0, 1.0]), temperature=1.0)
+    assert output.selected.tolist() == [True, True, False, False]
+    assert output.gates.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert output.log_gates.tolist() == [0.0, 0.0, -math.inf, -math.inf]
+
+
+def test_top_k_in_training_is_hard_forward_and_soft_backward() -> None:
+    scores = SCORES.clone().requires_grad_()
+    output = create_gate("top_k", budget=0.5)(scores, temperature=2.0)
+    assert output.gates.tolist() == [0.0, 1.0, 0.0, 1.0]
+    output.gates.sum().backward()
+    soft = torch.sigmoid((SCORES - 2) / 2)
+    assert scores.grad is not None
+    torch.testing.assert_close(scores.grad, soft * (1 - soft) / 2)
+
+
+def test_straight_through_gives_an_attention_host_the_gradient_of_its_weights() -> None:
+    """The log-gate of a closed patch must carry d/d pi of sum pi e^z m / sum pi e^z taken at pi = 0."""
+    logits, values = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    selected = torch.tensor([True, False, True, False, False])
+    gates = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    output = straight_through(gates, selected)
+    (torch.softmax(logits + output.log_gates, 0) @ values).backward()
+    hard = selected.double().requires_grad_()
+    weights = hard * logits.exp()
+    (weights @ values / weights.sum()).backward()
+    torch.testing.assert_close(gates.grad, hard.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_straight_through_values_are_exactly_hard() -> None:
+    output = straight_through(torch.tensor([0.3, 0.7001]), torch.tensor([False, True]))
+    assert output.gates.tolist() == [0.0, 1.0]
+    assert output.log_gates.tolist() == pytest.approx([math.log(CLOSED_GATE), 0.0])
+
+
+def test_hard_gates_have_true_logarithms() -> None:
+    output = hard_gates(torch.tensor([True, False]), dtype=torch.float32)
+    assert output.log_gates.tolist() == [0.0, -math.inf]
+
+
+def test_sparsemax_gates_by_hand() -> None:
+    # sparsemax([1, 0.5, -1]) = [0.75, 0.25, 0]
+    output = create_gate("sparsemax")(torch.tensor([1.0, 0.5, -1.0]), temperature=1.0)
+    assert output.gates.tolist() == pytest.approx([1.0, 1 / 3, 0.0])
+    assert output.log_gates.tolist() == pytest.approx([0.0, math.log(1 / 3), -math.inf])
+    assert output.selected.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["sparsemax", "entmax15"])
+def test_simplex_gates_pass_finite_gradients(kind: str) -> None:
+    scores = torch.tensor([1.0, 0.8, -9.0], requires_grad=True)
+    output = create_gate(kind)(scores, temperature=1.0)
+    (output.gates.square().sum() + output.log_gates[output.selected].sum()).backward()
+    assert scores.grad is not None
+    assert torch.isfinite(scores.grad).all()
+    assert scores.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "consecutive", "concrete"])
+def test_a_colder_gate_is_nearer_to_zero_and_one(kind: str) -> None:
+    gate = create_gate(kind, budget=0.5).eval()
+    warm, cold = gate(SCORES, temperature=8.0).gates, gate(SCORES, temperature=0.4).gates
+    assert (cold * (1 - cold)).mean() < (warm * (1 - warm)).mean()
+
+
+def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:
+    assert set(GATES) >= {"sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15"}
+    with pytest.raises(UsageError, match="no gate 'soft'. Choose one of sigmoid_threshold"):
+        create_gate("soft")
+    with pytest.raises(UsageError, match=r"share of patches in \(0, 1\], got 0"):
+        create_gate("top_k", budget=0.0)
+    with pytest.raises(UsageError, match=r"temperature of a gate is positive, got 0"):
+        create_gate("consecutive")(SCORES, temperature=0.0)

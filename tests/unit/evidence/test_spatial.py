@@ -1,0 +1,124 @@
+"""The patch grid: neighbours, step, smoothing, coordinates."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from gcemil.errors import UsageError
+from gcemil.evidence.spatial import Neighbourhood, common_step, normalised_coords, smoothed
+
+
+def grid(columns: int, rows: int, *, step: int = 256) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return step * torch.stack([x.flatten(), y.flatten()], dim=1)
+
+
+def smoothed_by_hand(scores: Tensor, coords: Tensor, step: int) -> Tensor:
+    near = ((coords.unsqueeze(0) - coords.unsqueeze(1)).abs() <= step).all(dim=2).to(scores.dtype)
+    return 0.5 * scores + 0.5 * (near @ scores) / near.sum(dim=1)
+
+
+def test_a_row_of_three_patches_is_smoothed_by_hand() -> None:
+    coords = torch.tensor([[0, 0], [256, 0], [512, 0]])
+    neighbourhood = Neighbourhood.of(coords, 256)
+    result = smoothed(torch.tensor([3.0, 0.0, 0.0]), neighbourhood)
+    torch.testing.assert_close(result, torch.tensor([1.5 + 0.75, 0.5, 0.0]))
+
+
+def test_an_isolated_patch_keeps_its_score() -> None:
+    coords = torch.tensor([[0, 0], [512, 0], [0, 5120]])
+    scores = torch.tensor([1.0, -2.0, 7.0])
+    torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords, 256)), scores)
+
+
+def test_the_end_of_a_row_is_no_neighbour_of_the_start_of_the_next() -> None:
+    coords = torch.tensor([[0, 256], [1024, 0]])
+    scores = torch.tensor([1.0, 5.0])
+    torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords, 256)), scores)
+
+
+def test_smoothing_agrees_with_all_pairs_on_a_ragged_slide() -> None:
+    generator = torch.Generator().manual_seed(0)
+    coords = grid(20, 15)[torch.randperm(300, generator=generator)[:140]] + torch.tensor([913, 77])
+    scores = torch.randn(140, generator=generator, dtype=torch.float64)
+    result = smoothed(scores, Neighbourhood.of(coords, 256))
+    torch.testing.assert_close(result, smoothed_by_hand(scores, coords, 256))
+
+
+def test_patches_of_one_cell_count_once_each() -> None:
+    coords = torch.tensor([[0, 0], [0, 0], [256, 0]])
+    result = Neighbourhood.of(coords, 256).mean(torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(result, torch.full((3,), 3.0))
+
+
+def test_smoothing_is_equivariant_to_the_order_of_patches() -> None:
+    coords, scores = grid(6, 5), torch.randn(30, dtype=torch.float64)
+    order = torch.randperm(30)
+    straight = smoothed(scores, Neighbourhood.of(coords, 256))
+    shuffled = smoothed(scores[order], Neighbourhood.of(coords[order], 256))
+    torch.testing.assert_close(shuffled, straight[order])
+
+
+def test_smoothing_passes_gradients() -> None:
+    neighbourhood = Neighbourhood.of(grid(3, 2), 256)
+    scores = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: smoothed(s, neighbourhood), (scores,))
+
+
+def test_no_share_and_full_share_are_the_two_ends() -> None:
+    neighbourhood = Neighbourhood.of(grid(3, 3), 256)
+    scores = torch.randn(9)
+    assert torch.equal(smoothed(scores, neighbourhood, share=0.0), scores)
+    torch.testing.assert_close(smoothed(scores, neighbourhood, share=1.0)[4], scores.mean())
+
+
+def test_the_step_is_the_smallest_common_gap() -> None:
+    assert common_step(grid(7, 4, step=448)) == 448
+    assert (
+        common_step(grid(40, 40)[torch.randperm(1600, generator=torch.Generator().manual_seed(1))[:200]])
+        == 256
+    )
+    assert common_step(torch.tensor([[5, 9]])) == 1
+    assert common_step(torch.tensor([[0, 0], [300, 300]])) == 300
+
+
+def test_the_step_survives_a_second_contour_off_the_grid() -> None:
+    second = grid(5, 5) + torch.tensor([256 * 10 + 3, 0])
+    assert common_step(torch.cat([grid(5, 5), second])) == 256
+
+
+def test_without_a_step_the_neighbourhood_uses_the_common_one() -> None:
+    coords, scores = grid(5, 4, step=100), torch.randn(20)
+    given = smoothed(scores, Neighbourhood.of(coords, 100))
+    assert torch.equal(smoothed(scores, Neighbourhood.of(coords)), given)
+
+
+def test_a_step_below_one_pixel_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least one pixel, got 0"):
+        Neighbourhood.of(grid(2, 2), 0)
+
+
+def test_normalised_coordinates_span_the_longer_side() -> None:
+    coords = torch.tensor([[100, 0], [500, 200], [300, 100]])
+    expected = torch.tensor([[-1.0, -0.5], [1.0, 0.5], [0.0, 0.0]])
+    torch.testing.assert_close(normalised_coords(coords), expected)
+
+
+def test_shifting_or_scaling_a_slide_leaves_its_coordinates() -> None:
+    coords = torch.randint(0, 1000, (50, 2), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(normalised_coords(coords * 4 + torch.tensor([150_000, -7])), normalised_coords(coords))
+
+
+def test_a_single_patch_sits_at_the_origin() -> None:
+    assert normalised_coords(torch.tensor([[4096, 512]])).tolist() == [[0.0, 0.0]]
+
+
+def test_a_hundred_thousand_patches_find_their_neighbours_in_time() -> None:
+    coords = grid(400, 250)
+    start = time.process_time()
+    neighbourhood = Neighbourhood.of(coords, 256)
+    # All pairs would be 10^10 comparisons.
+    assert time.process_time() - start < 5
+    assert neighbourhood.patches_around.sum() == pytest.approx(400 * 250 * 9 - 6 * (400 + 250) + 4)
