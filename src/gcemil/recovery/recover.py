@@ -1,0 +1,171 @@
+"""Discrete recovery (Algorithm 1): from continuous gates to the subset of patches that is the evidence.
+
+  S <- {i : pi_i > threshold}, or the patch of highest gate when there is none
+  while some anchor has v_m(S) < target_m:
+      S <- S + argmax_{i not in S} [U(S + i) - U(S)]
+
+The paper's loop has no exit when an anchor is out of reach. Ours ends in one of four ways and says which. Two options
+keep it from chasing what cannot or need not be covered:
+
+  reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
+  min_weight_share   anchors with alpha_m below this share of the largest weight are left out of targets and gains
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gcemil.errors import BagError, UsageError
+from gcemil.evidence.coverage import anchor_coverage
+from gcemil.recovery.greedy import LazyGreedy
+from gcemil.recovery.rules import above_threshold, subset_size, top_k
+from gcemil.shapes import Coverage, Selected
+
+
+class StopReason(StrEnum):
+    """Why recovery ended."""
+
+    COVERED = "covered"
+    """Every anchor that counts has reached its target."""
+    CAPPED = "capped"
+    """The subset is as large as allowed; when the threshold alone went past the cap, the lowest gates were dropped."""
+    NO_GAIN = "no_gain"
+    """A target is missed, and no remaining patch would add anything."""
+    EXHAUSTED = "exhausted"
+    """A target is missed, and no patch is left to add."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recovery:
+    """The evidence of one bag and how it came about."""
+
+    selected: Selected
+    coverage: Coverage
+    """v_m(S) of every anchor, counted or not."""
+    targets: Coverage
+    """What each anchor had to reach; 0 where it does not count."""
+    stop_reason: StopReason
+    added: Int[Tensor, "k"]
+    """Patches added by repair, in order; the rest of `selected` came from the threshold."""
+    gains: Float[Tensor, "k"]
+    """U(S + i) - U(S) at the moment each of them was added."""
+
+    @property
+    def fraction(self) -> float:
+        """The share of the bag that is evidence."""
+        return float(self.selected.double().mean())
+
+
+@torch.no_grad()
+def recover(
+    gates: Tensor,
+    responses: Tensor,
+    anchor_weights: Tensor,
+    *,
+    threshold: float = 0.5,
+    coverage_target: float = 0.95,
+    max_fraction: float = 1.0,
+    reachable: bool = False,
+    min_weight_share: float = 0.0,
+    shortlist: Tensor | None = None,
+) -> Recovery:
+    """The thresholded gates, repaired until every anchor is covered; `shortlist` marks the patches repair may add."""
+    # The user's door: shapes are checked here with a message, not by annotation.
+    check_bag_tensors(gates, responses, anchor_weights, shortlist)
+    check_options(threshold, coverage_target, min_weight_share)
+    device, dtype = responses.device, responses.dtype
+    # Every step of repair reads one index back, so a GPU would only wait.
+    gates, responses, weights = gates.cpu(), responses.cpu(), anchor_weights.cpu().double()
+    candidates = torch.ones_like(gates, dtype=torch.bool) if shortlist is None else shortlist.cpu()
+
+    counts = weights >= min_weight_share * weights.max()
+    targets = coverage_target * counts.to(dtype)
+    if reachable:
+        targets = targets * anchor_coverage(responses.new_ones(len(responses)), responses)
+
+    cap = subset_size(len(gates), max_fraction)
+    thresholded = above_threshold(gates, threshold)
+    room = cap - int(thresholded.sum())
+    start = thresholded if room >= 0 else top_k(gates, cap)
+    greedy = LazyGreedy(responses, weights * counts, selected=start, candidates=candidates)
+    added, gains, stop_reason = _repair(greedy, targets, room=room)
+
+    return Recovery(
+        selected=start.index_fill(0, torch.tensor(added, dtype=torch.long), True).to(device),
+        coverage=greedy.coverage.to(device),
+        targets=targets.to(device),
+        stop_reason=stop_reason,
+        added=torch.tensor(added, dtype=torch.long, device=device),
+        gains=torch.tensor(gains, dtype=dtype, device=device),
+    )
+
+
+def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[int], list[float], StopReason]:
+    """Add the best candidate until something stops it: the patches, their gains, and what that was."""
+    added: list[int] = []
+    gains: list[float] = []
+    if room < 0:
+        return added, gains, StopReason.CAPPED
+    while bool((greedy.coverage < targets).any()):
+        if greedy.n_candidates == 0:
+            return added, gains, StopReason.EXHAUSTED
+        if len(added) == room:
+            return added, gains, StopReason.CAPPED
+        patch, gain = greedy.best()
+        if gain <= 0.0:
+            return added, gains, StopReason.NO_GAIN
+        greedy.add(patch)
+        added.append(patch)
+        gains.append(gain)
+    return added, gains, StopReason.COVERED
+
+
+def check_bag_tensors(
+    gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None
+) -> None:
+    if responses.ndim != 2 or 0 in responses.shape:
+        raise BagError(
+            f"Responses are (patches, anchors), at least one of each, got {tuple(responses.shape)}."
+        )
+    if not responses.is_floating_point():
+        raise BagError(f"Responses are probabilities in floating point, got {responses.dtype}.")
+    n_patches, n_anchors = responses.shape
+    if gates.shape != (n_patches,):
+        raise BagError(f"{n_patches} rows of responses need {n_patches} gates, got {tuple(gates.shape)}.")
+    if anchor_weights.shape != (n_anchors,):
+        raise BagError(
+            f"{n_anchors} anchors need {n_anchors} weights, got {tuple(anchor_weights.shape)}. "
+            "Pass the row of the predicted class."
+        )
+    if shortlist is not None and (shortlist.dtype != torch.bool or shortlist.shape != gates.shape):
+        raise BagError(
+            f"A shortlist is a bool mask over {n_patches} patches, got {shortlist.dtype} {tuple(shortlist.shape)}."
+        )
+    check_range("Gates", gates, 0.0, 1.0)
+    check_range("Responses", responses, 0.0, 1.0)
+    check_range("Anchor weights", anchor_weights.double(), 0.0, sys.float_info.max)
+
+
+def check_range(name: str, values: Tensor, low: float, high: float) -> None:
+    lowest, highest = values.aminmax()
+    # Written so that NaN, which aminmax passes on, fails too.
+    if not (bool(lowest >= low) and bool(highest <= high)):
+        where = tuple((~((values >= low) & (values <= high))).nonzero()[0].tolist())
+        raise BagError(
+            f"{name} lie in [{low:g}, {high:g}], but the one at {where} is {float(values[where])}."
+        )
+
+
+def check_options(threshold: float, coverage_target: float, min_weight_share: float) -> None:
+    if not 0.0 <= threshold <= 1.0:
+        raise UsageError(f"threshold lies in [0, 1], got {threshold}.")
+    if not 0.0 < coverage_target <= 1.0:
+        raise UsageError(f"coverage_target lies in (0, 1], got {coverage_target}.")
+    if not 0.0 <= min_weight_share <= 1.0:
+        raise UsageError(f"min_weight_share lies in [0, 1], got {min_weight_share}.")

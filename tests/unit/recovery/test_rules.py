@@ -1,0 +1,81 @@
+"""Rules that choose a subset from one score per patch."""
+
+import pytest
+import torch
+
+from gcemil.errors import BagError, UsageError
+from gcemil.recovery.rules import above_threshold, members, random_k, ranking, subset_size, top_k
+
+SCORES = torch.tensor([0.2, 0.9, 0.2, 0.9, 0.1])
+
+
+def indices(selected: torch.Tensor) -> list[int]:
+    return selected.nonzero().flatten().tolist()
+
+
+def test_equal_scores_rank_by_index():
+    assert ranking(SCORES).tolist() == [1, 3, 0, 2, 4]
+
+
+def test_top_k_breaks_a_tie_towards_the_lower_index():
+    assert indices(top_k(SCORES, 1)) == [1]
+    assert indices(top_k(SCORES, 3)) == [0, 1, 3]
+
+
+def test_a_long_tie_keeps_the_first_patches():
+    assert indices(top_k(torch.zeros(5000), 3)) == [0, 1, 2]
+
+
+def test_top_k_ranks_infinite_scores():
+    assert indices(top_k(torch.tensor([-torch.inf, 0.0, torch.inf]), 2)) == [1, 2]
+
+
+def test_threshold_is_strict():
+    assert indices(above_threshold(SCORES, 0.2)) == [1, 3]
+
+
+def test_an_empty_threshold_falls_back_on_the_first_best_patch():
+    assert indices(above_threshold(SCORES, 0.9)) == [1]
+
+
+@pytest.mark.parametrize("rule", [ranking, lambda scores: above_threshold(scores, 0.5)])
+def test_nan_cannot_be_ranked(rule):
+    with pytest.raises(BagError, match="Patch 1 of 2 has score NaN"):
+        rule(torch.tensor([0.0, torch.nan]))
+
+
+def test_random_k_is_k_distinct_patches_repeated_by_its_seed():
+    first, again, other = (random_k(100, 10, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1))
+    assert int(first.sum()) == 10
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_random_k_reaches_every_patch():
+    generator = torch.Generator().manual_seed(0)
+    hits = sum(random_k(4, 2, generator=generator).long() for _ in range(400))
+    assert all(150 < n < 250 for n in hits.tolist())
+
+
+@pytest.mark.parametrize("k", [0, 6])
+def test_a_size_outside_the_bag_is_refused(k: int):
+    with pytest.raises(UsageError, match=f"A subset of 5 patches holds 1 to 5 of them, got k = {k}"):
+        top_k(SCORES, k)
+
+
+@pytest.mark.parametrize(
+    ("n_patches", "fraction", "size"),
+    [(100, 0.05, 5), (100, 0.29, 29), (3, 0.05, 1), (16, 0.1, 2), (7, 1.0, 7)],
+)
+def test_a_fraction_is_a_rounded_number_of_patches_and_at_least_one(n_patches, fraction, size):
+    assert subset_size(n_patches, fraction) == size
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.5])
+def test_a_fraction_outside_the_unit_interval_is_refused(fraction: float):
+    with pytest.raises(UsageError, match=r"A fraction of the bag lies in \(0, 1\]"):
+        subset_size(10, fraction)
+
+
+def test_members_marks_the_given_patches():
+    assert members(torch.tensor([2, 0]), n_patches=4).tolist() == [True, False, True, False]
