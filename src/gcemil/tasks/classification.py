@@ -1,0 +1,175 @@
+"""Classification: weighted cross-entropy over a window of bags, and the metrics of a fold.
+
+  loss      = (1/k) sum over bags of w_y * (-log softmax(logits)_y)
+  F1_c      = 2 TP / (2 TP + FP + FN), macro over the classes that occur in the labels or in the predictions
+  AUC_c     = P(p_c of a bag of c > p_c of any other bag), ties one half; macro over the classes that occur
+
+The predicted class is the one of highest probability, the lower index where two are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from scipy.stats import rankdata
+from torch import Tensor
+
+from gcemil.errors import InputError
+
+
+def cross_entropy(
+    logits: Float[Tensor, "k c"],
+    labels: Int[Tensor, "k"],
+    *,
+    class_weights: Float[Tensor, "c"] | None = None,
+) -> Float[Tensor, ""]:
+    """Mean over bags of the weighted surprise of the true class."""
+    check_labels(labels.cpu().numpy(), n_classes=logits.shape[1])
+    # Divided by k, not by the sum of weights: with one bag per window the weight would cancel.
+    return F.cross_entropy(logits, labels.long(), weight=class_weights, reduction="none").mean()
+
+
+def balanced_class_weights(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Float[np.ndarray, "c"]:
+    """n / (c * n_c): every class weighs the same in total, and the mean weight of a training bag is 1."""
+    support = class_support(labels, n_classes=n_classes)
+    if not support.all():
+        raise InputError(
+            f"Class {int(np.flatnonzero(support == 0)[0])} has no training bag, so it has no balanced weight. "
+            "Use another split or train without class weights."
+        )
+    return len(labels) / (n_classes * support)
+
+
+def probabilities(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+    return torch.softmax(logits, dim=-1)
+
+
+@dataclass(frozen=True)
+class MacroAuc:
+    """Mean one-vs-rest AUC of the classes that occur; `absent` names those that do not."""
+
+    value: float
+    per_class: dict[str, float]
+    absent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """One row of the per-class report; None where the ratio is 0/0."""
+
+    name: str
+    support: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    auc: float | None
+
+
+def confusion(
+    labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"]
+) -> Int[np.ndarray, "c c"]:
+    """Counts of bags, true class by row and predicted class by column."""
+    n_classes = probabilities.shape[1]
+    check_labels(labels, n_classes=n_classes)
+    check_predictions(probabilities)
+    cells = labels * n_classes + probabilities.argmax(axis=1)
+    return np.bincount(cells, minlength=n_classes**2).reshape(n_classes, n_classes)
+
+
+def accuracy(matrix: Int[np.ndarray, "c c"]) -> float:
+    return float(np.trace(matrix) / matrix.sum())
+
+
+def macro_f1(matrix: Int[np.ndarray, "c c"]) -> float:
+    """A class neither true nor predicted anywhere has no F1; one predicted in vain has 0."""
+    occurrences = matrix.sum(axis=0) + matrix.sum(axis=1)
+    occurs = occurrences > 0
+    return float((2 * np.diag(matrix)[occurs] / occurrences[occurs]).mean())
+
+
+def macro_auc(
+    labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"], *, classes: Sequence[str]
+) -> MacroAuc:
+    """One-vs-rest AUC by rank sums (Mann-Whitney)."""
+    check_predictions(probabilities)
+    if probabilities.shape[1] != len(classes):
+        raise InputError(
+            f"{probabilities.shape[1]} probabilities per bag for {len(classes)} classes. Check the classes of the run."
+        )
+    support = class_support(labels, n_classes=len(classes))
+    check_two_classes(support, classes)
+    ranks = rankdata(probabilities, axis=0)
+    per_class = {
+        name: _auc(ranks[:, index], labels == index) for index, name in enumerate(classes) if support[index]
+    }
+    absent = tuple(name for name in classes if name not in per_class)
+    return MacroAuc(float(np.mean(list(per_class.values()))), per_class, absent)
+
+
+def class_report(
+    labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"], *, classes: Sequence[str]
+) -> tuple[ClassScores, ...]:
+    """Support, precision, recall, F1 and AUC of every class."""
+    matrix = confusion(labels, probabilities)
+    aucs = macro_auc(labels, probabilities, classes=classes).per_class
+    predicted, support, hits = matrix.sum(axis=0), matrix.sum(axis=1), np.diag(matrix)
+    return tuple(
+        ClassScores(
+            name=name,
+            support=int(support[index]),
+            precision=_ratio(hits[index], predicted[index]),
+            recall=_ratio(hits[index], support[index]),
+            f1=_ratio(2 * hits[index], predicted[index] + support[index]),
+            auc=aucs.get(name),
+        )
+        for index, name in enumerate(classes)
+    )
+
+
+def class_support(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Int[np.ndarray, "c"]:
+    """Bags of each class."""
+    check_labels(labels, n_classes=n_classes)
+    return np.bincount(labels, minlength=n_classes)
+
+
+def check_two_classes(support: Int[np.ndarray, "c"], classes: Sequence[str]) -> None:
+    present = [name for name, count in zip(classes, support, strict=True) if count]
+    if len(present) < 2:
+        raise InputError(
+            f"AUC is undefined: all {int(support.sum())} bags are of class {present[0]!r}. "
+            "Evaluate on a fold with at least two classes."
+        )
+
+
+def check_labels(labels: Int[np.ndarray, "n"], *, n_classes: int) -> None:
+    if len(labels) == 0:
+        raise InputError("There is no bag, so there is neither loss nor metric. Use a split with bags.")
+    wrong = labels[(labels < 0) | (labels >= n_classes)]
+    if len(wrong):
+        raise InputError(
+            f"Labels of {n_classes} classes are 0 to {n_classes - 1}, got {int(wrong[0])}. Check slides.csv."
+        )
+
+
+def check_predictions(probabilities: Float[np.ndarray, "n c"]) -> None:
+    bad = ~np.isfinite(probabilities).all(axis=1)
+    if bad.any():
+        raise InputError(
+            f"{int(bad.sum())} of {len(bad)} predictions are NaN or infinite. The model has diverged."
+        )
+
+
+def _auc(ranks: Float[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> float:
+    """Share of (positive, negative) pairs that the ranks order rightly."""
+    positives = int(positive.sum())
+    wins = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * (len(ranks) - positives)))
+
+
+def _ratio(part: np.integer, whole: np.integer) -> float | None:
+    return float(part / whole) if whole else None

@@ -1,0 +1,209 @@
+"""What the one training loop asks of a task, and the two tasks.
+
+A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
+A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Real, Shaped
+from torch import Tensor
+
+from gcemil.errors import InputError, UsageError
+from gcemil.tasks import classification
+from gcemil.tasks.concordance import comparable_pairs, concordance, no_pair_message
+from gcemil.tasks.cox import Ties, cox_loss
+from gcemil.tasks.windows import event_balanced_windows, shuffled_windows
+
+ClassTargets = Int[Tensor, "k"]
+TimeEventTargets = Real[Tensor, "k 2"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Loss, prediction and metrics of one kind of target."""
+
+    @property
+    def n_outputs(self) -> int: ...
+
+    @property
+    def task_metric(self) -> str:
+        """Key in `metrics` by which epochs and subsets are judged; higher is better."""
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        """Columns of a table of predictions."""
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
+        """Scalar loss of a window, or None where the window holds nothing to learn from."""
+
+    def prediction(self, logits: Tensor) -> Tensor:
+        """Probabilities or risk, of one bag or of many."""
+
+    def metrics(self, targets: Tensor, predictions: Tensor) -> dict[str, float]:
+        """Metrics of a fold; InputError where one is undefined."""
+
+    def check(self, targets: Tensor, *, where: str) -> None:
+        """InputError, naming `where`, for targets on which `metrics` would be undefined."""
+
+    def caveats(self, targets: Tensor) -> tuple[str, ...]:
+        """What a reader of metrics on these targets must know."""
+
+    def windows(
+        self, targets: Tensor, *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        """One epoch of bag indices, every bag once."""
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """One of several ordered classes per bag."""
+
+    classes: tuple[str, ...]
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise UsageError(
+                f"Classification needs at least two different classes, got {list(self.classes)}."
+            )
+        weights = self.class_weights
+        if weights is not None and (
+            len(weights) != len(self.classes) or not all(weight > 0 for weight in weights)
+        ):
+            raise UsageError(
+                f"{len(self.classes)} classes need as many positive weights, got {list(weights)}."
+            )
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.classes)
+
+    @property
+    def task_metric(self) -> str:
+        return "macro_f1"
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        return tuple(f"prob_{name}" for name in self.classes)
+
+    def loss(self, logits: Float[Tensor, "k c"], targets: ClassTargets) -> Float[Tensor, ""]:
+        logits = full_precision(logits)
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        return classification.cross_entropy(logits, targets, class_weights=weights)
+
+    def prediction(self, logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+        return classification.probabilities(full_precision(logits))
+
+    def metrics(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> dict[str, float]:
+        labels, probabilities = as_array(targets), as_array(predictions)
+        matrix = classification.confusion(labels, probabilities)
+        return {
+            "accuracy": classification.accuracy(matrix),
+            "macro_f1": classification.macro_f1(matrix),
+            "auc": classification.macro_auc(labels, probabilities, classes=self.classes).value,
+        }
+
+    def check(self, targets: ClassTargets, *, where: str) -> None:
+        with naming(where):
+            classification.check_two_classes(self._support(targets), self.classes)
+
+    def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
+        support = self._support(targets)
+        absent = [name for name, count in zip(self.classes, support, strict=True) if not count]
+        if not absent:
+            return ()
+        return (f"No bag of class {', '.join(absent)}: auc is the mean over the other classes.",)
+
+    def windows(
+        self, targets: ClassTargets, *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        return shuffled_windows(len(targets), window_size=window_size, generator=generator)
+
+    def _support(self, targets: ClassTargets) -> Int[np.ndarray, "c"]:
+        return classification.class_support(as_array(targets), n_classes=len(self.classes))
+
+
+@dataclass(frozen=True)
+class SurvivalTask:
+    """One log-risk per bag, trained with Cox and judged by Harrell's C-index."""
+
+    ties: Ties = "efron"
+
+    @property
+    def n_outputs(self) -> int:
+        return 1
+
+    @property
+    def task_metric(self) -> str:
+        return "c_index"
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        return ("risk",)
+
+    def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""] | None:
+        times, events = times_and_events(targets)
+        return cox_loss(full_precision(logits).squeeze(1), times, events, ties=self.ties)
+
+    def prediction(self, logits: Float[Tensor, "*k 1"]) -> Float[Tensor, "*k"]:
+        return full_precision(logits).squeeze(-1)
+
+    def metrics(self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]) -> dict[str, float]:
+        times, events = (as_array(column) for column in times_and_events(targets))
+        return {"c_index": concordance(as_array(predictions), times, events).index}
+
+    def check(self, targets: TimeEventTargets, *, where: str) -> None:
+        with naming(where):
+            times, events = (as_array(column) for column in times_and_events(targets))
+            if not comparable_pairs(times, events).any():
+                raise InputError(no_pair_message(events))
+
+    def caveats(self, targets: TimeEventTargets) -> tuple[str, ...]:
+        # A C-index that exists leaves nothing out: every comparable pair is in it.
+        return ()
+
+    def windows(
+        self, targets: TimeEventTargets, *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        events = as_array(times_and_events(targets)[1])
+        return event_balanced_windows(events, window_size=window_size, generator=generator)
+
+
+def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:
+    """The two columns, checked: times finite and not negative, events 0 or 1."""
+    times, events = targets.unbind(dim=1)
+    wrong = ~(torch.isfinite(times) & (times >= 0) & ((events == 0) | (events == 1)))
+    if bool(wrong.any()):
+        time, event = targets[wrong][0].tolist()
+        raise InputError(
+            f"A survival target is a time >= 0 and an event 0 or 1, got time={time} and event={event}. Check slides.csv."
+        )
+    return times, events == 1
+
+
+def full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+    """At least float32: autocast hands over bfloat16, too coarse for a sum of exponentials."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def as_array(values: Shaped[Tensor, "*k"]) -> Shaped[np.ndarray, "*k"]:
+    """On the CPU, floats in double precision."""
+    array: Shaped[np.ndarray, "*k"] = values.detach().cpu().numpy()
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Puts the fold in front of what is wrong with it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

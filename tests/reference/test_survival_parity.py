@@ -1,0 +1,101 @@
+"""Cox against torchsurv; concordance against scikit-survival, lifelines and torchsurv."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lifelines.utils import concordance_index
+from sksurv.metrics import concordance_index_censored
+
+from gcemil.tasks.concordance import concordance
+from gcemil.tasks.cox import cox_loss
+
+with warnings.catch_warnings():
+    # torchsurv compiles its validators with torch.jit.script, which torch has deprecated.
+    warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+    from torchsurv.loss.cox import neg_partial_log_likelihood
+    from torchsurv.metrics.cindex import ConcordanceIndex
+
+SEEDS = range(6)
+
+
+def tied_window(seed: int, *, n: int = 32, n_times: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Risks on a coarse grid and few distinct times: ties of both kinds, across events and censorings."""
+    generator = np.random.default_rng(seed)
+    risks = generator.integers(-6, 7, size=n) / 3
+    times = generator.integers(1, n_times + 1, size=n).astype(float)
+    return risks, times, generator.random(n) < 0.6
+
+
+def torchsurv_loss(risks: torch.Tensor, times: torch.Tensor, events: torch.Tensor, ties: str) -> torch.Tensor:
+    """torchsurv's sum over our mean's count: its own mean is over distinct event times when there are ties."""
+    with warnings.catch_warnings():
+        # torchsurv announces every tie; ties are what this test is about.
+        warnings.filterwarnings("ignore", message="Ties in `time` detected")
+        total = neg_partial_log_likelihood(risks, events, times, ties_method=ties, reduction="sum")
+    return total / events.sum()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("n_times", [8, 10_000], ids=["ties", "no ties"])
+def test_cox_loss_and_gradient_equal_torchsurvs(seed, ties, n_times, dtype):
+    risks, times, events = (torch.from_numpy(column) for column in tied_window(seed, n_times=n_times))
+    # torchsurv computes in float32 whatever it is given; ours in float64 shows that its rounding is all that differs.
+    ours_at, theirs_at = risks.to(dtype).requires_grad_(), risks.float().requires_grad_()
+    ours, theirs = (
+        cox_loss(ours_at, times, events, ties=ties),
+        torchsurv_loss(theirs_at, times, events, ties),
+    )
+    assert ours is not None
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    (gradient,) = torch.autograd.grad(ours, ours_at)
+    (expected,) = torch.autograd.grad(theirs, theirs_at)
+    torch.testing.assert_close(gradient.float(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("n_times", [8, 10_000], ids=["ties", "no ties"])
+def test_concordance_counts_every_pair_as_scikit_survival_does(seed, n_times):
+    risks, times, events = tied_window(seed, n=80, n_times=n_times)
+    ours = concordance(risks, times, events)
+    counts = (ours.concordant, ours.discordant, ours.tied_risk, ours.tied_time)
+    expected = concordance_index_censored(events, times, risks)
+    assert ours.index == pytest.approx(expected[0], abs=1e-12)
+    assert counts == expected[1:]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_concordance_equals_lifelines_of_minus_the_risk(seed):
+    risks, times, events = tied_window(seed, n=80)
+    assert concordance(risks, times, events).index == pytest.approx(
+        concordance_index(times, -risks, events), abs=1e-12
+    )
+
+
+def censored_cohort(seed: int, *, n: int, effect: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    risks = generator.normal(size=n)
+    times, censored = generator.exponential(np.exp(-effect * risks)), generator.exponential(1.5, size=n)
+    return risks, np.minimum(times, censored), times <= censored
+
+
+def test_the_standard_error_is_the_spread_over_repeated_cohorts():
+    results = [concordance(*censored_cohort(seed, n=100, effect=0.7)) for seed in range(300)]
+    spread = np.std([result.index for result in results])
+    assert np.mean([result.standard_error for result in results]) == pytest.approx(spread, rel=0.15)
+
+
+def test_the_interval_is_as_wide_as_torchsurvs_bootstrap():
+    # torchsurv's default, Noether, counts each pair from its earlier member only and is twice as wide
+    # as the spread over repeated cohorts; its bootstrap is not.
+    risks, times, events = censored_cohort(0, n=100, effect=0.7)
+    index = ConcordanceIndex()
+    index(torch.from_numpy(risks).float(), torch.from_numpy(events), torch.from_numpy(times).float())
+    torch.manual_seed(0)
+    low, high = index.confidence_interval(method="bootstrap", n_bootstraps=200).tolist()
+    ours_low, ours_high = concordance(risks, times, events).interval() or (0.0, 0.0)
+    assert ours_low == pytest.approx(low, abs=0.02)
+    assert ours_high == pytest.approx(high, abs=0.02)

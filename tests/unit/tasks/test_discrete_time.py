@@ -1,0 +1,79 @@
+"""Four intervals by hand: a logit of 0 is a hazard of one half, log 3 of three quarters."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.errors import InputError
+from gcemil.tasks.discrete_time import (
+    discrete_time_loss,
+    discrete_time_risk,
+    interval_edges,
+    interval_index,
+    survival_curve,
+)
+
+HALVES = torch.zeros(1, 4, dtype=torch.float64)
+MIXED = torch.tensor([[0.0, math.log(3), 0.0, 0.0]], dtype=torch.float64)
+
+
+def test_edges_are_quartiles_of_event_times_and_ignore_censored_ones():
+    times = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 200.0])
+    events = np.array([True, True, True, True, True, False, False])
+    assert interval_edges(times, events).tolist() == [2.0, 3.0, 4.0]
+
+
+def test_a_time_on_an_edge_belongs_to_the_later_interval_and_the_ends_are_open():
+    edges = np.array([2.0, 3.0, 4.0])
+    assert interval_index(np.array([0.0, 1.9, 2.0, 3.5, 4.0, 500.0]), edges).tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_edges_without_an_event_are_refused():
+    with pytest.raises(InputError, match="None of 2 training cases has an event"):
+        interval_edges(np.array([1.0, 2.0]), np.array([False, False]))
+
+
+def test_edges_that_coincide_are_refused():
+    with pytest.raises(InputError, match="coincide"):
+        interval_edges(np.array([1.0, 1.0, 1.0, 9.0]), np.ones(4, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("interval", "event", "likelihood"),
+    [
+        (0, True, 1 / 2),
+        (1, True, 1 / 2 * 3 / 4),
+        (0, False, 1 / 2),
+        (1, False, 1 / 2 * 1 / 4),
+        (3, False, 1 / 2 * 1 / 4 * 1 / 2 * 1 / 2),
+    ],
+)
+def test_likelihood_of_one_case_is_the_product_along_its_intervals(interval, event, likelihood):
+    loss = discrete_time_loss(MIXED, torch.tensor([interval]), torch.tensor([event]))
+    assert loss.item() == pytest.approx(-math.log(likelihood))
+
+
+def test_the_loss_is_the_mean_over_cases():
+    loss = discrete_time_loss(HALVES.expand(2, 4), torch.tensor([0, 2]), torch.tensor([True, True]))
+    assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(2)) / 2)
+
+
+def test_survival_halves_in_every_interval_and_the_risk_is_minus_its_sum():
+    assert survival_curve(HALVES)[0].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625])
+    assert discrete_time_risk(HALVES).tolist() == pytest.approx([-0.9375])
+
+
+def test_extreme_logits_keep_loss_and_gradient_finite():
+    logits = torch.tensor([[200.0, -200.0, 200.0, -200.0]], requires_grad=True)
+    loss = discrete_time_loss(logits, torch.tensor([1]), torch.tensor([True]))
+    loss.backward()
+    assert loss.item() == pytest.approx(400.0)
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0])
+
+
+def test_an_interval_beyond_the_last_is_refused():
+    with pytest.raises(InputError, match=r"Intervals are 0 to 3, got \[4\]"):
+        discrete_time_loss(HALVES, torch.tensor([4]), torch.tensor([True]))

@@ -1,0 +1,168 @@
+"""Both tasks through the questions of the training loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.errors import InputError, UsageError
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+
+GRADES = ClassificationTask(("low", "mid", "high"))
+SURVIVAL = SurvivalTask()
+
+
+@pytest.mark.parametrize("task", [GRADES, SURVIVAL])
+def test_every_task_honours_the_protocol(task):
+    assert isinstance(task, Task)
+
+
+@pytest.mark.parametrize(
+    ("task", "n_outputs", "names"),
+    [(GRADES, 3, ("prob_low", "prob_mid", "prob_high")), (SURVIVAL, 1, ("risk",))],
+)
+def test_outputs_and_columns_follow_the_target(task, n_outputs, names):
+    assert (task.n_outputs, task.prediction_names) == (n_outputs, names)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "predictions"),
+    [
+        (GRADES, torch.tensor([0, 1, 2]), torch.eye(3)),
+        (SURVIVAL, torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([1.0, 0.0])),
+    ],
+)
+def test_perfect_predictions_score_one_in_every_metric_and_in_the_judging_one(task, targets, predictions):
+    scores = task.metrics(targets, predictions)
+    assert set(scores.values()) == {1.0}
+    assert task.task_metric in scores
+
+
+def test_classification_metrics_are_those_of_the_contract():
+    scores = GRADES.metrics(torch.tensor([0, 1, 2]), torch.eye(3))
+    assert list(scores) == ["accuracy", "macro_f1", "auc"]
+
+
+def test_class_weights_of_the_task_reach_the_loss():
+    task = ClassificationTask(("a", "b"), class_weights=(1.0, 3.0))
+    loss = task.loss(torch.zeros(2, 2), torch.tensor([0, 1]))
+    assert loss.item() == pytest.approx((1 + 3) / 2 * math.log(2))
+
+
+@pytest.mark.parametrize(("ties", "second"), [("efron", 1.5), ("breslow", 2.0)])
+def test_the_survival_loss_uses_the_rule_for_ties(ties, second):
+    # Four hazards of 1/2, two events tied: D = 2, T = 1, so Efron's second denominator is 2 - 1/2.
+    logits = torch.full((4, 1), math.log(0.5), dtype=torch.float64)
+    targets = torch.tensor([[1.0, 1.0], [1.0, 1.0], [2.0, 0.0], [2.0, 0.0]])
+    loss = SurvivalTask(ties).loss(logits, targets)
+    assert loss is not None
+    assert loss.item() == pytest.approx((math.log(2 / 0.5) + math.log(second / 0.5)) / 2)
+
+
+def test_an_eventless_window_is_seen_by_the_caller():
+    assert SURVIVAL.loss(torch.zeros(2, 1), torch.tensor([[1.0, 0.0], [2.0, 0.0]])) is None
+
+
+def test_auxiliary_logits_carried_by_some_bags_take_the_targets_of_those_bags():
+    targets = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]])
+    group_logits = {0: torch.zeros(1), 2: torch.zeros(1)}
+    loss = SURVIVAL.loss(torch.stack(list(group_logits.values())), targets[list(group_logits)])
+    assert loss is not None
+    assert loss.item() == pytest.approx(math.log(2) / 2)
+
+
+@pytest.mark.parametrize("task", [GRADES, SURVIVAL])
+def test_one_bag_is_predicted_as_in_a_window(task):
+    logits = torch.randn(4, task.n_outputs, generator=torch.Generator().manual_seed(0))
+    together = task.prediction(logits)
+    for row in range(4):
+        torch.testing.assert_close(task.prediction(logits[row]), together[row])
+
+
+def test_bfloat16_logits_are_computed_in_float32():
+    logits = torch.zeros(2, 3, dtype=torch.bfloat16)
+    assert GRADES.prediction(logits).dtype == torch.float32
+    assert GRADES.loss(logits, torch.tensor([0, 1])).dtype == torch.float32
+
+
+def test_survival_loss_reaches_every_bag_of_the_window():
+    logits = torch.zeros(3, 1, requires_grad=True)
+    loss = SURVIVAL.loss(logits, torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 0.0]]))
+    assert loss is not None
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.flatten().tolist() == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "message"),
+    [
+        (GRADES, torch.tensor([1, 1]), "fold 3 test: AUC is undefined: all 2 bags are of class 'mid'"),
+        (GRADES, torch.tensor([], dtype=torch.long), "fold 3 test: There is no bag"),
+        (GRADES, torch.tensor([0, 7]), "fold 3 test: Labels of 3 classes are 0 to 2, got 7"),
+        (
+            SURVIVAL,
+            torch.tensor([[1.0, 0.0], [2.0, 0.0]]),
+            "fold 3 test: The C-index is undefined: 2 bags with 0",
+        ),
+        (SURVIVAL, torch.tensor([[1.0, 1.0]]), "fold 3 test: The C-index is undefined: 1 bags with 1 events"),
+    ],
+)
+def test_targets_without_a_metric_are_refused_before_training_by_place(task, targets, message):
+    with pytest.raises(InputError, match=message):
+        task.check(targets, where="fold 3 test")
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "predictions"),
+    [
+        (GRADES, torch.tensor([1, 1]), torch.eye(3)[:2]),
+        (SURVIVAL, torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.zeros(2)),
+    ],
+)
+def test_metrics_refuse_what_the_check_refuses(task, targets, predictions):
+    with pytest.raises(InputError, match="undefined"):
+        task.metrics(targets, predictions)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets"), [(GRADES, torch.tensor([0, 1])), (SURVIVAL, torch.tensor([[1.0, 1.0], [2.0, 0.0]]))]
+)
+def test_the_check_passes_targets_that_have_a_metric(task, targets):
+    task.check(targets, where="fold 0 test")
+
+
+def test_classes_absent_from_a_fold_are_a_caveat_of_its_auc():
+    assert GRADES.caveats(torch.tensor([0, 1])) == (
+        "No bag of class high: auc is the mean over the other classes.",
+    )
+    assert GRADES.caveats(torch.tensor([0, 1, 2])) == ()
+
+
+@pytest.mark.parametrize("target", [[-1.0, 1.0], [math.nan, 1.0], [1.0, 2.0]])
+def test_a_target_that_is_no_survival_target_is_refused(target):
+    with pytest.raises(InputError, match="an event 0 or 1, got time="):
+        SURVIVAL.loss(torch.zeros(2, 1), torch.tensor([[1.0, 0.0], target]))
+
+
+@pytest.mark.parametrize("classes", [("a",), ("a", "a")])
+def test_fewer_than_two_different_classes_are_refused(classes):
+    with pytest.raises(UsageError, match="at least two different classes"):
+        ClassificationTask(classes)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, math.nan)])
+def test_class_weights_must_fit_the_classes(weights):
+    with pytest.raises(UsageError, match="2 classes need as many positive weights"):
+        ClassificationTask(("a", "b"), class_weights=weights)
+
+
+def test_survival_windows_are_balanced_by_event_and_classification_windows_take_any_bag():
+    events = (torch.arange(12) < 3).float()
+    targets = torch.stack([torch.arange(12.0), events], dim=1)
+    survival = SURVIVAL.windows(targets, window_size=4, generator=np.random.default_rng(0))
+    assert [float(events[window].sum()) for window in survival] == [1.0, 1.0, 1.0]
+    labels = torch.zeros(12, dtype=torch.long)
+    single = GRADES.windows(labels, window_size=1, generator=np.random.default_rng(0))
+    assert sorted(int(window[0]) for window in single) == list(range(12))
