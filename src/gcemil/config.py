@@ -1,0 +1,198 @@
+"""Settings: one frozen, closed class per stage. YAML in, values out; an unknown key is an error.
+
+`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gcemil.errors import ConfigError
+
+AnchorSource = Literal["auto", "cohort", "prototypes", "generic", "unrelated", "shuffled", "random"]
+BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
+
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base: frozen, closed, hashable by content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def from_yaml(cls: type[S], path: Path) -> S:
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        except (ValidationError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: {readable(error)}") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @property
+    def hash(self) -> str:
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class RecoverySettings(Settings):
+    """From gates to the discrete evidence (Algorithm 1)."""
+
+    threshold: float = Field(0.5, ge=0, le=1, description="A patch is selected when its gate is above this.")
+    repair: bool = Field(True, description="Add patches until the anchors are covered.")
+    coverage_target: float = Field(
+        0.95, gt=0, le=1, description="Coverage every anchor that counts must reach."
+    )
+    reachable: bool = Field(
+        True, description="Target a share of what the whole bag covers, not an absolute coverage."
+    )
+    min_weight_share: float = Field(
+        0.5, ge=0, le=1, description="Anchors below this share of the largest weight do not count."
+    )
+    max_fraction: float = Field(
+        0.10, gt=0, le=1, description="Repair never grows the evidence beyond this share of the bag."
+    )
+
+
+class EvidenceSettings(Settings):
+    """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
+
+    anchors: AnchorSource = Field(
+        "auto", description="auto: the cohort's bank when pairs fit its bridge, else prototypes."
+    )
+    n_prototypes: int = Field(8, ge=2, description="Anchors of a prototype bank.")
+    bridge: BridgeKind = Field("auto", description="auto: proximal for a text bank, identity for prototypes.")
+    bridge_rank: int = Field(128, ge=1, description="Rank of the learned bridges.")
+    bridge_weight: float = Field(
+        1.0, ge=0, description="Weight of what holds a proximal bridge near its fit."
+    )
+    responses: Literal["calibrated", "paper"] = Field(
+        "calibrated", description="Response curve over the cosines."
+    )
+    adapter_rank: int = Field(32, ge=1)
+    hidden: int = Field(32, ge=1, description="Hidden units of the selector.")
+    selector: str = Field("consecutive", description="A row of the selector table (evidence/gates.py).")
+    centre: Literal["slide", "zero"] = Field("slide", description="nu_x: per slide, or the paper's 0.")
+    budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
+    temperature_start: float = Field(1.0, gt=0)
+    temperature_end: float = Field(0.1, gt=0)
+    attention_term: bool = Field(True, description="The selector reads the host's ungated attention.")
+    contribution_term: bool = Field(
+        True, description="The selector reads signed contributions, where the host has them."
+    )
+    smoothing: float = Field(
+        0.5, ge=0, le=1, description="Share of the score that is its 3x3 neighbourhood's mean."
+    )
+    ungated_share: float = Field(0.5, ge=0, lt=1, description="Share of the task loss on the ungated bag.")
+    budget_weight: float = Field(0.1, ge=0, description="lambda_b.")
+    grounding: Literal["utility_kl", "literal", "none"] = "utility_kl"
+    grounding_weight: float = Field(0.5, ge=0, description="lambda_g.")
+    divergence_weight: float = Field(
+        0.2, ge=0, description="Weight of KL(q || pi) inside the grounding term."
+    )
+    sufficiency_weight: float = Field(1.0, ge=0)
+    necessity_weight: float = Field(1.0, ge=0)
+    null_peak: float = Field(2.0, ge=0, description="t ~ nu^peak; 0 is the uniform null.")
+    recovery: RecoverySettings = RecoverySettings()
+
+
+PAPER = EvidenceSettings(
+    bridge="free",
+    responses="paper",
+    centre="zero",
+    temperature_end=0.4,
+    attention_term=False,
+    contribution_term=False,
+    smoothing=0.0,
+    ungated_share=0.0,
+    grounding="literal",
+    sufficiency_weight=0.0,
+    necessity_weight=0.0,
+    recovery=RecoverySettings(reachable=False, min_weight_share=0.0, max_fraction=1.0),
+)
+"""The paper read literally."""
+
+RECIPES: dict[str, EvidenceSettings] = {"default": EvidenceSettings(), "paper": PAPER}
+
+
+class HostSettings(Settings):
+    """Which host, and how gates enter it."""
+
+    name: str = "abmil"
+    gate_mode: Literal["paper", "deletion"] | None = Field(
+        None, description="None: the host's measured default."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword-only arguments of the host's class."
+    )
+
+
+class TrainSettings(Settings):
+    """One run. The paper's optimiser; rate and bags per step are settled per width (docs/training.md)."""
+
+    host: HostSettings = HostSettings()
+    evidence: EvidenceSettings | None = Field(EvidenceSettings(), description="None trains the plain host.")
+    epochs: int = Field(15, ge=1)
+    learning_rate: float | None = Field(
+        None, gt=0, description="None: the rate settled for the feature width."
+    )
+    weight_decay: float = Field(1e-5, ge=0)
+    clip: float = Field(5.0, gt=0, description="Largest norm of the gradient.")
+    bags_per_step: int = Field(4, ge=1, description="Classification: bags whose gradients one step sums.")
+    window: int = Field(16, ge=2, description="Survival: bags in one Cox partial likelihood.")
+    ties: Literal["efron", "breslow"] = "efron"
+    class_weights: tuple[float, ...] | None = None
+    max_patches: int | None = Field(
+        512, ge=1, description="Patches sampled from a training bag; None takes all."
+    )
+    sampling: Literal["blocks", "patches"] = Field(
+        "blocks", description="4x4 blocks of the grid, or single patches."
+    )
+    early_stopping: int | None = Field(
+        None, ge=1, description="Stop after so many epochs without a better validation."
+    )
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    seed: int = Field(0, ge=0)
+
+
+def readable(error: Exception) -> str:
+    """Each wrong field on one line: where, what was given, what is accepted."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    lines = [
+        f"{'.'.join(map(str, item['loc']))}: {item['msg']} (got {item['input']!r})" for item in error.errors()
+    ]
+    return "; ".join(lines)
+
+
+def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
+    """The settings with dotted assignments applied, such as evidence.budget=0.1."""
+    values = settings.model_dump(mode="json")
+    for text in overrides:
+        path, found, value = text.partition("=")
+        if not found:
+            raise ConfigError(f"An override is written key=value, got '{text}'.")
+        *parents, last = path.split(".")
+        target: Any = values
+        for parent in parents:
+            if not isinstance(target, dict) or parent not in target:
+                raise ConfigError(f"There is no setting '{path}'.")
+            target = target[parent]
+        if not isinstance(target, dict):
+            raise ConfigError(f"There is no setting '{path}': '{'.'.join(parents)}' is switched off.")
+        target[last] = yaml.safe_load(value)
+    try:
+        return TrainSettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(readable(error)) from error

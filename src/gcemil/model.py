@@ -1,0 +1,231 @@
+"""GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
+
+  r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
+  s = selector(h, coords, host's ungated view)  one score per patch
+  pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
+  v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
+  f(X_pi), f(X)                                 the host's prediction, gated and ungated
+
+`model(...)` gives both predictions; the host embeds a bag once and pools it twice. `model.gated(...)` gives f(X_pi)
+alone, and asks the host for X only where the score reads its answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gcemil.config import EvidenceSettings
+from gcemil.errors import BagError, UsageError
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.bridge import create_bridge
+from gcemil.evidence.coverage import ClassUtility, anchor_coverage
+from gcemil.evidence.fold import unfolded
+from gcemil.evidence.gates import create_gate
+from gcemil.evidence.pathways import RiskPathways
+from gcemil.evidence.responses import create_response
+from gcemil.evidence.selector import Selector
+from gcemil.evidence.spatial import Neighbourhood
+from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag
+from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the wrapper itself says of a bag, before the host is asked about X_pi."""
+
+    gates: Gates
+    log_gates: LogGates
+    opened: Selected
+    """Patches the gate itself opens, before any repair."""
+    scores: Scores
+    """The selector's score of every patch."""
+    responses: Responses
+    coverage: Coverage
+    """v_m of the gates."""
+
+
+@dataclass(frozen=True)
+class GatedOutput(Evidence):
+    """Evidence, and the prediction under it."""
+
+    soft: HostOutput
+    """The host on the gated bag X_pi."""
+
+    @property
+    def logits(self) -> Logits:
+        return self.soft.logits
+
+
+@dataclass(frozen=True)
+class EvidenceOutput(GatedOutput):
+    """One bag seen through the wrapper, beside what the host says without it."""
+
+    full: HostOutput
+    """The host on the ungated bag X."""
+    embedded: Embedded
+
+    @property
+    def full_logits(self) -> Logits:
+        return self.full.logits
+
+
+class GceMil(nn.Module):
+    """Wraps any module that honours the Host protocol."""
+
+    anchors: Tensor
+    temperature: Tensor
+
+    def __init__(
+        self, host: Host, anchors: AnchorBank, *, in_dim: int, settings: EvidenceSettings | None = None
+    ) -> None:
+        super().__init__()
+        settings = settings or EvidenceSettings()
+        if in_dim != host.in_dim:
+            raise UsageError(
+                f"The host takes features of width {host.in_dim}, the wrapper was given in_dim={in_dim}."
+            )
+        self.host: Any = host
+        self.settings = settings
+        self.in_dim = in_dim
+        self.n_outputs = host.n_outputs
+        self.bank = anchors
+        self.register_buffer("anchors", anchors.embeddings.clone())
+        self.register_buffer("temperature", torch.tensor(settings.temperature_start))
+        self.bridge = create_bridge(
+            bridge_kind(settings, anchors, in_dim), in_dim, anchors.anchor_dim, rank=settings.bridge_rank
+        )
+        self.response = create_response(settings.responses, anchors.n_anchors)
+        self.selector = Selector(
+            in_dim, adapter_rank=settings.adapter_rank, hidden=settings.hidden, smoothing=settings.smoothing
+        )
+        self.gate = create_gate(settings.selector, budget=settings.budget, centre=settings.centre)
+        self.utility: ClassUtility | RiskPathways = (
+            RiskPathways(anchors.n_anchors)
+            if host.n_outputs == 1
+            else ClassUtility(host.n_outputs, anchors.n_anchors)
+        )
+
+    def forward(
+        self,
+        features: Tensor,
+        coords: Tensor | None = None,
+        *,
+        step: int | None = None,
+        target: Tensor | None = None,
+    ) -> EvidenceOutput:
+        """One bag; `step` is the patch size in level-0 pixels, where it is known."""
+        # The user's door: shapes are checked here with a message, not by annotation.
+        check_bag(features, coords, in_dim=self.in_dim)
+        embedded = embedded_bag(self.host, features)
+        full = self.host.aggregate(embedded, coords, target=target)
+        check_finite(full, features)
+        evidence = self.evidence(features, coords, full, step)
+        soft = self.host.gated(features, embedded, coords, evidence.log_gates, target=target)
+        return EvidenceOutput(**vars(evidence), soft=soft, full=full, embedded=embedded)
+
+    def gated(
+        self, features: Tensor, coords: Tensor | None = None, *, step: int | None = None
+    ) -> GatedOutput:
+        """X_pi alone; where the score does without the host, the host sees the bag once."""
+        if self.reads_host:
+            return self(features, coords, step=step)
+        check_bag(features, coords, in_dim=self.in_dim)
+        evidence = self.evidence(features, coords, None, step)
+        check_scored(evidence.scores, features)
+        return GatedOutput(**vars(evidence), soft=self._pooled_once(features, coords, evidence.log_gates))
+
+    def _pooled_once(self, features: Tensor, coords: Tensor | None, log_gates: LogGates) -> HostOutput:
+        # A factor on the features embeds them anew, and an embedding of the ungated bag would be thrown away.
+        if getattr(self.host, "reweights_features", False):
+            return self.host(features, coords, gates=log_gates.exp())
+        soft = self.host.gated(features, embedded_bag(self.host, features), coords, log_gates)
+        check_finite(soft, features)
+        return soft
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether the score depends on the host's ungated view of the bag."""
+        return self.settings.attention_term or self.settings.contribution_term
+
+    def evidence(
+        self, features: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
+    ) -> Evidence:
+        """Gates, scores, responses and coverage; `full` is the host's ungated view, where the score reads it."""
+        # One matrix product serves the selector and the bridge.
+        hidden, cosines = unfolded(features, [self.selector.fold(), self.bridge.fold(self.anchors)])
+        responses = self.response(cosines)
+        scores = self.evidence_scores(hidden, coords, full, step)
+        gate = self.gate(scores, temperature=float(self.temperature))
+        return Evidence(
+            gates=gate.gates,
+            log_gates=gate.log_gates,
+            opened=gate.selected,
+            scores=scores,
+            responses=responses,
+            coverage=anchor_coverage(gate.gates, responses),
+        )
+
+    def evidence_scores(
+        self, hidden: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
+    ) -> Scores:
+        """The selector's scores, from the folded patches and from the host's ungated view of them."""
+        settings = self.settings
+        attention = full.scores if full is not None and settings.attention_term else None
+        contributions = full.contributions if full is not None and settings.contribution_term else None
+        around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
+        return self.selector.scores(
+            hidden,
+            coords,
+            attention_logits=attention,
+            contributions=contributions,
+            neighbourhood=around,
+        )
+
+    def responses(self, features: Tensor) -> Responses:
+        """r_im of every patch."""
+        return self.response(self.bridge.cosines(features, self.anchors))
+
+    def anchor_weights(self, logits: Logits) -> AnchorWeights:
+        """How much each anchor matters to the predicted class, or to the risk."""
+        if isinstance(self.utility, RiskPathways):
+            return self.utility.anchor_weights
+        return self.utility.anchor_weights[logits.argmax()]
+
+    def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
+        """Fit the bridge on pairs: the same patches in feature space and in anchor space."""
+        self.bridge.fit(features, anchor_space)
+
+    @torch.no_grad()
+    def calibrate(self, reference: Tensor) -> None:
+        """Take the responses' offsets and scales from reference patches."""
+        self.response.calibrate(self.bridge.cosines(reference, self.anchors))
+
+    def set_temperature(self, temperature: float) -> None:
+        self.temperature.fill_(temperature)
+
+
+def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) -> str:
+    """The bridge a bank needs: prototypes live in feature space, a text bank is reached through pairs."""
+    if settings.bridge != "auto":
+        return settings.bridge
+    return (
+        "identity"
+        if anchors.provenance.startswith("prototypes") and anchors.anchor_dim == in_dim
+        else "proximal"
+    )
+
+
+def check_scored(scores: Scores, features: Tensor) -> None:
+    """A NaN score would close its gate unseen, so it is named before the host is asked."""
+    if bool(torch.isfinite(scores).all()):
+        return
+    bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten()
+    if len(bad) == 0:
+        raise BagError("The selector returned NaN or infinite scores for finite features: it has diverged.")
+    raise BagError(
+        f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
+    )

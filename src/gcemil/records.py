@@ -1,0 +1,50 @@
+"""Results as frozen values, free of torch: what a run writes, a report reads and a script may rely on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+@dataclass(frozen=True, eq=False)
+class SlideEvidence:
+    """The evidence of one slide, per patch in the order of its feature file."""
+
+    slide_id: str
+    selected: Bool[np.ndarray, "n"]
+    coords: Int[np.ndarray, "n 2"] | None
+    gates: Float[np.ndarray, "n"]
+    scores: Float[np.ndarray, "n"]
+    """The host's raw patch scores on the ungated bag."""
+    evidence_scores: Float[np.ndarray, "n"]
+    """The selector's scores, from which the gates are made."""
+    responses: Float[np.ndarray, "n m"]
+    marginal_gain: Float[np.ndarray, "n"]
+    """What each patch adds to the coverage of the evidence (or costs it, when it is selected and taken away)."""
+    coverage: Float[np.ndarray, "m"]
+    stop_reason: str
+    prompts: tuple[str, ...]
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def indices(self) -> Int[np.ndarray, "k"]:
+        """The selected patches, sorted."""
+        return np.flatnonzero(self.selected)
+
+    @property
+    def fraction(self) -> float:
+        return float(self.selected.mean())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one bag was predicted to be, in one mode (full, soft or discrete)."""
+
+    bag_id: str
+    case_id: str
+    slide_ids: tuple[str, ...]
+    target: int | tuple[float, int]
+    values: tuple[float, ...]
+    """One probability per class, or the risk alone."""

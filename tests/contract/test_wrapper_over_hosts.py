@@ -1,0 +1,222 @@
+"""The wrapper over every entry of HOSTS, both gate modes, classes and risk: the same questions to each."""
+
+import pytest
+import torch
+
+from gcemil.bags.bag import case_bag, slide_bag
+from gcemil.evidence.gates import budget_count
+from gcemil.explain import explain_bag, slide_evidence
+from gcemil.hosts.table import HOSTS
+from gcemil.interventions import Interventions
+from gcemil.model import GceMil
+from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.training.objective import create_null, evidence_terms
+from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
+
+NAMES = list(HOSTS)
+NYSTROM = {"transmil", "camil"}
+POOLS_LINEARLY = {"abmil", "clam_sb", "dsmil", "dtfd", "mhim", "camil"}
+
+every_host = pytest.mark.parametrize("name", NAMES)
+every_mode = pytest.mark.parametrize("mode", ["paper", "deletion"])
+every_task = pytest.mark.parametrize("n_outputs", [1, 3])
+places = pytest.mark.parametrize("with_coords", [True, False])
+
+
+def make_model(name, *, mode=None, n_outputs=3, **settings):
+    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **settings)
+
+
+def task_of(n_outputs):
+    return SurvivalTask() if n_outputs == 1 else ClassificationTask(tuple("abc"))
+
+
+def assert_close(name, one, other):
+    tolerance = 1e-4 if name in NYSTROM else 1e-5
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@every_host
+@every_mode
+@every_task
+def test_full_is_the_host_itself_and_soft_is_the_host_under_the_gates(name, mode, n_outputs):
+    model, (features, coords) = make_model(name, mode=mode, n_outputs=n_outputs), tensor_bag(40)
+    with torch.no_grad():
+        output = model(features, coords, step=PATCH)
+        assert torch.equal(output.full_logits, model.host(features, coords).logits)
+        assert_close(name, output.logits, model.host(features, coords, gates=output.gates).logits)
+    assert int(output.opened.sum()) == budget_count(40, budget=0.05)
+    assert not torch.equal(output.logits, output.full_logits)
+
+
+@every_host
+@every_mode
+@every_task
+def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
+    model = make_model(name, mode=mode, n_outputs=n_outputs).train()
+    null = create_null(model.settings, n_outputs)
+    terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
+    sum(terms.values()).backward()
+    own = {k: p.grad for k, p in model.named_parameters() if not k.startswith("host.")}
+    if name not in POOLS_LINEARLY:
+        assert own.pop("selector.contribution_weight") is None
+    assert [k for k, g in own.items() if g is None or not g.isfinite().all() or not g.any()] == []
+    assert all(p.grad.isfinite().all() for p in model.host.parameters() if p.grad is not None)
+
+
+@every_host
+@every_mode
+def test_gates_of_one_leave_the_host_unchanged(name, mode):
+    host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
+    bag = Interventions(host, features, coords)
+    assert_close(name, bag.gated(torch.zeros(40)).logits, bag.full().logits)
+
+
+@every_host
+@every_mode
+def test_keeping_all_is_the_full_bag_and_removing_all_leaves_nothing(name, mode):
+    host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
+    bag, everything = Interventions(host, features, coords), torch.ones(40, dtype=torch.bool)
+    assert torch.equal(bag.kept(everything).logits, bag.full().logits)
+    assert bag.removed(everything) is None
+    assert torch.equal(bag.removed(~everything).logits, bag.full().logits)
+
+
+@every_host
+@every_mode
+@places
+def test_kept_and_removed_are_the_host_on_the_bag_without_the_other_rows(name, mode, with_coords):
+    host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
+    coords = coords if with_coords else None
+    selected = torch.arange(40) % 4 == 1
+    bag = Interventions(host, features, coords)
+    with torch.no_grad():
+        for rows, found in ((selected, bag.kept(selected)), (~selected, bag.removed(selected))):
+            alone = host(features[rows], None if coords is None else coords[rows])
+            assert_close(name, found.logits, alone.logits)
+            assert len(found.scores) == int(rows.sum())
+
+
+@every_host
+def test_in_deletion_mode_a_log_gate_of_minus_infinity_is_a_removed_row(name):
+    host, (features, coords) = prepared_host(name, mode="deletion"), tensor_bag(40)
+    selected = torch.arange(40) % 4 == 1
+    bag = Interventions(host, features, coords)
+    assert_close(name, bag.gated(selected.float().log()).logits, bag.kept(selected).logits)
+
+
+@every_host
+@every_mode
+@every_task
+@places
+def test_a_bag_of_one_patch_is_its_own_evidence(name, mode, n_outputs, with_coords):
+    model, (features, coords) = make_model(name, mode=mode, n_outputs=n_outputs), tensor_bag(1)
+    output = model(features, coords if with_coords else None)
+    assert output.gates.tolist() == [1.0]
+    assert_close(name, output.logits, output.full_logits)
+    output.logits.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@every_host
+@every_mode
+def test_without_coordinates_the_spatial_parts_are_off_and_the_rest_works(name, mode):
+    model, (features, _) = make_model(name, mode=mode), tensor_bag(40)
+    rough = make_model(name, mode=mode, smoothing=0.0)
+    with torch.no_grad():
+        assert torch.equal(model(features).scores, rough(features).scores)
+        assert int(model(features).opened.sum()) == 2
+
+
+@every_host
+@every_mode
+@every_task
+def test_the_gated_door_agrees_with_forward_with_and_without_the_hosts_view(name, mode, n_outputs):
+    features, coords = tensor_bag(40)
+    for reads_host in (True, False):
+        terms = {"attention_term": reads_host, "contribution_term": reads_host}
+        model = make_model(name, mode=mode, n_outputs=n_outputs, **terms)
+        with torch.no_grad():
+            whole, alone = model(features, coords, step=PATCH), model.gated(features, coords, step=PATCH)
+        assert torch.equal(whole.gates, alone.gates)
+        assert_close(name, alone.logits, whole.logits)
+
+
+@every_host
+@every_mode
+def test_the_gated_door_keeps_rows_whose_gate_underflows(name, mode):
+    # At this temperature every closed gate is 0 in float32 while its logarithm is still finite.
+    model = make_model(name, mode=mode, attention_term=False, contribution_term=False)
+    model.set_temperature(1e-3)
+    features, coords = tensor_bag(40)
+    with torch.no_grad():
+        whole, alone = model(features, coords), model.gated(features, coords)
+    assert (whole.gates == 0).any()
+    assert whole.log_gates.isfinite().all()
+    assert_close(name, alone.logits, whole.logits)
+
+
+@every_host
+@every_task
+def test_evidence_of_a_case_goes_back_to_each_of_its_slides(name, n_outputs):
+    model = make_model(name, n_outputs=n_outputs)
+    slides = [make_slide(slide_id, n, seed) for slide_id, n, seed in (("b", 30, 1), ("a", 40, 2))]
+    bag = case_bag("case", slides)
+    explanation = explain_bag(model, bag)
+    records = slide_evidence(model, bag, explanation)
+    assert [record.slide_id for record in records] == ["a", "b"]
+    assert [len(record.gates) for record in records] == [40, 30]
+    for record, slide in zip(records, reversed(slides), strict=True):
+        assert (record.coords == slide.coords).all()
+    assert sum(int(record.selected.sum()) for record in records) == int(explanation.recovery.selected.sum())
+    assert torch.equal(torch.cat([torch.from_numpy(r.gates) for r in records]), explanation.output.gates)
+
+
+def make_slide(slide_id, n, seed):
+    features, coords = tensor_bag(n, seed=seed)
+    return slide_bag(slide_id, features.numpy(), coords.numpy() + 1000 * seed, PATCH)
+
+
+@every_host
+@every_task
+def test_a_state_dict_carries_everything_a_prediction_needs(name, n_outputs):
+    trained = make_model(name, n_outputs=n_outputs)
+    trained.set_temperature(0.25)
+    torch.manual_seed(99)
+    fresh = GceMil(prepared_host(name, n_outputs=n_outputs), make_bank(), in_dim=16).eval()
+    fresh.load_state_dict(trained.state_dict())
+    features, coords = tensor_bag(40)
+    with torch.no_grad():
+        one, other = trained(features, coords), fresh(features, coords)
+    for field in ("logits", "full_logits", "gates", "responses", "coverage"):
+        assert torch.equal(getattr(one, field), getattr(other, field))
+
+
+class MeanPool(torch.nn.Module):
+    """Somebody else's model: mean over patches, one linear head."""
+
+    def __init__(self, n_outputs):
+        super().__init__()
+        self.head = torch.nn.Linear(16, n_outputs)
+
+    def forward(self, features):
+        return self.head(torch.tanh(features).mean(dim=0))
+
+
+@every_mode
+@every_task
+def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
+    from gcemil.hosts.adapters import CallableHost
+
+    torch.manual_seed(0)
+    host = CallableHost(MeanPool(n_outputs), 16, n_outputs, mode)
+    model, (features, coords) = wrapped(host), tensor_bag(40)
+    model.train()
+    null = create_null(model.settings, n_outputs)
+    terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
+    sum(terms.values()).backward()
+    assert model.host.model.head.weight.grad.any()
+    assert model.selector.feature_layer.weight.grad.any()
+    explanation = explain_bag(model.eval(), slide_bag("s", features.numpy(), coords.numpy(), PATCH))
+    alone = host(features[explanation.recovery.selected]).logits
+    torch.testing.assert_close(explanation.discrete.logits, alone.detach())

@@ -1,0 +1,167 @@
+"""From a bag to its evidence: recovery under the model's settings, and records per slide."""
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.bags.bag import case_bag, slide_bag
+from gcemil.errors import BagError, UsageError
+from gcemil.evidence.coverage import anchor_coverage, utility
+from gcemil.explain import explain_bag, explain_slide, recovered, slide_evidence
+from gcemil.recovery.recover import StopReason, recover
+from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
+
+
+def make_slide(n=60, slide_id="slide", seed=0, coords=True):
+    features, places = tensor_bag(n, seed=seed)
+    return slide_bag(slide_id, features.numpy(), places.numpy() if coords else None, PATCH)
+
+
+def make_model(n_outputs=3, **settings):
+    return wrapped(prepared_host("abmil", n_outputs=n_outputs), **settings)
+
+
+def test_the_discrete_prediction_is_the_host_on_the_selected_rows_alone():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    rows = explanation.recovery.selected
+    with torch.no_grad():
+        alone = model.host(torch.from_numpy(bag.features)[rows], torch.from_numpy(bag.coords)[rows])
+    torch.testing.assert_close(explanation.discrete.logits, alone.logits)
+    assert 0 < int(rows.sum()) < len(bag)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
+    settings = {
+        "threshold": 0.6,
+        "coverage_target": 0.7,
+        "max_fraction": 0.3,
+        "reachable": False,
+        "min_weight_share": 0.9,
+    }
+    model = make_model(n_outputs, recovery=settings)
+    with torch.no_grad():
+        for parameter in model.utility.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    output = explain_bag(model, make_slide()).output
+    found = recovered(model, output)
+    expected = recover(
+        output.gates, output.responses, model.anchor_weights(output.full_logits).detach(), **settings
+    )
+    assert torch.equal(found.selected, expected.selected)
+    assert torch.equal(found.targets, expected.targets)
+    assert found.stop_reason == expected.stop_reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"),
+    [
+        ("threshold", 0.1),
+        ("coverage_target", 0.2),
+        ("max_fraction", 0.04),
+        ("reachable", False),
+        ("min_weight_share", 1.0),
+        ("repair", False),
+    ],
+)
+def test_every_recovery_setting_is_honoured(changed, value):
+    base = {"coverage_target": 0.9, "max_fraction": 1.0, "min_weight_share": 0.0}
+    plain, other = make_model(recovery=base), make_model(recovery={**base, changed: value})
+    with torch.no_grad():
+        for model in (plain, other):
+            model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 4)
+    one, two = (explain_bag(model, make_slide()).recovery for model in (plain, other))
+    differs = not torch.equal(one.selected, two.selected) or not torch.equal(one.targets, two.targets)
+    assert differs
+
+
+def test_without_repair_the_evidence_is_what_the_gate_opened():
+    explanation = explain_bag(make_model(recovery={"repair": False, "max_fraction": 1.0}), make_slide())
+    assert torch.equal(explanation.recovery.selected, explanation.output.opened)
+    assert len(explanation.recovery.added) == 0
+
+
+def test_sigmoid_and_threshold_is_never_repaired():
+    model = make_model(selector="sigmoid_threshold", recovery={"max_fraction": 1.0, "coverage_target": 1.0})
+    explanation = explain_bag(model, make_slide())
+    assert torch.equal(explanation.recovery.selected, explanation.output.opened)
+
+
+@pytest.mark.parametrize("selector", ["sparsemax", "entmax15"])
+def test_simplex_selectors_select_their_support_however_small_the_gate(selector):
+    model = make_model(selector=selector, recovery={"repair": False, "max_fraction": 1.0})
+    explanation = explain_bag(model, make_slide())
+    selected = explanation.recovery.selected
+    assert torch.equal(selected, explanation.output.opened)
+    assert (explanation.output.gates[selected] < 0.5).any()
+
+
+def test_the_cap_holds_and_says_so():
+    model = make_model(recovery={"max_fraction": 0.05, "coverage_target": 1.0, "reachable": False})
+    recovery = explain_bag(model, make_slide()).recovery
+    assert int(recovery.selected.sum()) == 3
+    assert recovery.stop_reason is StopReason.CAPPED
+
+
+def test_a_record_is_the_explanation_in_plain_arrays():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    (record,) = slide_evidence(model, bag, explanation, hashes={"model": "abc"})
+    output = explanation.output
+    assert record.slide_id == "slide"
+    assert record.hashes == {"model": "abc"}
+    assert record.prompts == model.bank.prompts
+    assert record.stop_reason == explanation.recovery.stop_reason.value
+    np.testing.assert_array_equal(record.indices, explanation.recovery.selected.nonzero().flatten())
+    np.testing.assert_array_equal(record.scores, output.full.scores)
+    np.testing.assert_array_equal(record.evidence_scores, output.scores)
+    np.testing.assert_array_equal(record.coords, bag.coords)
+    kept = explanation.recovery.selected.float()
+    np.testing.assert_allclose(record.coverage, anchor_coverage(kept, output.responses), rtol=1e-5)
+    assert record.fraction == pytest.approx(float(kept.mean()))
+
+
+def test_the_marginal_gain_is_what_a_patch_adds_to_the_evidence_or_costs_it():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    (record,) = slide_evidence(model, bag, explanation)
+    weights = model.anchor_weights(explanation.output.full_logits).detach().double()
+    responses = explanation.output.responses.double()
+    kept = explanation.recovery.selected.double()
+    for patch in (int(kept.argmax()), int(kept.argmin())):
+        on, off = kept.clone(), kept.clone()
+        on[patch], off[patch] = 1.0, 0.0
+        gain = utility(on, responses, weights) - utility(off, responses, weights)
+        assert record.marginal_gain[patch] == pytest.approx(float(gain), rel=1e-4, abs=1e-7)
+
+
+def test_explain_slide_is_the_record_of_the_only_slide():
+    model, bag = make_model(), make_slide()
+    (expected,) = slide_evidence(model, bag, explain_bag(model, bag))
+    record = explain_slide(model, bag)
+    np.testing.assert_array_equal(record.gates, expected.gates)
+    np.testing.assert_array_equal(record.selected, expected.selected)
+
+
+def test_explain_slide_refuses_a_case_of_two():
+    bag = case_bag("case", [make_slide(slide_id="a"), make_slide(slide_id="b")])
+    with pytest.raises(BagError, match="'case' has 2 slides"):
+        explain_slide(make_model(), bag)
+
+
+def test_a_bag_without_coordinates_has_evidence_without_them():
+    record = explain_slide(make_model(), make_slide(coords=False))
+    assert record.coords is None
+    assert record.selected.any()
+
+
+def test_half_precision_features_are_read_as_float32():
+    features, coords = tensor_bag(30)
+    bag = slide_bag("s", features.numpy().astype(np.float16), coords.numpy(), PATCH)
+    assert explain_slide(make_model(), bag).gates.dtype == np.float32
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(UsageError, match=r"Call model.eval\(\) first"):
+        explain_bag(make_model().train(), make_slide())

@@ -1,0 +1,218 @@
+"""The wrapper on a small ABMIL: what each setting changes, and what it must not change."""
+
+import pytest
+import torch
+
+from gcemil.config import PAPER, EvidenceSettings
+from gcemil.errors import BagError, UsageError
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.bridge import FreeBridge, IdentityBridge, ProximalBridge
+from gcemil.evidence.coverage import ClassUtility, anchor_coverage
+from gcemil.evidence.gates import GATES
+from gcemil.evidence.pathways import RiskPathways
+from gcemil.evidence.responses import PaperResponse
+from gcemil.evidence.spatial import Neighbourhood, smoothed
+from gcemil.model import EvidenceOutput, GatedOutput, GceMil, bridge_kind
+from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, wrapped
+
+
+class Calls:
+    """Counts how often a host embeds and pools from now on."""
+
+    def __init__(self, host):
+        self.embeddings = self.poolings = 0
+        embed, pool = host.embed, host.pool
+
+        def counted_embed(features):
+            self.embeddings += 1
+            return embed(features)
+
+        def counted_pool(*args):
+            self.poolings += 1
+            return pool(*args)
+
+        host.embed, host.pool = counted_embed, counted_pool
+
+
+@pytest.fixture
+def bag():
+    return tensor_bag(40)
+
+
+@torch.no_grad()
+def test_scores_are_the_selector_on_patches_attention_and_contributions(bag):
+    features, coords = bag
+    model = wrapped(prepared_host("abmil"))
+    output, full = model(features, coords, step=PATCH), model.host(features, coords)
+    expected = model.selector(
+        features, coords, attention_logits=full.scores, contributions=full.contributions
+    )
+    torch.testing.assert_close(output.scores, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("term", ["attention_term", "contribution_term"])
+def test_a_term_that_is_switched_off_has_no_say(bag, term):
+    weight = {"attention_term": "attention_weight", "contribution_term": "contribution_weight"}[term]
+    on, off = wrapped(prepared_host("abmil")), wrapped(prepared_host("abmil"), **{term: False})
+    getattr(on.selector, weight).zero_()
+    torch.testing.assert_close(on(*bag).scores, off(*bag).scores)
+    getattr(on.selector, weight).fill_(2.0)
+    assert not torch.allclose(on(*bag).scores, off(*bag).scores)
+
+
+@torch.no_grad()
+def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
+    features, coords = bag
+    rough = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
+    soft = wrapped(prepared_host("abmil"), smoothing=0.25)(features, coords, step=PATCH).scores
+    torch.testing.assert_close(soft, smoothed(rough, Neighbourhood.of(coords, PATCH), share=0.25))
+
+
+@torch.no_grad()
+def test_the_step_decides_who_is_a_neighbour(bag):
+    features, coords = bag
+    model = wrapped(prepared_host("abmil"))
+    assert torch.equal(model(features, coords).scores, model(features, coords, step=PATCH).scores)
+    apart = model(features, coords, step=PATCH // 4).scores
+    alone = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
+    torch.testing.assert_close(apart, alone)
+
+
+@torch.no_grad()
+def test_responses_and_coverage_are_those_of_the_bridge_and_the_gates(bag):
+    features, coords = bag
+    model = wrapped(prepared_host("abmil"))
+    output = model(features, coords)
+    embedded = model.bridge(features)
+    cosines = torch.nn.functional.cosine_similarity(embedded.unsqueeze(1), model.anchors.unsqueeze(0), dim=2)
+    torch.testing.assert_close(output.responses, model.response(cosines), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(output.responses, model.responses(features), atol=1e-5, rtol=1e-4)
+    assert torch.equal(output.coverage, anchor_coverage(output.gates, output.responses))
+
+
+@torch.no_grad()
+def test_the_temperature_sharpens_the_gates_and_leaves_the_scores(bag):
+    model = wrapped(prepared_host("abmil"))
+    warm = model(*bag)
+    model.set_temperature(0.1)
+    cold = model(*bag)
+    assert torch.equal(warm.scores, cold.scores)
+    assert torch.equal(warm.opened, cold.opened)
+    assert (cold.gates - 0.5).abs().min() > (warm.gates - 0.5).abs().min()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("selector", list(GATES))
+def test_every_selector_opens_some_patches_and_not_all(bag, selector):
+    output = wrapped(prepared_host("abmil"), selector=selector)(*bag)
+    assert 0 < int(output.opened.sum()) < 40
+    assert (output.gates[output.opened] > 0).all()
+
+
+@torch.no_grad()
+def test_forward_embeds_once_and_pools_twice(bag):
+    host = prepared_host("abmil")
+    count = Calls(host)
+    output = wrapped(host)(*bag)
+    assert isinstance(output, EvidenceOutput)
+    assert (count.embeddings, count.poolings) == (1, 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "mode"), [("abmil", "paper"), ("transmil", "paper"), ("transmil", "deletion")]
+)
+def test_a_score_without_the_host_lets_the_host_see_the_bag_once(bag, name, mode):
+    host = prepared_host(name, mode=mode)
+    count = Calls(host)
+    output = wrapped(host, attention_term=False, contribution_term=False).gated(*bag)
+    assert type(output) is GatedOutput
+    assert (count.embeddings, count.poolings) == (1, 1)
+
+
+@torch.no_grad()
+def test_gated_reads_the_host_where_the_score_does(bag):
+    model = wrapped(prepared_host("abmil"))
+    assert torch.equal(model.gated(*bag).logits, model(*bag).logits)
+
+
+@torch.no_grad()
+def test_only_the_host_tells_classes_from_risk():
+    assert isinstance(wrapped(prepared_host("abmil", n_outputs=2)).utility, ClassUtility)
+    assert isinstance(wrapped(prepared_host("abmil", n_outputs=1)).utility, RiskPathways)
+
+
+@torch.no_grad()
+def test_anchor_weights_are_those_of_the_predicted_class():
+    model = wrapped(prepared_host("abmil"))
+    model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4))
+    expected = torch.nn.functional.softplus(torch.tensor([4.0, 5.0, 6.0, 7.0]))
+    torch.testing.assert_close(model.anchor_weights(torch.tensor([0.1, 0.7, 0.2])), expected)
+
+
+@torch.no_grad()
+def test_anchor_weights_of_a_risk_are_the_sizes_of_the_effects():
+    model = wrapped(prepared_host("abmil", n_outputs=1))
+    model.utility.effects.copy_(torch.tensor([-2.0, 0.5, 0.0, 1.0]))
+    assert model.anchor_weights(torch.tensor([3.0])).tolist() == [2.0, 0.5, 0.0, 1.0]
+
+
+def test_an_automatic_bridge_is_the_identity_for_prototypes_and_proximal_for_text():
+    prototypes = AnchorBank(torch.randn(3, 16), ("a", "b", "c"), "prototypes of 50 patches, seed 0")
+    settings = EvidenceSettings()
+    assert bridge_kind(settings, prototypes, 16) == "identity"
+    assert bridge_kind(settings, make_bank(), 16) == "proximal"
+    assert bridge_kind(EvidenceSettings(bridge="frozen"), prototypes, 16) == "frozen"
+    host = prepared_host("abmil")
+    assert isinstance(GceMil(host, prototypes, in_dim=16).bridge, IdentityBridge)
+    assert isinstance(GceMil(host, make_bank(), in_dim=16).bridge, ProximalBridge)
+
+
+@torch.no_grad()
+def test_the_paper_recipe_builds_the_papers_parts(bag):
+    model = GceMil(prepared_host("abmil"), make_bank(), in_dim=16, settings=PAPER).eval()
+    assert isinstance(model.bridge, FreeBridge)
+    assert isinstance(model.response, PaperResponse)
+    output = model(*bag)
+    torch.testing.assert_close(output.gates, torch.sigmoid(output.scores))
+
+
+def test_the_anchors_never_train():
+    model = wrapped(prepared_host("abmil"))
+    assert "anchors" in model.state_dict()
+    assert "anchors" not in dict(model.named_parameters())
+
+
+def test_a_wrapper_of_another_width_than_its_host_is_refused():
+    with pytest.raises(UsageError, match=r"features of width 16, the wrapper was given in_dim=8"):
+        GceMil(prepared_host("abmil"), make_bank(), in_dim=8)
+
+
+def test_a_bridge_that_was_never_fitted_is_refused(bag):
+    model = GceMil(prepared_host("abmil"), make_bank(), in_dim=16)
+    with pytest.raises(UsageError, match="never fitted"):
+        model(*bag)
+
+
+@pytest.mark.parametrize("door", ["forward", "gated"])
+@pytest.mark.parametrize("reads_host", [True, False])
+def test_bad_bags_are_refused_by_either_door(bag, door, reads_host):
+    features, coords = bag
+    model = wrapped(prepared_host("abmil"), attention_term=reads_host, contribution_term=reads_host)
+    ask = getattr(model, door)
+    with pytest.raises(BagError, match="features of width 16, got 8"):
+        ask(features[:, :8], coords)
+    with pytest.raises(BagError, match=r"need coords of shape \(40, 2\)"):
+        ask(features, coords[:3])
+    features = features.clone()
+    features[7, 3] = torch.nan
+    with pytest.raises(BagError, match="1 of 40 patches .* the first is patch 7"):
+        ask(features, coords)
+
+
+def test_a_selector_that_diverged_is_named(bag):
+    model = wrapped(prepared_host("abmil"), attention_term=False, contribution_term=False)
+    torch.nn.init.constant_(model.selector.score_layer.bias, torch.nan)
+    with pytest.raises(BagError, match="The selector returned NaN"):
+        model.gated(*bag)
