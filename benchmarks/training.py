@@ -1,0 +1,130 @@
+"""Training throughput: our loader and loop against torchmil's own loader and trainer, on the same bags.
+
+  python benchmarks/training.py [--bags 60] [--epochs 3] [--json]
+Bags of 512 x 1024 float32 on disk (HDF5 for us, .npy as torchmil stores them, both uncompressed), ABMIL of the same
+sizes without dropout, one bag per step, loading included, one CPU thread each. Runs are interleaved; the figure is the
+ratio of median patches per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.config import HostSettings, TrainSettings
+from gcemil.hosts.host import Stage
+from gcemil.training.loop import FoldParts, create_optimizer, train_epoch
+from gcemil.training.setup import create_network, create_task
+
+PATCHES, DIM = 512, 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bags", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        cohort = write_bags(Path(folder), arguments.bags)
+        ours, theirs = gcemil_epoch(cohort), torchmil_epoch(Path(folder) / "torchmil")
+        ours(0), theirs(0)
+        times: dict[str, list[float]] = {"gcemil": [], "torchmil": []}
+        for epoch in range(1, arguments.epochs + 1):
+            for name, run in (("gcemil", ours), ("torchmil", theirs)):
+                start = time.perf_counter()
+                run(epoch)
+                times[name].append(time.perf_counter() - start)
+    patches = arguments.bags * PATCHES
+    speed = {name: patches / statistics.median(taken) for name, taken in times.items()}
+    result = {"patches_per_second": speed, "ratio": speed["gcemil"] / speed["torchmil"]}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(
+            f"gcemil {speed['gcemil']:,.0f} patches/s   torchmil {speed['torchmil']:,.0f} patches/s   ratio {result['ratio']:.2f}"
+        )
+
+
+def write_bags(folder: Path, n_bags: int) -> Cohort:
+    """The same bags for both: a cohort folder, and torchmil's parallel folders."""
+    generator = np.random.default_rng(0)
+    coords = np.stack(np.divmod(np.arange(PATCHES), 32), axis=1).astype(np.int64) * 256
+    rows = []
+    for index in range(n_bags):
+        name, label = f"bag_{index:04d}", index % 2
+        features = generator.normal(size=(PATCHES, DIM)).astype(np.float32) + label * 0.05
+        store.write(folder / "cohort" / "features" / f"{name}.h5", {"features": features, "coords": coords})
+        for kind, values in {"features": features, "labels": np.array(label), "coords": coords}.items():
+            path = folder / "torchmil" / kind / f"{name}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, values)
+        rows.append(SlideRow(name, name, label=str(label)))
+    card = CohortCard(
+        name="bench", task="classification", classes=("0", "1"), feature_dim=DIM, patch_size_level0=256
+    )
+    cohort = Cohort(folder / "cohort", card, tuple(rows))
+    cohort.save()
+    return cohort
+
+
+def gcemil_epoch(cohort: Cohort):
+    settings = TrainSettings(
+        host=HostSettings(options={"dropout": 0.0}), evidence=None, bags_per_step=1, epochs=100
+    )
+    parts = FoldParts(cohort.bags, (), ())
+    ingredients = create_network(cohort, parts.train, settings, torch.device("cpu"))
+    optimizer = create_optimizer(ingredients.network, 2e-4, 1e-5)
+    task = create_task(cohort, settings)
+
+    def run(epoch: int) -> None:
+        train_epoch(
+            ingredients, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
+            stage=Stage("train"), stage_number=0, epoch=epoch, base_rate=2e-4,
+        )  # fmt: skip
+
+    return run
+
+
+def torchmil_epoch(folder: Path):
+    from torch.utils.data import DataLoader, Subset
+    from torchmil.data import collate_fn
+    from torchmil.datasets import ProcessedMILDataset
+    from torchmil.models import ABMIL
+    from torchmil.utils import Trainer
+
+    dataset = ProcessedMILDataset(
+        features_path=str(folder / "features"),
+        labels_path=str(folder / "labels"),
+        coords_path=str(folder / "coords"),
+        bag_keys=["X", "Y", "coords"],
+        load_at_init=False,
+    )
+    loader = DataLoader(dataset, batch_size=1, shuffle=True, collate_fn=collate_fn)
+    # Its trainer validates after every epoch, on the training bags unless told otherwise; one bag keeps that out.
+    one_bag = DataLoader(Subset(dataset, [0]), batch_size=1, collate_fn=collate_fn)
+    embed = torch.nn.Sequential(torch.nn.Linear(DIM, 512), torch.nn.ReLU())
+    model = ABMIL(in_shape=(DIM,), att_dim=128, att_act="tanh", gated=True, feat_ext=embed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5)
+    trainer = Trainer(model, optimizer, device="cpu", verbose=False, disable_pbar=True)
+
+    def run(epoch: int) -> None:
+        trainer.train(max_epochs=1, train_dataloader=loader, val_dataloader=one_bag)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

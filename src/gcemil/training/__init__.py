@@ -1,0 +1,1 @@
+"""One visible loop: objective, schedule, checkpoint, evaluation, run folder."""

@@ -1,0 +1,80 @@
+"""A training state as one safetensors file: tensors, and everything else as JSON in its header.
+
+One file, written aside and renamed, so that a kill at any moment leaves the old state or the new one, never a mixture.
+Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gcemil.errors import RunError
+
+Meta = dict[str, Any]
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, temporary, metadata={"gcemil": json.dumps(meta)})
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
+    if not path.is_file():
+        raise RunError(f"{path} does not exist. Train the fold first with 'gcemil train'.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {})["gcemil"])
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise RunError(
+            f"{path} is not a gcemil checkpoint ({error}). Remove it to train the fold again."
+        ) from error
+
+
+def module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Parameters and buffers of several modules, each under its own name."""
+    return {
+        f"{owner}.{name}": tensor
+        for owner, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def load_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    for owner, module in modules.items():
+        prefix = f"{owner}."
+        module.load_state_dict(
+            {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        )
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor of the optimiser's state, numbered by parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"optimizer.{index}.{name}": value for index, entry in state.items() for name, value in entry.items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

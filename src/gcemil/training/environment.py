@@ -1,0 +1,60 @@
+"""What a result depended on besides its settings: versions, machine, commit, inputs."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gcemil import __version__
+from gcemil.errors import UsageError
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "h5py", "entmax", "safetensors")
+
+
+def describe_environment(*, seed: int, device: torch.device, inputs: dict[str, str]) -> dict[str, Any]:
+    """Everything a reader needs to see why two runs differ."""
+    return {
+        "gcemil": __version__,
+        "commit": source_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        "inputs": inputs,
+    }
+
+
+def pick_device(name: str) -> torch.device:
+    """The device asked for; auto takes CUDA, then MPS, then the CPU."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    if not available[name]:
+        found = ", ".join(kind for kind, there in available.items() if there)
+        raise UsageError(f"Device '{name}' is not available here, only: {found}.")
+    return torch.device(name)
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def source_commit() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    folder = Path(__file__).resolve().parents[3]
+    if not (folder / ".git").exists():
+        return None
+    found = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None

@@ -1,0 +1,296 @@
+"""The training loop: stages, epochs, windows. Visible from top to bottom, resumable at every epoch.
+
+AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at validation. The
+epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.config import TrainSettings
+from gcemil.errors import RunError
+from gcemil.explain import bag_tensors
+from gcemil.hosts.host import Stage
+from gcemil.model import EvidenceOutput
+from gcemil.tasks.task import Task
+from gcemil.training import checkpoint, watch
+from gcemil.training.epoch_statistics import GateStatistics, LossMeans
+from gcemil.training.evaluate import Mode, evaluate_bags
+from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
+from gcemil.training.schedule import annealed_temperature, base_learning_rate, cosine_rate
+from gcemil.training.seeding import seed_torch, stream_seed
+from gcemil.training.setup import Ingredients
+
+FIRST_CHOSEN_SHARE = 0.6
+"""Epochs before this share of the schedule are not chosen: their gates are still warm."""
+
+EpochRecord = dict[str, Any]
+OnEpoch = Callable[[EpochRecord], None]
+OnBag = Callable[[int, int], None]
+
+
+@dataclass
+class Progress:
+    """Where training stands; saved with the weights at every epoch."""
+
+    stage: int = 0
+    epoch: int = 0
+    best: float = -math.inf
+    best_loss: float = math.inf
+    best_epoch: int = -1
+    stale: int = 0
+    finished: bool = False
+    history: list[EpochRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FoldParts:
+    train: Sequence[BagSpec]
+    val: Sequence[BagSpec]
+    test: Sequence[BagSpec]
+
+
+def train(
+    ingredients: Ingredients,
+    cohort: Cohort,
+    parts: FoldParts,
+    task: Task,
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    fold: int = 0,
+    on_epoch: OnEpoch | None = None,
+    on_bag: OnBag | None = None,
+) -> Progress:
+    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after."""
+    device = next(ingredients.network.parameters()).device
+    null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
+    modules = {"network": ingredients.network, "null": null}
+    base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
+    resume_file = folder / "resume.safetensors"
+    progress, best, saved = _resumed(resume_file, modules)
+
+    stages = ingredients.host.stages()
+    for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
+        if progress.finished:
+            break
+        if progress.epoch == 0:
+            seed_torch(stream_seed(settings.seed, fold, number))
+            ingredients.host.begin_stage(stage, lambda: bag_features(ingredients.host, cohort, parts.train))
+        optimizer = create_optimizer(ingredients.network, base_rate, settings.weight_decay)
+        if saved is not None:
+            checkpoint.load_optimizer(optimizer, saved)
+            torch.set_rng_state(saved["rng"])
+            saved = None
+        for epoch in range(progress.epoch, settings.epochs):
+            record = train_epoch(
+                ingredients, null, cohort, parts, task, settings, optimizer,
+                stage=stage, stage_number=number, epoch=epoch, base_rate=base_rate, on_bag=on_bag,
+            )  # fmt: skip
+            is_last_stage = number == len(stages) - 1
+            if is_last_stage:
+                record |= validate(ingredients, cohort, parts.val, task)
+                if epoch + 1 >= math.ceil(FIRST_CHOSEN_SHARE * settings.epochs):
+                    best = _keep_best(progress, record, ingredients.network, best, epoch)
+            stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
+            done = epoch + 1 == settings.epochs or stops
+            progress.history.append(record)
+            progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
+            progress.finished = done and is_last_stage
+            _save(resume_file, modules, optimizer, best, progress)
+            write_history(folder / "history.jsonl", progress.history)
+            if on_epoch:
+                on_epoch(record)
+            if done:
+                break
+    if best is None:
+        raise RunError(f"{folder}: training ended without a chosen epoch.")
+    ingredients.network.load_state_dict(best)
+    return progress
+
+
+def create_optimizer(network: nn.Module, rate: float, weight_decay: float) -> torch.optim.Optimizer:
+    """AdamW over what is to be learned; the fused step walks the weights once instead of once per operation."""
+    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(learned, lr=rate, weight_decay=weight_decay, fused=True)
+
+
+def train_epoch(
+    ingredients: Ingredients,
+    null: nn.Module,
+    cohort: Cohort,
+    parts: FoldParts,
+    task: Task,
+    settings: TrainSettings,
+    optimizer: torch.optim.Optimizer,
+    *,
+    stage: Stage,
+    stage_number: int,
+    epoch: int,
+    base_rate: float,
+    on_bag: OnBag | None = None,
+) -> EpochRecord:
+    """Every training bag once, one optimiser step per window."""
+    network, model = ingredients.network, None if stage.prepares else ingredients.model
+    device = next(network.parameters()).device
+    targets = stacked_targets(parts.train)
+    generator = np.random.default_rng([settings.seed, stage_number, epoch])
+    size = (
+        settings.bags_per_step if cohort.card.task == "classification" else min(settings.window, len(targets))
+    )
+    windows = task.windows(targets, window_size=size, generator=generator)
+    rule = SampleRule(settings.max_patches, settings.sampling, stream_seed(settings.seed, stage_number))
+    bags = load_bags(
+        cohort, [parts.train[i] for window in windows for i in window], rule=rule, epoch=epoch, ahead=2 * size
+    )
+    if model is not None and ingredients.reference is not None:
+        model.calibrate(ingredients.reference)
+    network.train()
+    sums, gates = LossMeans(), GateStatistics()
+    done = 0
+    for position, window in enumerate(windows):
+        progress = (epoch + position / len(windows)) / settings.epochs
+        for group in optimizer.param_groups:
+            group["lr"] = cosine_rate(base_rate, progress)
+        if model is not None:
+            evidence = model.settings
+            model.set_temperature(
+                annealed_temperature(evidence.temperature_start, evidence.temperature_end, progress)
+            )
+        drawn = [training_bag(*next(bags), device) for _ in window]
+        outputs: list[EvidenceOutput] = []
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            if model is None:
+                terms = host_terms(ingredients.host, task, drawn)
+            else:
+                terms, outputs = evidence_terms(model, null, task, drawn)  # type: ignore[arg-type]
+        done += len(window)
+        if on_bag:
+            on_bag(done, len(parts.train))
+        if "task" not in terms:
+            sums.eventless += 1
+            continue
+        loss = torch.stack([term.float() for term in terms.values()]).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+        optimizer.step()
+        ingredients.host.after_step()
+        sums.add(terms)
+        gates.add(outputs)
+    if any(True for _ in bags):
+        raise RunError("The loader gave more bags than the windows asked for.")
+    record: EpochRecord = {"stage": stage.name, "epoch": epoch, "terms": sums.means(), **gates.summary()}
+    record["eventless_windows"] = sums.eventless
+    record["learning_rate"] = optimizer.param_groups[0]["lr"]
+    record["warnings"] = watch.failures(
+        {k: v for k, v in record.items() if isinstance(v, int | float)}, record["terms"]
+    )
+    return record
+
+
+def validate(ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
+    """Task metric and loss on all patches of the validation bags: soft with the wrapper, full without."""
+    mode: Mode = "full" if ingredients.model is None else "soft"
+    logits = evaluate_bags(ingredients, cohort, bags, modes=(mode,))[mode]
+    targets = stacked_targets(bags)
+    loss = task.loss(logits, targets)
+    metrics = task.metrics(targets, task.prediction(logits))
+    return {
+        "val_loss": math.nan if loss is None else float(loss),
+        **{f"val_{k}": v for k, v in metrics.items()},
+        "val": metrics[task.task_metric],
+    }
+
+
+def training_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
+    features, coords = bag_tensors(bag, device)
+    return TrainingBag(features, coords, bag.patch_size, target_tensor(spec).to(device))
+
+
+def target_tensor(spec: BagSpec) -> Tensor:
+    """A class index, or (time, event)."""
+    return (
+        torch.tensor(spec.target)
+        if isinstance(spec.target, int)
+        else torch.tensor(spec.target, dtype=torch.float32)
+    )
+
+
+def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
+    return torch.stack([target_tensor(spec) for spec in bags])
+
+
+@torch.no_grad()
+def bag_features(host: Any, cohort: Cohort, bags: Sequence[BagSpec]) -> Tensor:
+    """One row per bag under the host's current weights, all patches."""
+    host.eval()
+    device = next(host.parameters()).device
+    loaded = load_bags(cohort, bags, rule=SampleRule())
+    return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in loaded])
+
+
+def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
+    """One line per epoch; rewritten whole, so that a resumed run has no line twice."""
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text("".join(json.dumps(record) + "\n" for record in history), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _keep_best(
+    progress: Progress, record: EpochRecord, network: nn.Module, best: dict[str, Tensor] | None, epoch: int
+) -> dict[str, Tensor]:
+    """The weights of the better epoch: by the task metric, equal ones by the loss."""
+    better = (record["val"], -record["val_loss"]) > (progress.best, -progress.best_loss)
+    if best is not None and not better:
+        progress.stale += 1
+        return best
+    progress.best, progress.best_loss, progress.best_epoch, progress.stale = (
+        record["val"],
+        record["val_loss"],
+        epoch,
+        0,
+    )
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+def _save(
+    path: Path,
+    modules: dict[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+    best: dict[str, Tensor] | None,
+    progress: Progress,
+) -> None:
+    tensors = checkpoint.module_state(modules) | checkpoint.optimizer_state(optimizer)
+    tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
+    tensors["rng"] = torch.get_rng_state()
+    checkpoint.save(path, tensors, {"progress": vars(progress)})
+
+
+def _resumed(
+    path: Path, modules: dict[str, nn.Module]
+) -> tuple[Progress, dict[str, Tensor] | None, dict[str, Tensor] | None]:
+    """Where the last run stopped, its best weights, and the rest of its state; a fresh start otherwise."""
+    if not path.is_file():
+        return Progress(), None, None
+    tensors, meta = checkpoint.load(path)
+    checkpoint.load_modules(modules, tensors)
+    best = {
+        name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")
+    }
+    progress = Progress(**meta["progress"])
+    # The optimiser belongs to one stage; a new stage starts with a new one.
+    return progress, best or None, tensors if progress.epoch > 0 else None

@@ -1,0 +1,204 @@
+"""What one step minimises: the task on a window of bags, the host's own losses, and the evidence terms (Eq. 6).
+
+  task        (1 - u) L(f(X_pi)) + u L(f(X)), u = 1/2; for each of the host's predictions, with its weight
+  budget      lambda_b ReLU(mean pi - rho)^2
+  grounding   lambda_g [L(utility of the coverage) + w KL(q || pi / sum pi)]
+  sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
+  necessity   distance of f(X_notS) from what no evidence says
+  bridge      what holds the bridge near its fit
+The plain host has the first line alone, on X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcemil.config import EvidenceSettings
+from gcemil.evidence.gates import straight_through
+from gcemil.evidence.losses import (
+    NullRisk,
+    NullTarget,
+    budget_excess_squared,
+    grounding_divergence,
+    grounding_squared_error,
+    necessity_cross_entropy,
+    necessity_risk_error,
+)
+from gcemil.evidence.pathways import RiskPathways
+from gcemil.hosts.host import HostOutput
+from gcemil.model import EvidenceOutput, GceMil
+from gcemil.tasks.task import Task
+
+Terms = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingBag:
+    """One sampled bag where the model is."""
+
+    features: Tensor
+    coords: Tensor | None
+    step: int | None
+    target: Tensor
+
+
+def host_terms(host: Any, task: Task, bags: Sequence[TrainingBag]) -> Terms:
+    """The plain host on a window."""
+    outputs = [host(bag.features, bag.coords, target=bag.target) for bag in bags]
+    return {**task_terms(host, task, outputs, bags), **mean_losses(outputs)}
+
+
+def evidence_terms(
+    model: GceMil, null: NullTarget | NullRisk, task: Task, bags: Sequence[TrainingBag]
+) -> tuple[Terms, list[EvidenceOutput]]:
+    """The wrapped host on a window: every weighted term by name, and what the bags looked like."""
+    settings = model.settings
+    outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+    soft, full = [output.soft for output in outputs], [output.full for output in outputs]
+    share = settings.ungated_share
+    terms: Terms = {}
+    for part, weight in ((soft, 1 - share), (full, share)):
+        if weight > 0:
+            for name, term in {**task_terms(model.host, task, part, bags), **mean_losses(part)}.items():
+                terms[name] = terms.get(name, 0.0) + weight * term
+    terms |= evidence_shape_terms(model, outputs)
+    terms |= grounding_terms(model, task, outputs, bags)
+    terms |= subset_terms(model, null, task, outputs, bags)
+    return terms, outputs
+
+
+def task_terms(host: Any, task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]) -> Terms:
+    """The task loss of the bag logits and of every auxiliary prediction; a window without events has none."""
+    named: dict[str, list[tuple[Tensor, Tensor]]] = {"bag": []}
+    for output, bag in zip(outputs, bags, strict=True):
+        named["bag"].append((output.logits, bag.target))
+        for name, logits in output.auxiliary_logits.items():
+            named.setdefault(name, []).append((logits, bag.target))
+    terms: Terms = {}
+    for name, pairs in named.items():
+        loss = task.loss(torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]))
+        if loss is not None:
+            terms["task" if name == "bag" else f"task_{name}"] = host.task_weights[name] * loss
+    return terms
+
+
+def mean_losses(outputs: Sequence[HostOutput]) -> Terms:
+    """The host's own losses, averaged over the window."""
+    names = dict.fromkeys(name for output in outputs for name in output.losses)
+    return {
+        f"host_{name}": torch.stack([o.losses[name] for o in outputs if name in o.losses]).mean()
+        for name in names
+    }
+
+
+def evidence_shape_terms(model: GceMil, outputs: Sequence[EvidenceOutput]) -> Terms:
+    """Budget of the gates, and what holds the bridge."""
+    settings = model.settings
+    terms: Terms = {}
+    if settings.budget_weight > 0:
+        excess = [budget_excess_squared(output.gates, budget=settings.budget) for output in outputs]
+        terms["budget"] = settings.budget_weight * torch.stack(excess).mean()
+    if settings.bridge_weight > 0:
+        terms["bridge"] = settings.bridge_weight * model.bridge.penalty()
+    return terms
+
+
+def grounding_terms(
+    model: GceMil, task: Task, outputs: Sequence[EvidenceOutput], bags: Sequence[TrainingBag]
+) -> Terms:
+    """Gates tied to the anchors: the coverage must predict, and the gates must lie where the label's concepts are."""
+    settings = model.settings
+    if settings.grounding == "none" or settings.grounding_weight == 0:
+        return {}
+    if settings.grounding == "literal":
+        errors = [grounding_squared_error(output.gates, output.responses) for output in outputs]
+        return {"grounding": settings.grounding_weight * torch.stack(errors).mean()}
+    divergence = [
+        grounding_divergence(output.log_gates, output.responses, label_weights(model, bag.target).detach())
+        for output, bag in zip(outputs, bags, strict=True)
+    ]
+    terms = {
+        "grounding": settings.grounding_weight * settings.divergence_weight * torch.stack(divergence).mean()
+    }
+    coverage_logits = torch.stack([coverage_prediction(model, output.coverage) for output in outputs])
+    utility = task.loss(coverage_logits, torch.stack([bag.target for bag in bags]))
+    if utility is not None:
+        terms["utility"] = settings.grounding_weight * utility
+    return terms
+
+
+def coverage_prediction(model: GceMil, coverage: Tensor) -> Tensor:
+    """The label or the risk, read off the coverage alone."""
+    return (
+        model.utility(coverage) if isinstance(model.utility, RiskPathways) else model.utility.logits(coverage)
+    )
+
+
+def label_weights(model: GceMil, target: Tensor) -> Tensor:
+    """Anchor weights of the true class, or of the risk."""
+    if isinstance(model.utility, RiskPathways):
+        return model.utility.anchor_weights
+    return model.utility.anchor_weights[target]
+
+
+def subset_terms(
+    model: GceMil,
+    null: NullTarget | NullRisk,
+    task: Task,
+    outputs: Sequence[EvidenceOutput],
+    bags: Sequence[TrainingBag],
+) -> Terms:
+    """The hard subset must predict; its complement must not."""
+    settings = model.settings
+    terms: Terms = {}
+    if settings.sufficiency_weight > 0:
+        kept = [kept_logits(model, output, bag) for output, bag in zip(outputs, bags, strict=True)]
+        loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
+        if loss is not None:
+            terms["sufficiency"] = settings.sufficiency_weight * loss
+    if settings.necessity_weight > 0:
+        distances = [
+            necessity_term(null, output, removed)
+            for output, bag in zip(outputs, bags, strict=True)
+            if (removed := removed_logits(model, output, bag)) is not None
+        ]
+        if distances:
+            terms["necessity"] = settings.necessity_weight * torch.stack(distances).mean()
+    return terms
+
+
+def kept_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor:
+    """f(X_S) with the gradient of the soft gates."""
+    return _hard(model, output, bag, output.gates, output.opened)
+
+
+def removed_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor | None:
+    """f(X_notS) with the gradient of the closed gates; None when the gate opens every patch."""
+    if bool(output.opened.all()):
+        return None
+    return _hard(model, output, bag, 1 - output.gates, ~output.opened)
+
+
+def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor, selected: Tensor) -> Tensor:
+    log_gates = straight_through(gates, selected).log_gates
+    return model.host.gated(bag.features, output.embedded, bag.coords, log_gates).logits
+
+
+def necessity_term(null: NullTarget | NullRisk, output: EvidenceOutput, removed: Tensor) -> Tensor:
+    """Distance of the complement's prediction from the null, which learns what the complement says."""
+    if isinstance(null, NullRisk):
+        # First the update: the null is the mean risk seen so far, and before the first bag there is none.
+        null.update(output.full_logits.detach().squeeze(0))
+        return necessity_risk_error(removed.squeeze(0), null())
+    distance = necessity_cross_entropy(removed, null())
+    null.update(removed.detach())
+    return distance
+
+
+def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
+    return NullRisk() if n_outputs == 1 else NullTarget(n_outputs, peak=settings.null_peak)

@@ -1,0 +1,211 @@
+"""A run folder: settings and inputs fixed at the start, one folder per fold, a summary at the end.
+
+Training into an existing run goes on where it stopped. Other settings or another cohort are refused, with the
+difference shown, because a run that mixes them would be no result.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+import yaml
+
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.guards import errors_of, validate
+from gcemil.config import TrainSettings
+from gcemil.errors import CohortError, RunError
+from gcemil.training.environment import describe_environment, pick_device
+from gcemil.training.fold import check_parts, fold_parts, train_fold, write_json
+from gcemil.training.setup import create_task
+
+OnFoldEpoch = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What config.yaml of a run says."""
+
+    cohort: Path
+    settings: TrainSettings
+
+
+def train_run(
+    cohort_folder: Path,
+    out: Path,
+    settings: TrainSettings,
+    *,
+    folds: Sequence[int] | None = None,
+    jobs: int | None = None,
+    on_epoch: OnFoldEpoch | None = None,
+) -> dict[str, Any]:
+    """Train the folds asked for (all that exist by default), as many side by side as there are cores."""
+    cohort = Cohort.load(cohort_folder)
+    chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
+    if not chosen:
+        raise CohortError(f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'.")
+    claim_run(out, cohort, settings)
+    warnings = refuse_faulty(cohort, settings, chosen)
+    write_json(out / "warnings.json", warnings)
+    unfinished = [index for index in chosen if not (out / f"fold_{index}" / "metrics.json").is_file()]
+    workers = min(jobs or default_jobs(settings), len(unfinished))
+    if workers > 1:
+        _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
+    else:
+        for index in unfinished:
+            report = None if on_epoch is None else partial(on_epoch, index)
+            with one_thread():
+                train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
+    summary = summarise(out)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
+    """Write config.yaml and environment.json, or check that those there say the same."""
+    fingerprint = cohort.fingerprint()
+    config = {
+        "cohort": os.fspath(cohort.folder.resolve()),
+        "cohort_fingerprint": fingerprint,
+        "settings_hash": settings.hash,
+        "settings": settings.model_dump(mode="json"),
+    }
+    path = out / "config.yaml"
+    if path.is_file():
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if changed := differences(before["settings"], config["settings"]):
+            raise RunError(
+                f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out."
+            )
+        if before["cohort_fingerprint"] != fingerprint:
+            raise RunError(
+                f"{out} was trained on other data: the cohort has changed since. Give another --out."
+            )
+        return
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty and no run. Give another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    device = pick_device(settings.device)
+    write_json(
+        out / "environment.json",
+        describe_environment(seed=settings.seed, device=device, inputs={"cohort": fingerprint}),
+    )
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+
+def read_run(folder: Path) -> RunCard:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return RunCard(Path(config["cohort"]), TrainSettings.model_validate(config["settings"]))
+
+
+def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
+    """Every check before the first step; the warnings, for the record."""
+    problems = validate(cohort.folder)
+    if errors := errors_of(problems):
+        first = errors[0]
+        raise CohortError(
+            f"{cohort.folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "
+            f"See all with 'gcemil validate {cohort.folder}'."
+        )
+    task = create_task(cohort, settings)
+    for index in folds:
+        check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
+    return [f"{problem.where}: {problem.what}" for problem in problems]
+
+
+def summarise(run: Path) -> dict[str, Any]:
+    """Mean and standard deviation over the folds that are complete."""
+    folds = sorted(
+        run.glob("fold_*/metrics.json"), key=lambda path: int(path.parent.name.removeprefix("fold_"))
+    )
+    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in folds]
+    modes = [mode for mode in ("full", "soft", "discrete") if loaded and mode in loaded[0]]
+    summary: dict[str, Any] = {"folds": [path.parent.name for path in folds]}
+    for mode in modes:
+        summary[mode] = {name: spread([fold[mode][name] for fold in loaded]) for name in loaded[0][mode]}
+    summary["warnings"] = sorted({text for fold in loaded for text in fold["details"]["warnings"]})
+    summary["anchors"] = sorted({str(fold["details"]["anchors"]) for fold in loaded})
+    return summary
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, "folds": list(values)}
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Dotted names of what changed, with both values."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted({*before, *after})
+            for line in differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    return [] if before == after else [f"{path}: {before} then, {after} now"]
+
+
+def default_jobs(settings: TrainSettings) -> int:
+    """A fold per core; one at a time where folds would share an accelerator."""
+    return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Bags of 512 patches are too small to be worth several threads, and a fixed number keeps results equal.
+
+    Cores are used by training folds side by side; the same fold gives the same bits however many run.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train_in_processes(
+    cohort_folder: Path,
+    out: Path,
+    settings: TrainSettings,
+    folds: Sequence[int],
+    workers: int,
+    on_epoch: OnFoldEpoch | None,
+) -> None:
+    """Folds side by side; their epochs are read from the histories they write."""
+    context = multiprocessing.get_context("spawn")
+    told = {index: len(_history(out, index)) for index in folds}
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting = {pool.submit(_train_one, cohort_folder, index, settings, out) for index in folds}
+        while waiting:
+            finished, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
+            for index in folds if on_epoch else ():
+                for record in _history(out, index)[told[index] :]:
+                    told[index] += 1
+                    on_epoch(index, record)  # type: ignore[misc]
+            for future in finished:
+                future.result()
+
+
+def _history(out: Path, index: int) -> list[dict[str, Any]]:
+    path = out / f"fold_{index}" / "history.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    )
+
+
+def _train_one(cohort_folder: Path, index: int, settings: TrainSettings, out: Path) -> None:
+    with one_thread():
+        train_fold(Cohort.load(cohort_folder), index, settings, out / f"fold_{index}")

@@ -1,0 +1,310 @@
+"""Every term of the objective, by hand or by a formula written a second time."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gcemil.config import PAPER, EvidenceSettings
+from gcemil.evidence.losses import NullRisk, NullTarget
+from gcemil.hosts.host import HostOutput
+from gcemil.model import GceMil
+from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.training.objective import (
+    TrainingBag,
+    create_null,
+    evidence_shape_terms,
+    evidence_terms,
+    grounding_terms,
+    host_terms,
+    mean_losses,
+    subset_terms,
+    task_terms,
+)
+from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
+
+THREE = ClassificationTask(("a", "b", "c"))
+TWO = ClassificationTask(("a", "b"))
+
+
+def make_model(name="abmil", *, mode="deletion", n_outputs=3, **settings):
+    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **settings)
+
+
+def seen(model, bags):
+    return [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+
+
+def answer(logits, **more):
+    logits = torch.tensor(logits)
+    return HostOutput(logits=logits, bag_feature=logits, scores=torch.zeros(1), **more)
+
+
+def labelled(*labels):
+    return [TrainingBag(torch.zeros(1, 1), None, None, torch.tensor(label)) for label in labels]
+
+
+def mean_cross_entropy(logits, bags):
+    return sum(F.cross_entropy(row, bag.target) for row, bag in zip(logits, bags, strict=True)) / len(bags)
+
+
+def cox_by_hand(risks, times, events):
+    """Mean over events of log(sum over those still at risk of e^h) - h; no ties."""
+    terms = [
+        math.log(sum(math.exp(other) for other, t in zip(risks, times, strict=True) if t >= time)) - risk
+        for risk, time, event in zip(risks, times, events, strict=True)
+        if event
+    ]
+    return sum(terms) / len(terms)
+
+
+# The task
+
+
+def test_the_task_term_is_the_mean_over_the_window():
+    outputs = [answer([0.0, math.log(3.0)]), answer([0.0, 0.0])]
+    terms = task_terms(SimpleNamespace(task_weights={"bag": 1.0}), TWO, outputs, labelled(1, 0))
+    assert terms["task"].item() == pytest.approx((-math.log(0.75) + math.log(2)) / 2)
+
+
+def test_auxiliary_predictions_are_terms_of_their_own_with_the_hosts_weights():
+    output = answer([0.0, 0.0], auxiliary_logits={"max": torch.tensor([0.0, math.log(3.0)])})
+    host = SimpleNamespace(task_weights={"bag": 0.5, "max": 2.0})
+    terms = task_terms(host, TWO, [output], labelled(0))
+    assert terms["task"].item() == pytest.approx(0.5 * math.log(2))
+    assert terms["task_max"].item() == pytest.approx(2.0 * math.log(4))
+
+
+def test_host_losses_are_averaged_over_the_bags_that_have_them():
+    losses = [{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0), "b": torch.tensor(5.0)}]
+    terms = mean_losses([answer([0.0], losses=found) for found in losses])
+    assert {name: term.item() for name, term in terms.items()} == {"host_a": 1.5, "host_b": 5.0}
+
+
+def test_the_plain_host_has_its_task_on_the_full_bag_alone():
+    host, bags = prepared_host("abmil"), training_bags(3)
+    terms = host_terms(host, THREE, bags)
+    assert set(terms) == {"task"}
+    expected = mean_cross_entropy([host(bag.features, bag.coords).logits for bag in bags], bags)
+    torch.testing.assert_close(terms["task"], expected)
+
+
+@pytest.mark.parametrize("name", ["abmil", "dsmil", "clam_sb"])
+def test_the_task_mixes_the_gated_and_the_ungated_bag_by_share(name):
+    model, bags = make_model(name, ungated_share=0.25), training_bags(3)
+    terms, outputs = evidence_terms(model, NullTarget(3), THREE, bags)
+    soft, full = ([getattr(output, part) for output in outputs] for part in ("soft", "full"))
+    weight = model.host.task_weights["bag"]
+    gated, ungated = (mean_cross_entropy([o.logits for o in part], bags) for part in (soft, full))
+    torch.testing.assert_close(terms["task"], weight * (0.75 * gated + 0.25 * ungated))
+    for key in soft[0].losses:
+        gated, ungated = (torch.stack([o.losses[key] for o in part]).mean() for part in (soft, full))
+        torch.testing.assert_close(terms[f"host_{key}"], 0.75 * gated + 0.25 * ungated)
+    for key in soft[0].auxiliary_logits:
+        gated, ungated = (
+            mean_cross_entropy([o.auxiliary_logits[key] for o in part], bags) for part in (soft, full)
+        )
+        expected = model.host.task_weights[key] * (0.75 * gated + 0.25 * ungated)
+        torch.testing.assert_close(terms[f"task_{key}"], expected)
+
+
+# Budget and bridge
+
+
+def test_the_budget_is_the_squared_excess_of_each_bag():
+    model, bags = make_model(budget=0.1, budget_weight=0.5), training_bags(3, count=2, n=4)
+    gates = [torch.tensor([0.9, 0.1, 0.1, 0.1]), torch.tensor([0.1, 0.0, 0.0, 0.0])]
+    outputs = [replace(output, gates=g) for output, g in zip(seen(model, bags), gates, strict=True)]
+    assert evidence_shape_terms(model, outputs)["budget"].item() == pytest.approx(0.5 * 0.2**2 / 2)
+
+
+def test_the_bridge_term_is_the_weighted_distance_from_the_fit():
+    model = make_model(bridge_weight=3.0)
+    assert evidence_shape_terms(model, seen(model, training_bags(3)))["bridge"].item() == 0.0
+    with torch.no_grad():
+        model.bridge.bias.add_(1.0)
+    first = model.bridge.first_left @ model.bridge.first_right
+    expected = 3.0 * model.bridge.anchor_dim / first.square().sum()
+    torch.testing.assert_close(evidence_shape_terms(model, seen(model, training_bags(3)))["bridge"], expected)
+
+
+# Grounding
+
+
+def test_literal_grounding_is_the_squared_distance_from_the_patch_noisy_or():
+    model, bags = make_model(grounding="literal", grounding_weight=0.5), training_bags(3, count=2)
+    outputs = seen(model, bags)
+    expected = [(o.gates - (1 - (1 - o.responses).prod(dim=1))).square().mean() for o in outputs]
+    terms = grounding_terms(model, THREE, outputs, bags)
+    torch.testing.assert_close(terms["grounding"], 0.5 * sum(expected) / 2, rtol=1e-4, atol=1e-6)
+    assert set(terms) == {"grounding"}
+
+
+def test_grounding_is_a_divergence_from_where_the_labels_concepts_are():
+    model, bags = make_model(grounding_weight=0.5, divergence_weight=0.2), training_bags(3, count=2)
+    with torch.no_grad():
+        model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 3 - 2)
+    outputs = seen(model, bags)
+    expected = []
+    for output, bag in zip(outputs, bags, strict=True):
+        weights = F.softplus(model.utility.raw_weights[int(bag.target)])
+        q = 1 - ((1 - output.responses) ** (weights / weights.max())).prod(dim=1)
+        q, share = q / q.sum(), output.gates / output.gates.sum()
+        expected.append((q * (q / share).log()).sum())
+    found = grounding_terms(model, THREE, outputs, bags)["grounding"]
+    torch.testing.assert_close(found, 0.5 * 0.2 * sum(expected) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_the_divergence_pulls_the_gates_and_nothing_else():
+    model, bags = make_model(), training_bags(3, count=2)
+    grounding_terms(model, THREE, seen(model, bags), bags)["grounding"].backward()
+    assert model.selector.feature_layer.weight.grad.any()
+    assert model.utility.raw_weights.grad is None
+    assert not model.bridge.right.grad.any()
+
+
+def test_the_utility_term_is_the_task_loss_of_the_coverage_alone():
+    model, bags = make_model(grounding_weight=0.5), training_bags(3)
+    with torch.no_grad():
+        model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 3 - 2)
+        model.utility.log_scale.fill_(math.log(2.0))
+        model.utility.bias.copy_(torch.tensor([0.1, 0.0, -0.2]))
+    outputs = seen(model, bags)
+    weights, bias = F.softplus(model.utility.raw_weights), torch.tensor([0.1, 0.0, -0.2])
+    covered = [1 - (1 - o.gates.unsqueeze(1) * o.responses).prod(dim=0) for o in outputs]
+    expected = mean_cross_entropy([2.0 * weights @ v + bias for v in covered], bags)
+    found = grounding_terms(model, THREE, outputs, bags)["utility"]
+    torch.testing.assert_close(found, 0.5 * expected, rtol=1e-4, atol=1e-5)
+
+
+def test_survival_grounds_by_cox_on_the_signed_pathways():
+    model, bags = make_model(n_outputs=1, grounding_weight=0.5), training_bags(1)
+    effects = torch.tensor([2.0, -1.0, 0.5, -3.0])
+    with torch.no_grad():
+        model.utility.effects.copy_(effects)
+    outputs = seen(model, bags)
+    covered = [1 - (1 - o.gates.unsqueeze(1) * o.responses).prod(dim=0) for o in outputs]
+    risks = [(effects * v).sum().item() for v in covered]
+    expected = 0.5 * cox_by_hand(risks, [1.0, 2.0, 3.0, 4.0], [1, 0, 1, 0])
+    found = grounding_terms(model, SurvivalTask(), outputs, bags)["utility"]
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"grounding": "none"}, {"grounding_weight": 0.0}])
+def test_grounding_can_be_switched_off(settings):
+    model, bags = make_model(**settings), training_bags(3, count=2)
+    assert grounding_terms(model, THREE, seen(model, bags), bags) == {}
+
+
+# Sufficiency and necessity
+
+
+@pytest.mark.parametrize("name", ["abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim"])
+def test_sufficiency_is_the_cross_entropy_on_the_hard_subset(name):
+    model, bags = make_model(name, sufficiency_weight=2.0, necessity_weight=0.0), training_bags(3)
+    outputs = seen(model, bags)
+    alone = [
+        model.host(bag.features[output.opened], bag.coords[output.opened]).logits
+        for bag, output in zip(bags, outputs, strict=True)
+    ]
+    terms = subset_terms(model, NullTarget(3), THREE, outputs, bags)
+    assert set(terms) == {"sufficiency"}
+    # A closed patch keeps a millionth of weight, so that a gradient can reach it.
+    torch.testing.assert_close(terms["sufficiency"], 2.0 * mean_cross_entropy(alone, bags), rtol=0, atol=1e-3)
+
+
+def test_sufficiency_reaches_open_and_closed_patches_alike():
+    model, (bag,) = make_model(necessity_weight=0.0), training_bags(3, count=1)
+    (output,) = seen(model, [bag])
+    gates = output.gates.detach().requires_grad_()
+    subset_terms(model, NullTarget(3), THREE, [replace(output, gates=gates)], [bag])["sufficiency"].backward()
+    assert gates.grad[output.opened].abs().max() > 0
+    assert gates.grad[~output.opened].abs().max() > 1e-4
+
+
+def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches():
+    model, bags = make_model(sufficiency_weight=0.0, necessity_weight=2.0), training_bags(3, count=2)
+    outputs = seen(model, bags)
+    removed = [
+        F.log_softmax(model.host(bag.features[~o.opened], bag.coords[~o.opened]).logits, dim=0).detach()
+        for bag, o in zip(bags, outputs, strict=True)
+    ]
+    null = NullTarget(3, momentum=0.9, peak=2.0)
+    found = subset_terms(model, null, THREE, outputs, bags)["necessity"]
+    running = 0.9 / 3 + 0.1 * removed[0].exp()
+    peaked = running.square() / running.square().sum()
+    expected = 2.0 * (-removed[0].mean() - (peaked * removed[1]).sum()) / 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(null.running_mean, 0.9 * running + 0.1 * removed[1].exp(), rtol=0, atol=1e-4)
+
+
+def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far():
+    model, bags = (
+        make_model(n_outputs=1, sufficiency_weight=0.0, necessity_weight=1.0),
+        training_bags(1, count=2),
+    )
+    outputs = seen(model, bags)
+    removed = [
+        model.host(bag.features[~o.opened], bag.coords[~o.opened]).logits.item()
+        for bag, o in zip(bags, outputs, strict=True)
+    ]
+    full = [o.full_logits.item() for o in outputs]
+    null = NullRisk()
+    found = subset_terms(model, null, SurvivalTask(), outputs, bags)["necessity"]
+    means = [full[0], (full[0] + full[1]) / 2]
+    expected = sum((risk - mean) ** 2 for risk, mean in zip(removed, means, strict=True)) / 2
+    assert found.item() == pytest.approx(expected, abs=1e-4)
+    assert null().item() == pytest.approx(means[1], rel=1e-5)
+
+
+def test_a_bag_without_a_complement_has_no_necessity():
+    model, bags = make_model(), training_bags(3, count=2, n=1)
+    assert set(subset_terms(model, NullTarget(3), THREE, seen(model, bags), bags)) == {"sufficiency"}
+
+
+# The whole
+
+
+def test_every_term_of_the_default_recipe_is_named():
+    terms, outputs = evidence_terms(make_model(), NullTarget(3), THREE, training_bags(3))
+    assert set(terms) == {"task", "budget", "bridge", "grounding", "utility", "sufficiency", "necessity"}
+    assert len(outputs) == 4
+
+
+def test_the_paper_recipe_has_the_terms_of_the_paper():
+    model = GceMil(prepared_host("abmil"), make_bank(), in_dim=16, settings=PAPER).eval()
+    bags = training_bags(3)
+    terms, outputs = evidence_terms(model, NullTarget(3), THREE, bags)
+    assert set(terms) == {"task", "budget", "grounding", "bridge"}
+    assert terms["bridge"].item() == 0.0
+    torch.testing.assert_close(terms["task"], mean_cross_entropy([o.logits for o in outputs], bags))
+
+
+@pytest.mark.parametrize("targets", [[[3.0, 0.0], [5.0, 0.0]], [[5.0, 1.0], [3.0, 0.0]]])
+def test_a_window_that_orders_nobody_has_no_cox_term_but_keeps_the_others(targets):
+    """No event at all, or an event after which nobody is left to compare."""
+    model = make_model(n_outputs=1)
+    bags = [
+        TrainingBag(*tensor_bag(40, seed=i), PATCH, torch.tensor(target)) for i, target in enumerate(targets)
+    ]
+    terms, _ = evidence_terms(model, NullRisk(), SurvivalTask(), bags)
+    assert set(terms) == {"budget", "bridge", "grounding", "necessity"}
+    assert host_terms(model.host, SurvivalTask(), bags) == {}
+
+
+def test_survival_trains_on_cox_over_the_window():
+    model, bags = make_model(n_outputs=1, ungated_share=0.0), training_bags(1)
+    terms, outputs = evidence_terms(model, NullRisk(), SurvivalTask(), bags)
+    risks = [output.logits.item() for output in outputs]
+    assert terms["task"].item() == pytest.approx(cox_by_hand(risks, [1, 2, 3, 4], [1, 0, 1, 0]), rel=1e-4)
+
+
+def test_classes_have_a_null_distribution_and_a_risk_has_a_null_risk():
+    null = create_null(EvidenceSettings(null_peak=0.0), 3)
+    assert isinstance(null, NullTarget)
+    null.update(torch.tensor([9.0, 0.0, 0.0]))
+    torch.testing.assert_close(null(), torch.full((3,), 1 / 3))
+    assert isinstance(create_null(EvidenceSettings(), 1), NullRisk)
