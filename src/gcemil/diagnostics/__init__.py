@@ -1,0 +1,1 @@
+"""Is the evidence faithful? Interventions turned into sufficiency, necessity and recoverability."""
