@@ -1,0 +1,60 @@
+"""What the verbs print: tables, JSON for scripts, a progress bar on a terminal and plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_INTERVAL_S = 5.0
+PIPE_WIDTH = 160
+
+Advance = Callable[[int, int], None]
+
+
+def console() -> Console:
+    """As wide as the terminal; a file or a pipe has room for a whole table."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*[str(cell) for cell in row])
+    console().print(table)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Advance]:
+    """A function `advance(done, total)`; without a terminal it prints a line every few seconds."""
+    if not sys.stderr.isatty():
+        yield _plain_progress(what)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_progress(what: str) -> Advance:
+    last = time.monotonic()
+
+    def advance(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_INTERVAL_S:
+            last = time.monotonic()
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+    return advance

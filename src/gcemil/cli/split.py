@@ -1,0 +1,45 @@
+"""gcemil split: five folds by case."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+
+class Unit(StrEnum):
+    case = "case"
+    slide = "slide"
+
+
+def split(
+    cohort: Path = typer.Argument(help="A cohort folder."),
+    folds: int = typer.Option(5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."),
+    unit: Unit = typer.Option(
+        Unit.case, help="What stays together. 'slide' may put one case into train and test."
+    ),
+    seed: int = typer.Option(0, help="Seed of the assignment."),
+    force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
+) -> None:
+    """Write splits/fold_<k>.csv: whole cases, stratified by label or by event and time.
+
+    Example: gcemil split cohorts/bracs --folds 5
+    """
+    from gcemil.bags import folds as fold_maker
+    from gcemil.bags.cohort import Cohort
+    from gcemil.cli.console import print_table
+    from gcemil.errors import CohortError, UsageError
+
+    loaded = Cohort.load(cohort)
+    if fold_maker.fold_indices(cohort) and not force:
+        raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
+    made = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
+    if leaks := sorted({case for fold in made for case in fold_maker.leaking_cases(loaded, fold)}):
+        raise CohortError(
+            f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
+            "so the test set would not be unseen. Use --unit case."
+        )
+    fold_maker.write_folds(loaded, made)
+    rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in made]
+    print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)

@@ -1,0 +1,84 @@
+"""gcemil train: a host, with or without the evidence wrapper, over the folds of a cohort."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+HOST_NAMES = "abmil clam_sb transmil dsmil dtfd ibmil mhim camil hdmil"
+
+
+class Recipe(StrEnum):
+    default = "default"
+    paper = "paper"
+
+
+def train(
+    cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
+    out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
+    host: str = typer.Option("abmil", help=f"One of: {HOST_NAMES}."),
+    gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
+    recipe: Recipe = typer.Option(Recipe.default, help="Ours, or the paper read literally."),
+    folds: str = typer.Option("all", help="all, or numbers such as 0,2."),
+    config: Path | None = typer.Option(None, help="A YAML file of training settings."),
+    setting: list[str] = typer.Option(
+        [], "--set", help="A setting as key=value, such as evidence.budget=0.1."
+    ),
+    epochs: int | None = typer.Option(None, min=1, help="In place of the settings' epochs."),
+    jobs: int | None = typer.Option(None, min=1, help="Folds trained side by side; one per core by default."),
+    seed: int | None = typer.Option(None, min=0, help="In place of the settings' seed."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
+
+    Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
+    """
+    from gcemil.bags.folds import fold_indices
+    from gcemil.cli.console import print_json
+    from gcemil.cli.training_progress import epoch_line, print_summary
+    from gcemil.training.run import train_run
+
+    settings = resolved_settings(config, host, gce, recipe.value, epochs, seed, setting)
+    chosen = fold_indices(cohort) if folds == "all" else parsed_folds(folds)
+    with epoch_line(chosen, settings, out) as report:
+        summary = train_run(cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=report)
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(out, summary)
+
+
+def resolved_settings(
+    config: Path | None,
+    host: str,
+    gce: bool,
+    recipe: str,
+    epochs: int | None,
+    seed: int | None,
+    overrides: list[str],
+) -> Any:
+    """Settings from the file, then the options, then the assignments."""
+    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
+    from gcemil.errors import UsageError
+
+    if config is not None:
+        settings = TrainSettings.from_yaml(config)
+    else:
+        if host not in HOST_NAMES.split():
+            raise UsageError(f"Unknown host '{host}'. Choose one of: {', '.join(HOST_NAMES.split())}.")
+        settings = TrainSettings(host=HostSettings(name=host), evidence=RECIPES[recipe] if gce else None)
+    changes = {"epochs": epochs, "seed": seed}
+    settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    return with_overrides(settings, overrides)
+
+
+def parsed_folds(text: str) -> list[int]:
+    from gcemil.errors import UsageError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--folds is 'all' or numbers such as 0,2; got '{text}'.") from error

@@ -1,0 +1,183 @@
+"""The commands of the README, one after another, on tiny cohorts; exit codes and messages."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from builders import grid_coords, make_cohort, write_slide
+from gcemil.cli.main import app
+from gcemil.errors import GcemilError, UsageError
+
+
+def gcemil(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeeded(*arguments):
+    result = gcemil(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flow")
+    make_cohort(folder / "cohort", n_cases=30, n_patches=40, dim=16)
+    succeeded("split", folder / "cohort")
+    succeeded(
+        "train", folder / "cohort", "--out", folder / "run", "--epochs", 2, "--folds", "0,1", "--jobs", 1
+    )
+    return folder
+
+
+@pytest.mark.parametrize("profile", ["bracs", "kirc", "camelyon16"])
+def test_simulate_split_validate(tmp_path, profile):
+    succeeded("simulate", profile, "--size", "tiny", "--slides", 60, "--out", tmp_path / "c")
+    succeeded("split", tmp_path / "c")
+    assert "0 errors" in succeeded("validate", tmp_path / "c")
+
+
+def test_simulating_into_a_full_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    result = gcemil("simulate", "bracs", "--size", "tiny", "--out", tmp_path)
+    assert isinstance(result.exception, UsageError)
+    assert "is not empty" in str(result.exception)
+
+
+def test_an_unknown_dial_is_refused(tmp_path):
+    result = gcemil("simulate", "bracs", "--size", "tiny", "--out", tmp_path / "c", "--dial", "strenght=3")
+    assert isinstance(result.exception, GcemilError)
+    assert "strenght" in str(result.exception)
+
+
+def test_a_run_folder_holds_what_is_promised(trained):
+    run = trained / "run"
+    for name in ("config.yaml", "environment.json", "summary.json"):
+        assert (run / name).is_file()
+    for name in ("checkpoint.safetensors", "history.jsonl", "predictions.csv", "metrics.json"):
+        assert (run / "fold_0" / name).is_file()
+    metrics = json.loads((run / "fold_0" / "metrics.json").read_text())
+    assert set(metrics) == {"full", "soft", "discrete", "details"}
+    assert set(metrics["soft"]) == {"accuracy", "macro_f1", "auc"}
+    header = (run / "fold_0" / "predictions.csv").read_text().splitlines()[0]
+    assert header == "slide_id,case_id,split,target,prob_benign,prob_malignant"
+    assert len(list((run / "fold_0" / "evidence").glob("*.h5"))) == 6
+
+
+def test_training_again_changes_nothing(trained):
+    before = (trained / "run" / "summary.json").read_bytes()
+    succeeded(
+        "train", trained / "cohort", "--out", trained / "run", "--epochs", 2, "--folds", "0,1", "--jobs", 1
+    )
+    assert (trained / "run" / "summary.json").read_bytes() == before
+
+
+def test_other_settings_are_refused_with_the_difference(trained):
+    result = gcemil("train", trained / "cohort", "--out", trained / "run", "--epochs", 3)
+    assert "epochs: 2 then, 3 now" in str(result.exception)
+
+
+def test_another_cohort_is_refused(trained, tmp_path):
+    make_cohort(tmp_path / "cohort", n_cases=30, n_patches=40, dim=16, seed=5)
+    succeeded("split", tmp_path / "cohort")
+    result = gcemil("train", tmp_path / "cohort", "--out", trained / "run", "--epochs", 2)
+    assert "the cohort has changed" in str(result.exception)
+
+
+def test_evaluation_repeats_the_metrics(trained):
+    before = json.loads((trained / "run" / "summary.json").read_text())
+    after = json.loads(succeeded("evaluate", trained / "run", "--json"))
+    assert after == before
+
+
+@pytest.mark.parametrize("mode", ["full", "soft", "discrete"])
+def test_a_new_slide_is_predicted_with_its_evidence(trained, tmp_path, mode):
+    features = np.random.default_rng(3).normal(size=(50, 16)).astype(np.float32)
+    path = write_slide(tmp_path, "new.slide", features, grid_coords(50))
+    found = json.loads(
+        succeeded("predict", trained / "run", path, "--mode", mode, "--json", "--out", tmp_path / "ev")
+    )
+    assert found[0]["slide_id"] == "new.slide"
+    assert found[0]["prob_benign"] + found[0]["prob_malignant"] == pytest.approx(1)
+    assert 1 <= len(found[0]["evidence"]) <= 5
+    assert (tmp_path / "ev" / "new.slide.h5").is_file()
+
+
+def test_a_slide_of_another_encoder_is_refused(trained, tmp_path):
+    path = write_slide(tmp_path, "new", np.zeros((5, 8), np.float32), grid_coords(5))
+    result = gcemil("predict", trained / "run", path)
+    assert "trained on width 16" in str(result.exception)
+
+
+def test_folds_are_not_replaced_unasked(trained):
+    result = gcemil("split", trained / "cohort")
+    assert "already holds folds" in str(result.exception)
+
+
+def test_split_by_slide_refuses_leakage(tmp_path):
+    make_cohort(tmp_path, n_cases=12, slides_per_case=2)
+    result = gcemil("split", tmp_path, "--unit", "slide")
+    assert "would stand in train and test at once" in str(result.exception)
+
+
+def test_validate_exits_with_one_when_there_is_an_error(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=10)
+    cohort.feature_file("s003_0").unlink()
+    result = gcemil("validate", tmp_path, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.output)[0]["where"] == "s003_0"
+
+
+def test_a_faulty_cohort_is_not_trained_on(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=20)
+    succeeded("split", tmp_path / "c")
+    cohort.feature_file("s003_0").write_bytes(b"broken")
+    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run", "--epochs", 1)
+    assert "cannot be read" in str(result.exception)
+
+
+def test_a_cohort_without_folds_is_not_trained_on(tmp_path):
+    make_cohort(tmp_path / "c", n_cases=20)
+    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run")
+    assert "Make them with 'gcemil split" in str(result.exception)
+
+
+def test_a_fold_with_one_class_or_no_event_is_not_trained_on(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=20)
+    succeeded("split", tmp_path / "c")
+    labels = {row.slide_id: row.label for row in cohort.slides}
+    path = tmp_path / "c" / "splits" / "fold_0.csv"
+    lines = [
+        line.replace("val", "train") if labels.get(line.split(",")[0]) == "benign" else line
+        for line in path.read_text().splitlines()
+    ]
+    path.write_text("\n".join(lines))
+    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run")
+    assert "the val part has only class 'malignant'" in str(result.exception)
+
+
+def test_unknown_hosts_and_settings_are_named(tmp_path):
+    make_cohort(tmp_path / "c")
+    assert "Unknown host 'resnet'" in str(
+        gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--host", "resnet").exception
+    )
+    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--set", "evidence.bugdet=1")
+    assert "evidence.bugdet" in str(result.exception)
+
+
+def test_repack_and_inspect_and_doctor(tmp_path):
+    make_cohort(tmp_path, n_cases=3)
+    assert "0 of 3 files rewritten" in succeeded("repack", tmp_path)
+    assert "Cohort of gcemil" in succeeded("inspect", tmp_path)
+    assert {row["check"] for row in json.loads(succeeded("doctor", "--json"))} >= {
+        "python",
+        "torch",
+        "device",
+    }
+
+
+def test_every_verb_shows_an_example():
+    for command in app.registered_commands:
+        assert f"gcemil {command.name}" in succeeded(command.name, "--help"), command.name

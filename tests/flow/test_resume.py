@@ -1,0 +1,130 @@
+"""A run killed at any moment resumes to the bit-identical result of an undisturbed one."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from builders import make_cohort
+from gcemil.bags.folds import make_folds, write_folds
+from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.training.run import train_run
+
+CHILD = """
+import sys
+from pathlib import Path
+from gcemil.config import TrainSettings
+from gcemil.training.run import train_run
+train_run(Path(sys.argv[1]), Path(sys.argv[2]), TrainSettings.model_validate_json(sys.argv[3]), folds=[0], jobs=1)
+"""
+
+RESULTS = ("checkpoint.safetensors", "history.jsonl", "metrics.json", "predictions.csv")
+
+
+def settings(host="abmil", **changes):
+    return TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=6, **changes)
+
+
+def results(run: Path) -> dict[str, bytes]:
+    return {name: (run / "fold_0" / name).read_bytes() for name in RESULTS}
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    made = make_cohort(tmp_path_factory.mktemp("resume") / "cohort", n_cases=30, n_patches=40, dim=16)
+    write_folds(made, make_folds(made))
+    return made.folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cohort, tmp_path_factory):
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    started = time.monotonic()
+    train_run(cohort, run, settings(), folds=[0], jobs=1)
+    return results(run), time.monotonic() - started
+
+
+def start(cohort: Path, run: Path, chosen: TrainSettings) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(cohort), str(run), chosen.model_dump_json()], env=environment
+    )
+
+
+def kill_after_epoch(cohort: Path, run: Path, epochs: int, delay: float) -> None:
+    """SIGKILL once the history shows so many epochs, and a random moment later."""
+    child = start(cohort, run, settings())
+    history = run / "fold_0" / "history.jsonl"
+    while child.poll() is None:
+        if history.is_file() and len(history.read_text().splitlines()) >= epochs:
+            time.sleep(delay)
+            break
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+
+
+@pytest.mark.parametrize("kill", range(2))
+def test_a_killed_run_ends_like_an_undisturbed_one(cohort, undisturbed, tmp_path, kill):
+    check_kill(cohort, undisturbed, tmp_path, seed=kill)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", range(2, 12))
+def test_a_killed_run_ends_like_an_undisturbed_one_wherever_it_was_killed(
+    cohort, undisturbed, tmp_path, kill
+):
+    check_kill(cohort, undisturbed, tmp_path, seed=kill)
+
+
+def check_kill(cohort, undisturbed, tmp_path, seed):
+    moment = random.Random(seed)
+    kill_after_epoch(cohort, tmp_path / "run", moment.randrange(0, 6), moment.uniform(0, 0.2))
+    train_run(cohort, tmp_path / "run", settings(), folds=[0], jobs=1)
+    assert results(tmp_path / "run") == undisturbed[0]
+
+
+@pytest.mark.parametrize("host", ["ibmil", "mhim"])
+def test_a_run_stopped_between_stages_resumes(cohort, tmp_path, host, monkeypatch):
+    chosen = settings(host)
+    train_run(cohort, tmp_path / "whole", chosen, folds=[0], jobs=1)
+    from gcemil.training import loop
+
+    original, calls = loop.train_epoch, []
+
+    def stopping(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(loop, "train_epoch", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(cohort, tmp_path / "broken", chosen, folds=[0], jobs=1)
+    monkeypatch.setattr(loop, "train_epoch", original)
+    train_run(cohort, tmp_path / "broken", chosen, folds=[0], jobs=1)
+    assert results(tmp_path / "broken") == results(tmp_path / "whole")
+
+
+def test_the_same_command_twice_gives_the_same_summary_and_another_seed_does_not(cohort, tmp_path):
+    first = train_run(cohort, tmp_path / "a", settings(), folds=[0, 1], jobs=1)
+    side_by_side = train_run(cohort, tmp_path / "b", settings(), folds=[0, 1], jobs=2)
+    assert first == side_by_side
+    assert (tmp_path / "a" / "summary.json").read_bytes() == (tmp_path / "b" / "summary.json").read_bytes()
+    assert results(tmp_path / "a") == results(tmp_path / "b")
+    train_run(cohort, tmp_path / "c", settings(seed=1), folds=[0], jobs=1)
+    assert results(tmp_path / "c")["predictions.csv"] != results(tmp_path / "a")["predictions.csv"]
+
+
+def test_a_damaged_state_is_named(cohort, tmp_path):
+    from gcemil.errors import RunError
+    from gcemil.training.checkpoint import load
+
+    (tmp_path / "resume.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RunError, match="not a gcemil checkpoint"):
+        load(tmp_path / "resume.safetensors")

@@ -1,0 +1,59 @@
+"""Every host, both tasks, with and without the wrapper, through the real training run."""
+
+import itertools
+import json
+
+import pytest
+
+from builders import make_cohort
+from gcemil.bags.folds import make_folds, write_folds
+from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.hosts.table import HOSTS
+from gcemil.training.run import train_run
+
+QUICK = {
+    ("abmil", "survival", True),
+    ("dtfd", "classification", True),
+    ("mhim", "survival", True),
+    ("camil", "classification", True),
+    ("hdmil", "survival", False),
+}
+
+
+@pytest.fixture(scope="module")
+def cohorts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    for task in ("classification", "survival"):
+        made = make_cohort(
+            folder / task,
+            task=task,
+            n_cases=25,
+            slides_per_case=2 if task == "survival" else 1,
+            n_patches=24,
+            dim=12,
+        )
+        write_folds(made, make_folds(made))
+    return folder
+
+
+def cases():
+    for host, task, wrapped in itertools.product(HOSTS, ("classification", "survival"), (True, False)):
+        slow = () if (host, task, wrapped) in QUICK else (pytest.mark.slow,)
+        yield pytest.param(
+            host, task, wrapped, marks=slow, id=f"{host}-{task}-{'gce' if wrapped else 'plain'}"
+        )
+
+
+@pytest.mark.parametrize(("host", "task", "wrapped"), list(cases()))
+def test_trains_evaluates_and_writes_evidence(cohorts, tmp_path, host, task, wrapped):
+    chosen = TrainSettings(
+        host=HostSettings(name=host), evidence=EvidenceSettings() if wrapped else None, epochs=2, window=8
+    )
+    train_run(cohorts / task, tmp_path / "run", chosen, folds=[0], jobs=1)
+    metrics = json.loads((tmp_path / "run" / "fold_0" / "metrics.json").read_text())
+    name = "macro_f1" if task == "classification" else "c_index"
+    modes = ("full", "soft", "discrete") if wrapped else ("full",)
+    assert all(0 <= metrics[mode][name] <= 1 for mode in modes)
+    written = len(list((tmp_path / "run" / "fold_0" / "evidence").glob("*.h5")))
+    slides = 5 if task == "classification" else 10
+    assert written == (slides if wrapped else 0)
