@@ -28,11 +28,13 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    table = Table(title=title, title_justify="left", header_style="bold")
+    """A title on a line of its own, never wrapped so that a path in it can be copied, and the table below."""
+    table = Table(header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*[str(cell) for cell in row])
+    console().print(title, markup=False, soft_wrap=True)
     console().print(table)
 
 
