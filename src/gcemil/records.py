@@ -36,15 +36,3 @@ class SlideEvidence:
     @property
     def fraction(self) -> float:
         return float(self.selected.mean())
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What one bag was predicted to be, in one mode (full, soft or discrete)."""
-
-    bag_id: str
-    case_id: str
-    slide_ids: tuple[str, ...]
-    target: int | tuple[float, int]
-    values: tuple[float, ...]
-    """One probability per class, or the risk alone."""

@@ -1,17 +1,15 @@
-"""The terms of the training objective beside the host's own (Eq. 6), one pure function each.
+"""The terms of the training objective beside the task's and the host's own (Eq. 6), one pure function each.
 
   budget      ReLU(mean pi - rho)^2
-  grounding   CE(softmax U(pi), y) and KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
+  grounding   KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
   literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2: "aligns pi with noisy-OR anchor responses" read word for word
-  sufficiency CE(f(X_S), y)
   necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the running mean of the complement's own predictions
-Survival: Cox on h = sum_m beta_m v_m for grounding; the mean training risk as the null of the complement.
+Survival: the mean training risk as the null of the complement.
+Where a term is the task's loss on another prediction (utility of the coverage, kept subset), the task itself is asked.
 """
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,9 +18,6 @@ from gcemil.evidence.gates import CLOSED_GATE
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses
 
 Loss = Float[Tensor, ""]
-ClassIndex = Int[Tensor, ""]
-PartialLikelihood = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(log risks, times, events) -> negative log partial likelihood of a window of bags."""
 
 
 def budget_excess_squared(gates: Gates, *, budget: float) -> Loss:
@@ -59,29 +54,6 @@ def grounding_squared_error(gates: Gates, responses: Responses) -> Loss:
     """The literal reading: gates against the per-patch noisy-OR, gradient to both sides."""
     presence = patch_concept_presence(responses, responses.new_ones(responses.shape[1]))
     return (gates - presence).square().mean()
-
-
-def utility_cross_entropy(utility: Logits, class_index: ClassIndex) -> Loss:
-    """CE(softmax U(pi), y): the only gradient the class-anchor weights receive."""
-    return F.cross_entropy(utility, class_index)
-
-
-def pathway_partial_likelihood(
-    pathway_risks: Float[Tensor, "b"],
-    times: Float[Tensor, "b"],
-    events: Float[Tensor, "b"],
-    *,
-    partial_likelihood: PartialLikelihood,
-) -> Loss:
-    """Grounding of survival: the task's Cox loss on h = sum_m beta_m v_m over a window of bags."""
-    if len(pathway_risks) < 2:
-        raise UsageError("Cox needs a window of at least two bags: with one bag its loss is always zero.")
-    return partial_likelihood(pathway_risks, times, events)
-
-
-def sufficiency_cross_entropy(kept_logits: Logits, class_index: ClassIndex) -> Loss:
-    """CE(f(X_S), y) on the straight-through subset."""
-    return F.cross_entropy(kept_logits, class_index)
 
 
 def necessity_cross_entropy(removed_logits: Logits, null_target: Logits) -> Loss:

@@ -15,9 +15,6 @@ from gcemil.evidence.losses import (
     necessity_cross_entropy,
     necessity_risk_error,
     patch_concept_presence,
-    pathway_partial_likelihood,
-    sufficiency_cross_entropy,
-    utility_cross_entropy,
 )
 
 
@@ -86,12 +83,6 @@ def test_the_literal_grounding_pulls_both_sides() -> None:
     assert (responses.grad[0] > 0).all()
 
 
-def test_utility_and_sufficiency_are_cross_entropies() -> None:
-    logits, label = torch.tensor([math.log(3.0), 0.0]), torch.tensor(0)
-    assert float(utility_cross_entropy(logits, label)) == pytest.approx(-math.log(0.75))
-    assert float(sufficiency_cross_entropy(logits, label)) == pytest.approx(-math.log(0.75))
-
-
 def test_necessity_is_least_where_the_complement_says_the_null() -> None:
     target = torch.tensor([0.8, 0.2])
     assert float(necessity_cross_entropy(torch.zeros(2), target)) == pytest.approx(math.log(2))
@@ -132,18 +123,6 @@ def test_the_null_risk_forgets_with_its_momentum() -> None:
     for risk in (0.0, 0.0, 8.0):
         null.update(torch.tensor(risk))
     assert float(null()) == pytest.approx(4.0)
-
-
-def test_pathway_risks_go_to_the_cox_loss_as_a_window() -> None:
-    risks, times, events = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0])
-
-    def two_bag_cox(h: torch.Tensor, t: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        return -(e[0] * (h[0] - torch.logsumexp(h, 0)))
-
-    loss = pathway_partial_likelihood(risks, times, events, partial_likelihood=two_bag_cox)
-    assert float(loss) == pytest.approx(-math.log(math.e / (math.e + 1)))
-    with pytest.raises(UsageError, match="window of at least two bags"):
-        pathway_partial_likelihood(risks[:1], times[:1], events[:1], partial_likelihood=two_bag_cox)
 
 
 def test_a_null_target_needs_two_classes() -> None:
