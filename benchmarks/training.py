@@ -22,8 +22,9 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.hosts.host import Stage
-from gcemil.training.loop import FoldParts, create_optimizer, train_epoch
-from gcemil.training.setup import create_network, create_task
+from gcemil.runs.folder import FoldParts, create_task
+from gcemil.training.loop import create_optimizer, train_epoch
+from gcemil.training.setup import create_network
 
 PATCHES, DIM = 512, 1024
 

@@ -133,10 +133,8 @@ def compared_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[Rul
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import read_fold
     from gcemil.diagnostics.same_budget import same_budget_rows
-    from gcemil.training.fold import fold_parts, load_network
-    from gcemil.training.loop import stacked_targets
-    from gcemil.training.run import read_run
-    from gcemil.training.setup import create_task
+    from gcemil.runs.folder import create_task, fold_parts, read_run, stacked_targets
+    from gcemil.runs.network import load_network
 
     card = read_run(wrapped)
     cohort = Cohort.load(card.cohort)

@@ -12,7 +12,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.explain import Explanation, bag_tensors, explain_bag
-from gcemil.training.setup import Ingredients
+from gcemil.runs.network import Ingredients
 
 Mode = Literal["full", "soft", "discrete"]
 

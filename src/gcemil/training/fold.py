@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.folds import Fold, Part, read_fold
+from gcemil.bags.folds import read_fold
 from gcemil.bags.tables import file_fingerprint, write_table
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.records import SlideEvidence
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, write_json
+from gcemil.runs.network import Ingredients, save_network
 from gcemil.tasks.task import Task
-from gcemil.training import checkpoint
 from gcemil.training.environment import pick_device
 from gcemil.training.evaluate import Mode, evaluate_bags, modes_of
-from gcemil.training.loop import EpochRecord, FoldParts, OnBag, OnEpoch, stacked_targets, train
+from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.seeding import seed_torch, stream_seed
-from gcemil.training.setup import Ingredients, create_network, create_task
+from gcemil.training.setup import create_network
 from gcemil.training.tracking import Tracker
 
 
@@ -119,15 +119,6 @@ def main_mode(modes: Sequence[Mode]) -> Mode:
     return "soft" if "soft" in modes else "full"
 
 
-def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
-    """The bags of each part; the slides of a bag always stand together."""
-
-    def bags(part: Part) -> list[BagSpec]:
-        return [spec for spec in cohort.bags if fold.part_of[spec.slide_ids[0]] == part]
-
-    return FoldParts(bags("train"), bags("val"), bags("test"))
-
-
 def check_parts(parts: FoldParts, task: Task, index: int) -> None:
     """A fold that cannot be trained or judged fails before anything is trained."""
     for name, bags in (("train", parts.train), ("val", parts.val), ("test", parts.test)):
@@ -135,23 +126,6 @@ def check_parts(parts: FoldParts, task: Task, index: int) -> None:
         if not bags:
             raise CohortError(f"{where} has no bag. Run 'gcemil split' again.")
         task.check(stacked_targets(bags), where=where)
-
-
-def save_network(path: Path, ingredients: Ingredients, cohort: Cohort, settings: TrainSettings) -> None:
-    """Weights, and what is needed to build the network again without the cohort."""
-    meta: dict[str, Any] = {
-        "settings": settings.model_dump(mode="json"),
-        "in_dim": cohort.card.feature_dim,
-        "n_outputs": cohort.n_outputs,
-        "task": cohort.card.task,
-        "classes": list(cohort.card.classes),
-        "patch_size_level0": cohort.card.patch_size_level0,
-        "encoder": cohort.card.encoder,
-    }
-    if ingredients.model is not None:
-        bank = ingredients.model.bank
-        meta["bank"] = {"prompts": list(bank.prompts), "provenance": bank.provenance, "hash": bank.hash}
-    checkpoint.save(path, ingredients.network.state_dict(), meta)
 
 
 def write_slide_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
@@ -208,34 +182,3 @@ def target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
         return {"target": cohort.card.classes[spec.target]}
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}
-
-
-def write_json(path: Path, value: object) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingredients, dict[str, Any]]:
-    """A trained network from its checkpoint alone, in evaluation mode, and what was saved beside it."""
-    from gcemil.evidence.anchors import AnchorBank
-    from gcemil.hosts.table import create_host
-    from gcemil.model import GceMil
-
-    tensors, meta = checkpoint.load(path)
-    settings = TrainSettings.model_validate(meta["settings"])
-    host = create_host(
-        settings.host.name,
-        in_dim=meta["in_dim"],
-        n_outputs=meta["n_outputs"],
-        gate_mode=settings.host.gate_mode,
-        options=settings.host.options,
-    )
-    model = None
-    if settings.evidence is not None:
-        bank = AnchorBank(tensors["anchors"], tuple(meta["bank"]["prompts"]), meta["bank"]["provenance"])
-        model = GceMil(host, bank, in_dim=meta["in_dim"], settings=settings.evidence)
-    ingredients = Ingredients(host, model, None)
-    ingredients.network.load_state_dict(tensors)
-    ingredients.network.to(device).eval()
-    return ingredients, meta

@@ -25,14 +25,16 @@ from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
 from gcemil.hosts.host import Stage
 from gcemil.model import EvidenceOutput
+from gcemil.runs import checkpoint
+from gcemil.runs.folder import FoldParts, stacked_targets, target_tensor
+from gcemil.runs.network import Ingredients
 from gcemil.tasks.task import Task
-from gcemil.training import checkpoint, watch
+from gcemil.training import watch
 from gcemil.training.epoch_statistics import GateStatistics, LossMeans
 from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.schedule import annealed_temperature, base_learning_rate, cosine_rate
 from gcemil.training.seeding import seed_torch, stream_seed
-from gcemil.training.setup import Ingredients
 
 FIRST_CHOSEN_SHARE = 0.6
 """Epochs before this share of the schedule are not chosen: their gates are still warm."""
@@ -54,13 +56,6 @@ class Progress:
     stale: int = 0
     finished: bool = False
     history: list[EpochRecord] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class FoldParts:
-    train: Sequence[BagSpec]
-    val: Sequence[BagSpec]
-    test: Sequence[BagSpec]
 
 
 def train(
@@ -219,19 +214,6 @@ def validate(ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], 
 def training_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
     features, coords = bag_tensors(bag, device)
     return TrainingBag(features, coords, bag.patch_size, target_tensor(spec).to(device))
-
-
-def target_tensor(spec: BagSpec) -> Tensor:
-    """A class index, or (time, event)."""
-    return (
-        torch.tensor(spec.target)
-        if isinstance(spec.target, int)
-        else torch.tensor(spec.target, dtype=torch.float32)
-    )
-
-
-def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
-    return torch.stack([target_tensor(spec) for spec in bags])
 
 
 @torch.no_grad()

@@ -14,14 +14,15 @@ from gcemil.bags import store
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
+from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds, write_json
+from gcemil.runs.network import load_network
 from gcemil.training.environment import pick_device
 from gcemil.training.evaluate import Mode
-from gcemil.training.fold import evaluate_fold, fold_parts, load_network, write_json
-from gcemil.training.run import read_run, summarise
-from gcemil.training.setup import create_task
+from gcemil.training.fold import evaluate_fold
+from gcemil.training.run import summarise
 from gcemil.units import LevelZeroPx
 
 
@@ -34,13 +35,6 @@ class SlidePrediction:
     """prob_<class>, or risk."""
     per_fold: list[list[float]]
     evidence: SlideEvidence | None
-
-
-def trained_folds(run: Path) -> list[Path]:
-    found = sorted(run.glob("fold_*/checkpoint.safetensors"))
-    if not found:
-        raise RunError(f"{run} has no trained fold. Train it with 'gcemil train'.")
-    return [path.parent for path in found]
 
 
 def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,19 +25,11 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
+from gcemil.runs.folder import create_task, fold_parts, write_json
 from gcemil.training.environment import describe_environment, pick_device
-from gcemil.training.fold import check_parts, fold_parts, train_fold, write_json
-from gcemil.training.setup import create_task
+from gcemil.training.fold import check_parts, train_fold
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class RunCard:
-    """What config.yaml of a run says."""
-
-    cohort: Path
-    settings: TrainSettings
 
 
 def train_run(
@@ -102,14 +93,6 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         describe_environment(seed=settings.seed, device=device, inputs={"cohort": fingerprint}),
     )
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-
-
-def read_run(folder: Path) -> RunCard:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return RunCard(Path(config["cohort"]), TrainSettings.model_validate(config["settings"]))
 
 
 def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:

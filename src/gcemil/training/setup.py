@@ -7,12 +7,11 @@ every record says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
@@ -22,30 +21,11 @@ from gcemil.errors import CohortError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.runs.network import Ingredients
 from gcemil.training.seeding import stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
 FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """A network ready to be trained: `model` is None for the plain host."""
-
-    host: Any
-    model: GceMil | None
-    reference: Tensor | None
-
-    @property
-    def network(self) -> nn.Module:
-        return self.model if self.model is not None else self.host
-
-
-def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
-    if cohort.card.task == "classification":
-        return ClassificationTask(cohort.card.classes, settings.class_weights)
-    return SurvivalTask(settings.ties)
 
 
 def create_network(

@@ -1,0 +1,82 @@
+"""The folder of a run: its card, its trained folds, and the bags each fold trains, validates and tests on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.folds import Fold, Part
+from gcemil.config import TrainSettings
+from gcemil.errors import RunError
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What config.yaml of a run says."""
+
+    cohort: Path
+    settings: TrainSettings
+
+
+def read_run(folder: Path) -> RunCard:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return RunCard(Path(config["cohort"]), TrainSettings.model_validate(config["settings"]))
+
+
+def trained_folds(run: Path) -> list[Path]:
+    found = sorted(run.glob("fold_*/checkpoint.safetensors"))
+    if not found:
+        raise RunError(f"{run} has no trained fold. Train it with 'gcemil train'.")
+    return [path.parent for path in found]
+
+
+@dataclass(frozen=True)
+class FoldParts:
+    train: Sequence[BagSpec]
+    val: Sequence[BagSpec]
+    test: Sequence[BagSpec]
+
+
+def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
+    """The bags of each part; the slides of a bag always stand together."""
+
+    def bags(part: Part) -> list[BagSpec]:
+        return [spec for spec in cohort.bags if fold.part_of[spec.slide_ids[0]] == part]
+
+    return FoldParts(bags("train"), bags("val"), bags("test"))
+
+
+def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
+    return torch.stack([target_tensor(spec) for spec in bags])
+
+
+def target_tensor(spec: BagSpec) -> Tensor:
+    """A class index, or (time, event)."""
+    return (
+        torch.tensor(spec.target)
+        if isinstance(spec.target, int)
+        else torch.tensor(spec.target, dtype=torch.float32)
+    )
+
+
+def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
+    if cohort.card.task == "classification":
+        return ClassificationTask(cohort.card.classes, settings.class_weights)
+    return SurvivalTask(settings.ties)
+
+
+def write_json(path: Path, value: object) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.replace(path)
