@@ -1,19 +1,42 @@
 """Shapes in signatures are checked while the tests run, everywhere but in the command line, whose doors typer guards."""
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING
 
 # Workers of pytest-xdist share the cores; more threads than that only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+if TYPE_CHECKING:
+    from run_builders import TrainedRuns
+
 CHECKED = (
-    "bags", "config", "diagnostics", "evidence", "explain", "families", "hosts", "interventions", "model", "records",
-    "recovery", "tasks", "training",
+    "bags", "config", "diagnostics", "evidence", "explain", "families", "findings", "hosts", "interventions", "model", "records",
+    "recovery", "runs", "tasks", "training",
 )  # fmt: skip
 install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typechecked")
 
 # The first call of a checked function compiles its check, which no deadline should count.
 settings.register_profile("gcemil", deadline=None)
 settings.load_profile("gcemil")
+
+
+@pytest.fixture(scope="session")
+def classification_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
+    """Read-only: a test that writes copies the run first."""
+    from run_builders import make_runs
+
+    return make_runs(tmp_path_factory.mktemp("classification"))
+
+
+@pytest.fixture(scope="session")
+def survival_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
+    """Read-only: a test that writes copies the run first."""
+    from run_builders import make_runs
+
+    return make_runs(tmp_path_factory.mktemp("survival"), "kirc", slides=40)

@@ -1,0 +1,180 @@
+"""One trained fold on the bench: its test bags, one at a time, with everything a diagnostic asks of them.
+
+wrapped  the host inside the wrapper (or the run's own host, when it has no wrapper)
+plain    the host of another run on the same folds, trained without the wrapper
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcemil.bags import store
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.folds import read_fold
+from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.config import TrainSettings
+from gcemil.diagnostics.snr import RiskScale
+from gcemil.errors import RunError
+from gcemil.explain import Explanation, bag_tensors, explain_bag
+from gcemil.interventions import Interventions
+from gcemil.model import GceMil
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, read_run, stacked_targets
+from gcemil.runs.network import load_network
+from gcemil.tasks.task import Task
+
+NetworkName = Literal["wrapped", "plain"]
+PartName = Literal["train", "val", "test"]
+OnBag = Callable[[int, int], None]
+
+
+class BagBench:
+    """One bag, embedded once per network, asked many questions."""
+
+    def __init__(self, spec: BagSpec, bag: Bag, fold: FoldBench) -> None:
+        self.spec = spec
+        self.bag = bag
+        self.features, self.coords = bag_tensors(bag)
+        self._fold = fold
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """Gates and recovered evidence; None for a run without the wrapper."""
+        return None if self._fold.model is None else explain_bag(self._fold.model, self.bag)
+
+    @cached_property
+    def wrapped(self) -> Interventions:
+        embedded = None if self.explanation is None else self.explanation.output.embedded
+        return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
+
+    @cached_property
+    def plain(self) -> Interventions | None:
+        host = self._fold.plain
+        return None if host is None else Interventions(host, self.features, self.coords)
+
+    def network(self, name: NetworkName) -> Interventions:
+        """The interventions under one of the two networks."""
+        found = self.wrapped if name == "wrapped" else self.plain
+        if found is None:
+            raise RunError("There is no plain host to compare with. Name its run with --against.")
+        return found
+
+    @cached_property
+    def truth(self) -> Tensor | None:
+        """Which patches are evidence, where the cohort knows."""
+        found = self._truth_column("evidence")
+        return None if found is None else found.bool()
+
+    @cached_property
+    def regions(self) -> Tensor | None:
+        """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
+        return self._truth_column("region", apart=True)
+
+    def _truth_column(self, name: str, *, apart: bool = False) -> Tensor | None:
+        files = [self._fold.cohort.truth_file(slide_id) for slide_id in self.bag.slide_ids]
+        if not all(path.is_file() for path in files):
+            return None
+        columns: list[np.ndarray] = []
+        largest = 0
+        for path in files:
+            column = store.read(path, name).astype(np.int64)
+            columns.append(np.where(column > 0, column + largest, 0) if apart else column)
+            largest = int(columns[-1].max(initial=largest))
+        return torch.from_numpy(np.concatenate(columns))
+
+
+@dataclass(frozen=True, eq=False)
+class FoldBench:
+    """A trained fold, opened; both networks are in evaluation mode on the CPU."""
+
+    run: Path
+    fold: int
+    cohort: Cohort
+    task: Task
+    settings: TrainSettings
+    parts: FoldParts
+    host: Any
+    model: GceMil | None
+    plain: Any | None
+    scale: RiskScale
+    plain_scale: RiskScale
+    seed: int = 0
+
+    @classmethod
+    def open(cls, run: Path, fold: int, *, against: Path | None = None, seed: int = 0) -> FoldBench:
+        """The network of `run`, and beside it the plain host of `against`, trained on the same folds."""
+        card = read_run(run)
+        cohort = Cohort.load(card.cohort)
+        network, _ = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")
+        plain = None
+        if against is not None:
+            check_comparable(run, against)
+            plain = load_network(against / f"fold_{fold}" / "checkpoint.safetensors")[0].host
+        return cls(
+            run=run,
+            fold=fold,
+            cohort=cohort,
+            task=create_task(cohort, card.settings),
+            settings=card.settings,
+            parts=fold_parts(cohort, read_fold(cohort, fold)),
+            host=network.host,
+            model=network.model,
+            plain=plain,
+            scale=risk_scale(run, fold),
+            plain_scale=RiskScale() if against is None else risk_scale(against, fold),
+            seed=seed,
+        )
+
+    @property
+    def networks(self) -> tuple[NetworkName, ...]:
+        return ("wrapped",) if self.plain is None else ("plain", "wrapped")
+
+    def host_of(self, network: NetworkName) -> Any:
+        return self.host if network == "wrapped" else self.plain
+
+    def scale_of(self, network: NetworkName) -> RiskScale:
+        return self.scale if network == "wrapped" else self.plain_scale
+
+    def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
+        return {"train": self.parts.train, "val": self.parts.val, "test": self.parts.test}[part]
+
+    def targets(self, part: PartName = "test") -> Tensor:
+        return stacked_targets(self.specs(part))
+
+    def bags(self, part: PartName = "test", on_bag: OnBag | None = None) -> Iterator[BagBench]:
+        """All patches of every bag of the part; one bag in memory at a time."""
+        specs = self.specs(part)
+        for done, (spec, bag) in enumerate(
+            load_bags(self.cohort, specs, rule=SampleRule(), ahead=2), start=1
+        ):
+            yield BagBench(spec, bag, self)
+            if on_bag:
+                on_bag(done, len(specs))
+
+
+def check_comparable(run: Path, against: Path) -> None:
+    """Rivals are only rivals on the same cohort."""
+    ours, theirs = read_run(run), read_run(against)
+    if ours.cohort != theirs.cohort:
+        raise RunError(f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: no comparison.")
+
+
+def risk_scale(run: Path, fold: int) -> RiskScale:
+    """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
+    path = run / f"fold_{fold}" / "metrics.json"
+    if not path.is_file():
+        raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
+    details = json.loads(path.read_text(encoding="utf-8"))["details"]
+    return RiskScale(details.get("risk_mean", 0.0), details.get("risk_deviation", 1.0))

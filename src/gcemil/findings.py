@@ -1,0 +1,116 @@
+"""What a diagnostic found: labelled rows of figures, slides in detail, and notes. Plain values, written as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from gcemil.errors import RunError
+from gcemil.metrics import METRICS
+
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a diagnostic: what it is about, and its figures by metric name."""
+
+    labels: Labels
+    values: dict[str, float | None]
+    """None where the figure does not exist for this row, which is not the same as 0."""
+    deviations: dict[str, float] = field(default_factory=dict)
+    """Standard deviation over slides, or over folds once folds are joined."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnostic of one fold, or joined over folds."""
+
+    name: str
+    rows: tuple[Row, ...]
+    slides: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        used = sorted({name for row in self.rows for name in row.values})
+        metrics = {
+            name: {"direction": METRICS[name].direction, "criterion": METRICS[name].criterion}
+            for name in used
+        }
+        return {**asdict(self), "metrics": metrics}
+
+
+def write_finding(folder: Path, finding: Finding) -> Path:
+    """<folder>/<name>.json, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{finding.name}.json"
+    temporary = path.with_name(f".{path.name}.partial")
+    text = json.dumps(without_nan(finding.to_json()), indent=2, sort_keys=True, allow_nan=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def read_finding(path: Path) -> Finding:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        rows = tuple(Row(**row) for row in value["rows"])
+        return Finding(
+            name=value["name"],
+            rows=rows,
+            slides=tuple(value["slides"]),
+            notes=tuple(value["notes"]),
+            settings=value["settings"],
+            provenance=value["provenance"],
+        )
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} is no finding of gcemil ({error}). Make it again with 'gcemil diagnose'."
+        ) from error
+
+
+def over_folds(findings: Sequence[Finding]) -> Finding:
+    """Rows with the same labels joined: mean over folds, and the deviation between folds."""
+    order: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    for finding in findings:
+        for row in finding.rows:
+            order.setdefault(tuple(sorted(row.labels.items())), []).append(row)
+    return Finding(
+        name=findings[0].name,
+        rows=tuple(joined(rows) for rows in order.values()),
+        notes=tuple(dict.fromkeys(note for finding in findings for note in finding.notes)),
+        settings=findings[0].settings,
+        provenance=findings[0].provenance,
+    )
+
+
+def joined(rows: Sequence[Row]) -> Row:
+    values: dict[str, float | None] = {}
+    deviations: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.values):
+        found = [value for row in rows if (value := row.values.get(name)) is not None]
+        values[name] = fmean(found) if found else None
+        if found:
+            deviations[name] = stdev(found) if len(found) > 1 else 0.0
+    return Row(rows[0].labels, values, deviations)
+
+
+def mean_row(labels: Labels, per_slide: Sequence[dict[str, float | None]]) -> Row:
+    """One row from figures per slide: mean and deviation over the slides that have the figure."""
+    return joined([Row(labels, values) for values in per_slide])
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN: a figure that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
