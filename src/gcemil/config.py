@@ -150,6 +150,10 @@ class TrainSettings(Settings):
     clip: float = Field(5.0, gt=0, description="Largest norm of the gradient.")
     bags_per_step: int = Field(4, ge=1, description="Classification: bags whose gradients one step sums.")
     window: int = Field(16, ge=2, description="Survival: bags in one Cox partial likelihood.")
+    survival_loss: Literal["cox", "discrete_time"] = Field(
+        "cox",
+        description="discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results.",
+    )
     ties: Literal["efron", "breslow"] = "efron"
     class_weights: tuple[float, ...] | None = None
     max_patches: int | None = Field(

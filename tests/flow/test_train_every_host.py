@@ -57,3 +57,12 @@ def test_trains_evaluates_and_writes_evidence(cohorts, tmp_path, host, task, wra
     written = len(list((tmp_path / "run" / "fold_0" / "evidence").glob("*.h5")))
     slides = 5 if task == "classification" else 10
     assert written == (slides if wrapped else 0)
+
+
+def test_the_discrete_time_analysis_trains_another_network_than_cox(cohorts, tmp_path):
+    risks = {}
+    for loss in ("cox", "discrete_time"):
+        chosen = TrainSettings(survival_loss=loss, epochs=2, window=8)
+        train_run(cohorts / "survival", tmp_path / loss, chosen, folds=[0], jobs=1)
+        risks[loss] = (tmp_path / loss / "fold_0" / "predictions.csv").read_text()
+    assert risks["cox"] != risks["discrete_time"]

@@ -15,7 +15,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.tasks.task import ClassificationTask, DiscreteTimeTask, SurvivalTask, Task
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,17 @@ def target_tensor(spec: BagSpec) -> Tensor:
 
 
 def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
+    """The task by which predictions are made and judged."""
     if cohort.card.task == "classification":
         return ClassificationTask(cohort.card.classes, settings.class_weights)
     return SurvivalTask(settings.ties)
+
+
+def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
+    """The task with the loss the settings ask for; what it takes from data comes from the training bags."""
+    if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
+        return DiscreteTimeTask.of_training(stacked_targets(train_bags))
+    return create_task(cohort, settings)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -6,6 +6,9 @@ With hazards h_j = sigmoid(z_j) and survival S_j = product over i <= j of (1 - h
   event in y      -log S_{y-1} - log h_y
   censored in y   -log S_y
   risk            -sum over j of S_j
+
+With one output per bag, z_j = b_j + risk: the baseline b_j holds the hazards of the training cases, the bag moves all
+of them alike (proportional odds). So hosts, wrapper and diagnostics are those of Cox, and the two can be compared.
 """
 
 from __future__ import annotations
@@ -41,6 +44,16 @@ def interval_edges(
 def interval_index(times: Real[np.ndarray, "n"], edges: Float[np.ndarray, "m"]) -> Int[np.ndarray, "n"]:
     """0 ... 3; a time on an edge belongs to the later interval."""
     return np.searchsorted(edges, times, side="right")
+
+
+def baseline_logits(
+    intervals: Int[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> Float[np.ndarray, "intervals=4"]:
+    """Log-odds of the event in each interval among the cases still at risk; half a case keeps them finite."""
+    interval = np.arange(N_INTERVALS)
+    died = ((intervals[:, None] == interval) & events[:, None]).sum(axis=0)
+    at_risk = (intervals[:, None] >= interval).sum(axis=0)
+    return np.log((died + 0.5) / (at_risk - died + 0.5))
 
 
 def discrete_time_loss(

@@ -1,4 +1,4 @@
-"""What the one training loop asks of a task, and the two tasks.
+"""What the one training loop asks of a task, and the tasks: classes, Cox risks, and the discrete-time analysis beside Cox.
 
 A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
@@ -20,6 +20,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.tasks import classification
 from gcemil.tasks.concordance import comparable_pairs, concordance, no_pair_message
 from gcemil.tasks.cox import Ties, cox_loss
+from gcemil.tasks.discrete_time import baseline_logits, discrete_time_loss, interval_edges, interval_index
 from gcemil.tasks.windows import event_balanced_windows, shuffled_windows
 
 ClassTargets = Int[Tensor, "k"]
@@ -175,6 +176,28 @@ class SurvivalTask:
     ) -> list[Int[np.ndarray, "_"]]:
         events = as_array(times_and_events(targets)[1])
         return event_balanced_windows(events, window_size=window_size, generator=generator)
+
+
+@dataclass(frozen=True)
+class DiscreteTimeTask(SurvivalTask):
+    """One log-odds of risk per bag over the baseline hazards of four intervals; predicts and is judged as Cox is."""
+
+    edges: tuple[float, ...] = ()
+    baseline: tuple[float, ...] = ()
+
+    @classmethod
+    def of_training(cls, targets: TimeEventTargets) -> DiscreteTimeTask:
+        """Intervals and baseline from the training cases alone."""
+        times, events = (as_array(column) for column in times_and_events(targets))
+        edges = interval_edges(times, events)
+        baseline = baseline_logits(interval_index(times, edges), events)
+        return cls(edges=tuple(edges.tolist()), baseline=tuple(baseline.tolist()))
+
+    def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""]:
+        times, events = times_and_events(targets)
+        intervals = torch.from_numpy(interval_index(as_array(times), np.asarray(self.edges)))
+        hazards = full_precision(logits) + logits.new_tensor(self.baseline)
+        return discrete_time_loss(hazards, intervals.to(logits.device), events)
 
 
 def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:

@@ -19,7 +19,7 @@ from gcemil.config import TrainSettings
 from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.records import SlideEvidence
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, write_json
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task, write_json
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.tasks.task import Task
 from gcemil.training.environment import pick_device
@@ -44,9 +44,9 @@ def train_fold(
         return
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    task = create_task(cohort, settings)
     parts = fold_parts(cohort, read_fold(cohort, index))
-    check_parts(parts, task, index)
+    check_parts(parts, create_task(cohort, settings), index)
+    task = training_task(cohort, settings, parts.train)
     seed_torch(stream_seed(settings.seed, index, 99))
     ingredients = create_network(cohort, parts.train, settings, pick_device(settings.device))
     tracker = Tracker(folder / "tensorboard")

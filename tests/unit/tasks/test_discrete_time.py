@@ -8,12 +8,14 @@ import torch
 
 from gcemil.errors import InputError
 from gcemil.tasks.discrete_time import (
+    baseline_logits,
     discrete_time_loss,
     discrete_time_risk,
     interval_edges,
     interval_index,
     survival_curve,
 )
+from gcemil.tasks.task import DiscreteTimeTask
 
 HALVES = torch.zeros(1, 4, dtype=torch.float64)
 MIXED = torch.tensor([[0.0, math.log(3), 0.0, 0.0]], dtype=torch.float64)
@@ -77,3 +79,23 @@ def test_extreme_logits_keep_loss_and_gradient_finite():
 def test_an_interval_beyond_the_last_is_refused():
     with pytest.raises(InputError, match=r"Intervals are 0 to 3, got \[4\]"):
         discrete_time_loss(HALVES, torch.tensor([4]), torch.tensor([True]))
+
+
+def test_the_baseline_is_the_hazard_of_the_cases_still_at_risk():
+    # Interval 0: 1 death among 5. Interval 1: 1 among 4. Interval 2: none among 2. Interval 3: 1 among 1.
+    intervals = np.array([0, 1, 1, 2, 3])
+    events = np.array([True, True, False, False, True])
+    expected = np.log([1.5 / 4.5, 1.5 / 3.5, 0.5 / 2.5, 1.5 / 0.5])
+    np.testing.assert_allclose(baseline_logits(intervals, events), expected)
+
+
+def test_a_task_of_one_output_moves_all_hazards_alike():
+    times = torch.arange(1.0, 9.0)
+    task = DiscreteTimeTask.of_training(torch.stack([times, torch.ones(8)], dim=1))
+    assert task.edges == (2.75, 4.5, 6.25)
+    early, late = torch.tensor([[1.0, 1.0]]), torch.tensor([[8.0, 1.0]])
+    low, high = torch.tensor([[-1.0]]), torch.tensor([[1.0]])
+    assert task.loss(high, early) < task.loss(low, early)
+    assert task.loss(low, late) < task.loss(high, late)
+    # At risk 0 an event in the first interval has the baseline's own probability: (2 + 1/2) / (8 + 1).
+    assert float(task.loss(torch.zeros(1, 1), early)) == pytest.approx(-np.log(2.5 / 9), abs=1e-6)
