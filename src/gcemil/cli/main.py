@@ -7,7 +7,19 @@ import sys
 import typer
 
 from gcemil import __version__
-from gcemil.cli import demo, doctor, evaluate, foreign, predict, repack, simulate, split, train, validate
+from gcemil.cli import (
+    demo,
+    diagnose,
+    doctor,
+    evaluate,
+    foreign,
+    predict,
+    repack,
+    simulate,
+    split,
+    train,
+    validate,
+)
 from gcemil.errors import GcemilError, UsageError
 
 app = typer.Typer(
@@ -30,6 +42,7 @@ app.command("split")(split.split)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("diagnose")(diagnose.diagnose)
 
 
 @app.callback(invoke_without_command=True)

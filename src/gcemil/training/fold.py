@@ -19,10 +19,10 @@ from gcemil.config import TrainSettings
 from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.records import SlideEvidence
+from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task, write_json
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.tasks.task import Task
-from gcemil.training.environment import pick_device
 from gcemil.training.evaluate import Mode, evaluate_bags, modes_of
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.seeding import seed_torch, stream_seed

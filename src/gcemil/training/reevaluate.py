@@ -17,12 +17,12 @@ from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
-from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds, write_json
+from gcemil.runs.environment import pick_device
+from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
 from gcemil.runs.network import load_network
-from gcemil.training.environment import pick_device
+from gcemil.runs.summary import write_summary
 from gcemil.training.evaluate import Mode
 from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import summarise
 from gcemil.units import LevelZeroPx
 
 
@@ -55,9 +55,7 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
         evaluate_fold(ingredients, cohort, parts, task, folder, details)
         if on_fold:
             on_fold(done, len(folders))
-    summary = summarise(run)
-    write_json(run / "summary.json", summary)
-    return summary
+    return write_summary(run)
 
 
 @torch.no_grad()

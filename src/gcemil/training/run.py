@@ -14,7 +14,6 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -25,8 +24,9 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
+from gcemil.runs.environment import describe_environment, pick_device
 from gcemil.runs.folder import create_task, fold_parts, write_json
-from gcemil.training.environment import describe_environment, pick_device
+from gcemil.runs.summary import write_summary
 from gcemil.training.fold import check_parts, train_fold
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
@@ -58,9 +58,7 @@ def train_run(
             report = None if on_epoch is None else partial(on_epoch, index)
             with one_thread():
                 train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
-    summary = summarise(out)
-    write_json(out / "summary.json", summary)
-    return summary
+    return write_summary(out)
 
 
 def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
@@ -108,25 +106,6 @@ def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int])
     for index in folds:
         check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
     return [f"{problem.where}: {problem.what}" for problem in problems]
-
-
-def summarise(run: Path) -> dict[str, Any]:
-    """Mean and standard deviation over the folds that are complete."""
-    folds = sorted(
-        run.glob("fold_*/metrics.json"), key=lambda path: int(path.parent.name.removeprefix("fold_"))
-    )
-    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in folds]
-    modes = [mode for mode in ("full", "soft", "discrete") if loaded and mode in loaded[0]]
-    summary: dict[str, Any] = {"folds": [path.parent.name for path in folds]}
-    for mode in modes:
-        summary[mode] = {name: spread([fold[mode][name] for fold in loaded]) for name in loaded[0][mode]}
-    summary["warnings"] = sorted({text for fold in loaded for text in fold["details"]["warnings"]})
-    summary["anchors"] = sorted({str(fold["details"]["anchors"]) for fold in loaded})
-    return summary
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, "folds": list(values)}
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -1,0 +1,89 @@
+"""Every diagnostic by name, and the one way to make it: open the fold, measure, write the finding with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gcemil.bags.tables import file_fingerprint
+from gcemil.diagnostics.bench import FoldBench, OnBag
+from gcemil.errors import UsageError
+from gcemil.findings import Finding, write_finding
+from gcemil.runs.environment import describe_environment
+from gcemil.runs.folder import read_run
+
+
+@dataclass(frozen=True)
+class DiagnosticSpec:
+    """Where a diagnostic lives and the question it answers."""
+
+    module: str
+    question: str
+
+    def measured(self) -> Callable[..., Finding]:
+        found: Callable[..., Finding] = import_module(f"gcemil.diagnostics.{self.module}").measured
+        return found
+
+
+DIAGNOSTICS: dict[str, DiagnosticSpec] = {
+    "snr": DiagnosticSpec("snr_report", "Is the evidence sufficient, necessary and recoverable?"),
+    "budget": DiagnosticSpec("budget", "Which rule finds the best patches, all having the same number?"),
+    "posthoc": DiagnosticSpec("posthoc", "Do explanations made after training do as well?"),
+    "subsets": DiagnosticSpec("subsets", "How many disjoint subsets would be evidence enough?"),
+    "stability": DiagnosticSpec("stability", "Does the evidence stay when bag or seed change a little?"),
+    "localisation": DiagnosticSpec("localisation", "Does it lie on the annotated lesions?"),
+    "failures": DiagnosticSpec("failures", "Which slides fail, and how?"),
+    "cost": DiagnosticSpec("cost", "What does the evidence cost, and what does it save?"),
+    "guarantee": DiagnosticSpec("guarantee", "Which evidence size keeps the prediction, with which promise?"),
+    "sweep": DiagnosticSpec("sweep", "How do threshold and coverage target move the result?"),
+}
+"""Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
+
+
+def run_diagnostic(
+    name: str,
+    run: Path,
+    fold: int,
+    *,
+    against: Path | None = None,
+    others: Sequence[Path] = (),
+    seed: int = 0,
+    on_bag: OnBag | None = None,
+) -> Path:
+    """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
+    if name not in DIAGNOSTICS:
+        raise UsageError(f"Unknown diagnostic '{name}'. Choose from: {', '.join(DIAGNOSTICS)}.")
+    before = torch.get_num_threads()
+    # One thread, so that the same command gives the same figures whatever runs beside it.
+    torch.set_num_threads(1)
+    try:
+        bench = FoldBench.open(run, fold, against=against, seed=seed)
+        extra = (
+            {"others": [FoldBench.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
+        )
+        finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra)
+    finally:
+        torch.set_num_threads(before)
+    finding = replace(finding, provenance=origin(run, fold, against, others, seed))
+    return write_finding(run / f"fold_{fold}" / "diagnostics", finding)
+
+
+def origin(run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int) -> dict[str, Any]:
+    """Versions, seed, and the fingerprints of every network a finding depends on."""
+    networks = {"run": run, **({"against": against} if against else {})}
+    networks |= {f"other_{number}": path for number, path in enumerate(others)}
+    inputs = {
+        name: file_fingerprint(path / f"fold_{fold}" / "checkpoint.safetensors")
+        for name, path in networks.items()
+    }
+    device = torch.device("cpu")
+    return {
+        **describe_environment(seed=seed, device=device, inputs=inputs),
+        "fold": fold,
+        "settings_hash": read_run(run).settings.hash,
+    }
