@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gcemil.config import EvidenceSettings
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.coverage import WEIGHT_GAIN
 from gcemil.evidence.pathways import RiskPathways
 from gcemil.hosts.host import Host
 from gcemil.hosts.table import create_host
@@ -59,7 +60,7 @@ def wrapped(host: Host, *, bank: AnchorBank | None = None, **settings: Any) -> G
         model.fit_bridge(reference, reference @ torch.randn(host.in_dim, bank.anchor_dim))
     if isinstance(model.utility, RiskPathways):
         # At the initial 0 no pathway matters, so nothing would be covered and no gradient would reach the bridge.
-        torch.nn.init.normal_(model.utility.effects)
+        torch.nn.init.normal_(model.utility.raw_effects, std=1 / WEIGHT_GAIN)
     model.calibrate(reference)
     return model
 

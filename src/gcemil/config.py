@@ -86,12 +86,27 @@ class EvidenceSettings(Settings):
     budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
     temperature_start: float = Field(1.0, gt=0)
     temperature_end: float = Field(0.1, gt=0)
+    morphology_term: bool = Field(
+        False, description="The paper's MLP on features and coordinates; it needs far more slides than 100."
+    )
+    presence_term: bool = Field(
+        True, description="The selector reads how present the likely classes' concepts are in a patch."
+    )
     attention_term: bool = Field(True, description="The selector reads the host's ungated attention.")
     contribution_term: bool = Field(
         True, description="The selector reads signed contributions, where the host has them."
     )
     smoothing: float = Field(
         0.5, ge=0, le=1, description="Share of the score that is its 3x3 neighbourhood's mean."
+    )
+    warmup: float = Field(
+        0.4,
+        ge=0,
+        lt=1,
+        description="Share of the epochs in which the host trains plainly, unpulled by its evidence.",
+    )
+    ramp: float = Field(
+        0.2, ge=0, le=1, description="Share of the epochs over which the evidence then gains its full say."
     )
     ungated_share: float = Field(0.5, ge=0, lt=1, description="Share of the task loss on the ungated bag.")
     budget_weight: float = Field(0.1, ge=0, description="lambda_b.")
@@ -111,8 +126,12 @@ PAPER = EvidenceSettings(
     responses="paper",
     centre="zero",
     temperature_end=0.4,
+    morphology_term=True,
+    presence_term=False,
     attention_term=False,
     contribution_term=False,
+    warmup=0.0,
+    ramp=0.0,
     smoothing=0.0,
     ungated_share=0.0,
     grounding="literal",

@@ -1,7 +1,7 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
   r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
-  s = selector(h, coords, host's ungated view)  one score per patch
+  s = selector(host's ungated view, r, coords)  one score per patch
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
   v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
   f(X_pi), f(X)                                 the host's prediction, gated and ungated
@@ -25,6 +25,7 @@ from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.coverage import ClassUtility, anchor_coverage
 from gcemil.evidence.fold import unfolded
 from gcemil.evidence.gates import create_gate
+from gcemil.evidence.losses import patch_concept_presence
 from gcemil.evidence.pathways import RiskPathways
 from gcemil.evidence.responses import create_response
 from gcemil.evidence.selector import Selector
@@ -100,7 +101,11 @@ class GceMil(nn.Module):
         )
         self.response = create_response(settings.responses, anchors.n_anchors)
         self.selector = Selector(
-            in_dim, adapter_rank=settings.adapter_rank, hidden=settings.hidden, smoothing=settings.smoothing
+            in_dim,
+            adapter_rank=settings.adapter_rank,
+            hidden=settings.hidden,
+            morphology=settings.morphology_term,
+            smoothing=settings.smoothing,
         )
         self.gate = create_gate(settings.selector, budget=settings.budget, centre=settings.centre)
         self.utility: ClassUtility | RiskPathways = (
@@ -149,16 +154,17 @@ class GceMil(nn.Module):
     @property
     def reads_host(self) -> bool:
         """Whether the score depends on the host's ungated view of the bag."""
-        return self.settings.attention_term or self.settings.contribution_term
+        settings = self.settings
+        return settings.attention_term or settings.contribution_term or settings.presence_term
 
     def evidence(
         self, features: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
     ) -> Evidence:
         """Gates, scores, responses and coverage; `full` is the host's ungated view, where the score reads it."""
         # One matrix product serves the selector and the bridge.
-        hidden, cosines = unfolded(features, [self.selector.fold(), self.bridge.fold(self.anchors)])
+        *hidden, cosines = unfolded(features, [*self.selector.folds(), self.bridge.fold(self.anchors)])
         responses = self.response(cosines)
-        scores = self.evidence_scores(hidden, coords, full, step)
+        scores = self.evidence_scores(hidden, responses, coords, full, step)
         gate = self.gate(scores, temperature=float(self.temperature))
         return Evidence(
             gates=gate.gates,
@@ -170,20 +176,44 @@ class GceMil(nn.Module):
         )
 
     def evidence_scores(
-        self, hidden: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
+        self,
+        hidden: list[Tensor],
+        responses: Responses,
+        coords: Tensor | None,
+        full: HostOutput | None,
+        step: int | None,
     ) -> Scores:
-        """The selector's scores, from the folded patches and from the host's ungated view of them."""
+        """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
         contributions = full.contributions if full is not None and settings.contribution_term else None
+        presence = (
+            self.presence(responses, full.logits) if full is not None and settings.presence_term else None
+        )
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
         return self.selector.scores(
             hidden,
             coords,
+            n_patches=len(responses),
             attention_logits=attention,
             contributions=contributions,
+            presence=presence,
             neighbourhood=around,
         )
+
+    @torch.no_grad()
+    def presence(self, responses: Responses, logits: Logits) -> Gates:
+        """q_i: how present the concepts of the likely classes are in each patch.
+
+        Classes count by their probability on X. With the predicted class alone, one wrong prediction would point the
+        evidence at the wrong concepts altogether.
+        """
+        weights = self.utility.anchor_weights
+        if weights.ndim == 2:
+            relative = weights / weights.amax(dim=1, keepdim=True)
+            weights = torch.softmax(logits.float(), dim=0) @ relative
+        largest = weights.max().clamp_min(torch.finfo(weights.dtype).tiny)
+        return patch_concept_presence(responses, weights / largest)
 
     def responses(self, features: Tensor) -> Responses:
         """r_im of every patch."""

@@ -7,7 +7,7 @@ from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import FreeBridge, IdentityBridge, ProximalBridge
-from gcemil.evidence.coverage import ClassUtility, anchor_coverage
+from gcemil.evidence.coverage import WEIGHT_GAIN, ClassUtility, anchor_coverage
 from gcemil.evidence.gates import GATES
 from gcemil.evidence.pathways import RiskPathways
 from gcemil.evidence.responses import PaperResponse
@@ -34,26 +34,53 @@ class Calls:
         host.embed, host.pool = counted_embed, counted_pool
 
 
+MORPHOLOGY_ALONE = {
+    "morphology_term": True,
+    "presence_term": False,
+    "attention_term": False,
+    "contribution_term": False,
+}
+"""The paper's score, which does without the host."""
+
+
 @pytest.fixture
 def bag():
     return tensor_bag(40)
 
 
 @torch.no_grad()
-def test_scores_are_the_selector_on_patches_attention_and_contributions(bag):
+def test_scores_are_the_selector_on_attention_contributions_and_presence(bag):
     features, coords = bag
     model = wrapped(prepared_host("abmil"))
     output, full = model(features, coords, step=PATCH), model.host(features, coords)
-    expected = model.selector(
-        features, coords, attention_logits=full.scores, contributions=full.contributions
+    expected = model.selector.scores(
+        [],
+        coords,
+        n_patches=len(features),
+        attention_logits=full.scores,
+        contributions=full.contributions,
+        presence=model.presence(output.responses, full.logits),
+        neighbourhood=Neighbourhood.of(coords, PATCH),
     )
     torch.testing.assert_close(output.scores, expected)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("term", ["attention_term", "contribution_term"])
+def test_presence_weighs_the_concepts_of_each_class_by_its_probability():
+    model = wrapped(prepared_host("abmil"))
+    # Class 0 looks for anchor 0 alone, class 1 for anchor 1, class 2 for both.
+    wanted = torch.tensor([[4.0, 1e-9, 1e-9, 1e-9], [1e-9, 2.0, 1e-9, 1e-9], [1.0, 1.0, 1e-9, 1e-9]])
+    model.utility.raw_weights.copy_(wanted.expm1().log() / WEIGHT_GAIN)
+    responses = torch.eye(4)[:2] * 0.5
+    certain, torn = torch.tensor([50.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, -50.0])
+    assert model.presence(responses, certain).tolist() == pytest.approx([0.5, 0.0], abs=1e-6)
+    assert model.presence(responses, torn).tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("term", ["attention_term", "contribution_term", "presence_term"])
 def test_a_term_that_is_switched_off_has_no_say(bag, term):
-    weight = {"attention_term": "attention_weight", "contribution_term": "contribution_weight"}[term]
+    weight = term.replace("term", "weight")
     on, off = wrapped(prepared_host("abmil")), wrapped(prepared_host("abmil"), **{term: False})
     getattr(on.selector, weight).zero_()
     torch.testing.assert_close(on(*bag).scores, off(*bag).scores)
@@ -126,7 +153,7 @@ def test_forward_embeds_once_and_pools_twice(bag):
 def test_a_score_without_the_host_lets_the_host_see_the_bag_once(bag, name, mode):
     host = prepared_host(name, mode=mode)
     count = Calls(host)
-    output = wrapped(host, attention_term=False, contribution_term=False).gated(*bag)
+    output = wrapped(host, **MORPHOLOGY_ALONE).gated(*bag)
     assert type(output) is GatedOutput
     assert (count.embeddings, count.poolings) == (1, 1)
 
@@ -146,7 +173,7 @@ def test_only_the_host_tells_classes_from_risk():
 @torch.no_grad()
 def test_anchor_weights_are_those_of_the_predicted_class():
     model = wrapped(prepared_host("abmil"))
-    model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4))
+    model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / WEIGHT_GAIN)
     expected = torch.nn.functional.softplus(torch.tensor([4.0, 5.0, 6.0, 7.0]))
     torch.testing.assert_close(model.anchor_weights(torch.tensor([0.1, 0.7, 0.2])), expected)
 
@@ -154,7 +181,7 @@ def test_anchor_weights_are_those_of_the_predicted_class():
 @torch.no_grad()
 def test_anchor_weights_of_a_risk_are_the_sizes_of_the_effects():
     model = wrapped(prepared_host("abmil", n_outputs=1))
-    model.utility.effects.copy_(torch.tensor([-2.0, 0.5, 0.0, 1.0]))
+    model.utility.raw_effects.copy_(torch.tensor([-2.0, 0.5, 0.0, 1.0]) / WEIGHT_GAIN)
     assert model.anchor_weights(torch.tensor([3.0])).tolist() == [2.0, 0.5, 0.0, 1.0]
 
 
@@ -212,7 +239,7 @@ def test_bad_bags_are_refused_by_either_door(bag, door, reads_host):
 
 
 def test_a_selector_that_diverged_is_named(bag):
-    model = wrapped(prepared_host("abmil"), attention_term=False, contribution_term=False)
-    torch.nn.init.constant_(model.selector.score_layer.bias, torch.nan)
+    model = wrapped(prepared_host("abmil"), **MORPHOLOGY_ALONE)
+    torch.nn.init.constant_(model.selector.morphology.score_layer.bias, torch.nan)
     with pytest.raises(BagError, match="The selector returned NaN"):
         model.gated(*bag)

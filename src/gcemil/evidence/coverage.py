@@ -4,6 +4,10 @@
   U_c(pi) = sum_m alpha_cm v_m(pi),  alpha_cm >= 0           utility of class c    (Eq. 5)
   U_c(pi | pi_i = 1) - U_c(pi | pi_i = 0)
     = sum_m alpha_cm r_im prod_{j != i} (1 - pi_j r_jm)      marginal gain of patch i
+  x_m(pi) = -log(1 - v_m(pi)) / sum_i pi_i                   coverage rate: what one open patch adds, in logs
+
+The class weights are learned from the rate, not from v: a hundred open patches cover every anchor, whatever they show,
+so v is near 1 for all and says nothing of the class; the rate does not saturate and does not grow with the slide.
 
 U_c is linear in every single gate, so the marginal gain is also its partial derivative: the same product of the others
 ranks patches in repair and carries the gradient in training.
@@ -24,10 +28,20 @@ from torch.nn import functional as F
 
 from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Coverage, Gates, Logits, Responses
 
+WEIGHT_GAIN = 10.0
+"""A few hundred steps of Adam move a parameter by tenths; weights that are to tell anchors apart must move by whole units."""
+
 
 def anchor_coverage(gates: Gates, responses: Responses) -> Coverage:
     """v_m: the probability that at least one open patch shows anchor m."""
     return _NoisyOr.apply(gates.unsqueeze(1) * responses)  # type: ignore[no-untyped-call]
+
+
+def coverage_rate(gates: Gates, responses: Responses) -> Coverage:
+    """x_m: -log(1 - v_m) per open patch, so that slides of any size are comparable."""
+    # A response of exactly 1 would make the rate infinite; 1 - 1e-6 already counts as 14 patches at 0.6.
+    log_missed = torch.log1p(-gates.unsqueeze(1) * responses.clamp(max=1 - 1e-6)).sum(dim=0)
+    return -log_missed / gates.sum().clamp_min(torch.finfo(gates.dtype).tiny)
 
 
 def utility(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -> Float[Tensor, ""]:
@@ -50,26 +64,54 @@ def missed_by_the_others(gates: Gates, responses: Responses) -> Responses:
     return _product_of_the_others(gates.unsqueeze(1) * responses)
 
 
+class RateScale(nn.Module):
+    """Rates of the bags seen so far: mean and spread per anchor, by which a rate is standardised."""
+
+    mean: Tensor
+    square: Tensor
+    seen: Tensor
+
+    def __init__(self, n_anchors: int, *, momentum: float = 0.99) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(n_anchors))
+        self.register_buffer("square", torch.ones(n_anchors))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, rate: Coverage) -> Coverage:
+        if self.training:
+            self._update(rate.detach())
+        variance = (self.square - self.mean.square()).clamp_min(1e-8)
+        # The first bags would be divided by almost no spread at all.
+        return ((rate - self.mean) / variance.sqrt()).clamp(-4, 4)
+
+    def _update(self, rate: Coverage) -> None:
+        self.seen.add_(1)
+        share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
+        self.mean.add_(share * (rate - self.mean))
+        self.square.add_(share * (rate.square() - self.square))
+
+
 class ClassUtility(nn.Module):
     """Learnable class-anchor weights, kept non-negative by a softplus so that every U_c stays submodular."""
 
     def __init__(self, n_classes: int, n_anchors: int) -> None:
         super().__init__()
         self.raw_weights = nn.Parameter(torch.zeros(n_classes, n_anchors))
-        self.log_scale = nn.Parameter(torch.zeros(()))
         self.bias = nn.Parameter(torch.zeros(n_classes))
+        self.rate_scale = RateScale(n_anchors)
 
     @property
     def anchor_weights(self) -> ClassAnchorWeights:
-        return F.softplus(self.raw_weights)
+        return F.softplus(WEIGHT_GAIN * self.raw_weights)
 
     def forward(self, coverage: Coverage) -> Logits:
         """U_c of every class (Eq. 5)."""
         return self.anchor_weights @ coverage
 
-    def logits(self, coverage: Coverage) -> Logits:
-        """scale * U_c + b_c: saturating utilities turned into logits a cross-entropy can fit."""
-        return self.log_scale.exp() * self(coverage) + self.bias
+    def logits(self, rate: Coverage) -> Logits:
+        """The class read off the coverage rate alone: what teaches the weights which anchors speak for which class."""
+        return self.anchor_weights @ self.rate_scale(rate) + self.bias
 
 
 class _NoisyOr(torch.autograd.Function):

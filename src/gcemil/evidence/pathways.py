@@ -9,6 +9,7 @@ beta is signed: a pathway may protect. The baseline hazard absorbs any constant,
 import torch
 from torch import nn
 
+from gcemil.evidence.coverage import WEIGHT_GAIN, RateScale
 from gcemil.shapes import AnchorWeights, Coverage, Logits
 
 
@@ -17,8 +18,17 @@ class RiskPathways(nn.Module):
 
     def __init__(self, n_anchors: int) -> None:
         super().__init__()
-        self.effects = nn.Parameter(torch.zeros(n_anchors))
+        self.raw_effects = nn.Parameter(torch.zeros(n_anchors))
+        self.rate_scale = RateScale(n_anchors)
+
+    @property
+    def effects(self) -> AnchorWeights:
         """beta_m: the log hazard ratio of a fully covered pathway against an absent one."""
+        return WEIGHT_GAIN * self.raw_effects
+
+    def logits(self, rate: Coverage) -> Logits:
+        """The risk read off the coverage rate alone: what teaches the effects, as for classes."""
+        return (self.effects @ self.rate_scale(rate)).reshape(1)
 
     def forward(self, coverage: Coverage) -> Logits:
         """h, with the one-output axis that a host's risk has."""

@@ -1,9 +1,11 @@
 """The selector score s_i (the paper's small MLP) and what we add to it.
 
-  s = MLP(e, coords[, responses]) + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N),   then half smoothing on the grid
+  s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q,   then half smoothing on the grid
 
 a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is the signed
-contribution of the patch to the predicted output. Both are detached: the selector reads the host, it does not pull it.
+contribution of the patch to the predicted output; q says how present the concepts of the predicted classes are in the
+patch. All are detached: the selector reads the host and the anchors, it does not pull them. The MLP is the paper's own
+score; with a hundred slides it learns the slides and not the concepts, so the default recipe leaves it out.
 """
 
 import torch
@@ -12,9 +14,9 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.evidence.adapter import LowRankAdapter
-from gcemil.evidence.fold import Fold, unfolded
+from gcemil.evidence.fold import Fold
 from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
-from gcemil.shapes import Coords, Features, Responses, Scores
+from gcemil.shapes import Coords, Scores
 
 
 class Selector(nn.Module):
@@ -26,79 +28,72 @@ class Selector(nn.Module):
         *,
         adapter_rank: int = 32,
         hidden: int = 32,
-        n_anchors: int = 0,
+        morphology: bool = True,
         smoothing: float = 0.5,
     ) -> None:
         super().__init__()
         if not 0 <= smoothing <= 1:
             raise UsageError(f"The share of smoothing lies between 0 and 1, got {smoothing}.")
         self.smoothing = smoothing
-        self.adapter = LowRankAdapter(in_dim, adapter_rank=adapter_rank)
-        self.feature_layer = nn.Linear(in_dim, hidden)
-        self.coords_layer = nn.Linear(2, hidden, bias=False)
-        self.response_layer = nn.Linear(n_anchors, hidden, bias=False) if n_anchors else None
-        self.score_layer = nn.Linear(hidden, 1)
+        self.morphology = Morphology(in_dim, adapter_rank=adapter_rank, hidden=hidden) if morphology else None
         self.attention_weight = nn.Parameter(torch.tensor(0.5))
         self.contribution_weight = nn.Parameter(torch.tensor(0.5))
+        self.presence_weight = nn.Parameter(torch.tensor(0.5))
 
-    def forward(
-        self,
-        features: Features,
-        coords: Coords | None,
-        *,
-        attention_logits: Scores | None = None,
-        contributions: Scores | None = None,
-        responses: Responses | None = None,
-        neighbourhood: Neighbourhood | None = None,
-    ) -> Scores:
-        """Scores of one bag; without `neighbourhood` it is derived from the coordinates, without both nothing is smoothed."""
-        (hidden,) = unfolded(features, [self.fold()])
-        return self.scores(
-            hidden,
-            coords,
-            attention_logits=attention_logits,
-            contributions=contributions,
-            responses=responses,
-            neighbourhood=neighbourhood,
-        )
-
-    def fold(self) -> Fold:
-        """Adapter and first layer, to be computed together with other folds of the same bag."""
-        return self.adapter.linear(self.feature_layer.weight, self.feature_layer.bias)
+    def folds(self) -> list[Fold]:
+        """What the selector wants computed of the features, together with other folds of the same bag."""
+        return [] if self.morphology is None else [self.morphology.fold()]
 
     def scores(
         self,
-        hidden: Float[Tensor, "n h"],
+        hidden: list[Tensor],
         coords: Coords | None,
         *,
+        n_patches: int,
         attention_logits: Scores | None = None,
         contributions: Scores | None = None,
-        responses: Responses | None = None,
+        presence: Scores | None = None,
         neighbourhood: Neighbourhood | None = None,
     ) -> Scores:
-        """Scores from the result of `fold`."""
-        scores = self.morphology_scores(hidden, coords, responses)
+        """Scores from the results of `folds`; without a neighbourhood nothing is smoothed."""
+        scores = self.attention_weight.new_zeros(n_patches)
+        if self.morphology is not None:
+            scores = scores + self.morphology.scores(hidden[0], coords)
         if attention_logits is not None:
             scores = scores + self.attention_weight * standardised_attention(attention_logits)
         if contributions is not None:
             scores = scores + self.contribution_weight * normal_rank(contributions)
-        if self.smoothing == 0 or coords is None:
+        if presence is not None:
+            scores = scores + self.presence_weight * log_odds(presence)
+        if self.smoothing == 0 or neighbourhood is None:
             return scores
-        return smoothed(scores, neighbourhood or Neighbourhood.of(coords), share=self.smoothing)
+        return smoothed(scores, neighbourhood, share=self.smoothing)
 
-    def morphology_scores(
-        self, hidden: Float[Tensor, "n h"], coords: Coords | None, responses: Responses | None = None
-    ) -> Scores:
-        """The paper's MLP on adapted features and coordinates, and on responses where the selector takes them."""
+
+class Morphology(nn.Module):
+    """The paper's score: a small MLP on adapted features and coordinates."""
+
+    def __init__(self, in_dim: int, *, adapter_rank: int, hidden: int) -> None:
+        super().__init__()
+        self.adapter = LowRankAdapter(in_dim, adapter_rank=adapter_rank)
+        self.feature_layer = nn.Linear(in_dim, hidden)
+        self.coords_layer = nn.Linear(2, hidden, bias=False)
+        self.score_layer = nn.Linear(hidden, 1)
+
+    def fold(self) -> Fold:
+        """Adapter and first layer in one linear map of the features."""
+        return self.adapter.linear(self.feature_layer.weight, self.feature_layer.bias)
+
+    def scores(self, hidden: Float[Tensor, "n h"], coords: Coords | None) -> Scores:
         if coords is not None:
             hidden = hidden + self.coords_layer(normalised_coords(coords).to(hidden.dtype))
-        if self.response_layer is not None:
-            if responses is None:
-                raise UsageError(
-                    "This selector was built with n_anchors, so it needs the responses of the bag."
-                )
-            hidden = hidden + self.response_layer(responses)
         return self.score_layer(torch.relu(hidden)).squeeze(1)
+
+
+@torch.no_grad()
+def log_odds(presence: Scores) -> Scores:
+    """logit q, between -7 and 7: a patch in which nothing responds is not infinitely far from one in which little does."""
+    return torch.logit(presence, eps=1e-3)
 
 
 @torch.no_grad()

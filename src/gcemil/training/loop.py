@@ -33,7 +33,7 @@ from gcemil.training import watch
 from gcemil.training.epoch_statistics import GateStatistics, LossMeans
 from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
-from gcemil.training.schedule import annealed_temperature, base_learning_rate, cosine_rate
+from gcemil.training.schedule import annealed_temperature, base_learning_rate, cosine_rate, evidence_say
 from gcemil.training.seeding import seed_torch, stream_seed
 
 FIRST_CHOSEN_SHARE = 0.6
@@ -171,7 +171,8 @@ def train_epoch(
             if model is None:
                 terms = host_terms(ingredients.host, task, drawn)
             else:
-                terms, outputs = evidence_terms(model, null, task, drawn)  # type: ignore[arg-type]
+                say = evidence_say(model.settings.warmup, model.settings.ramp, progress)
+                terms, outputs = evidence_terms(model, null, task, drawn, say=say)  # type: ignore[arg-type]
         done += len(window)
         if on_bag:
             on_bag(done, len(parts.train))

@@ -6,7 +6,8 @@
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
   necessity   distance of f(X_notS) from what no evidence says
   bridge      what holds the bridge near its fit
-The plain host has the first line alone, on X.
+The plain host has the first line alone, on X. So has the wrapped one while it warms up: then the say of the evidence
+(everything that depends on gates and acts on the host) grows from 0 to 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gcemil.config import EvidenceSettings
+from gcemil.evidence.coverage import coverage_rate
 from gcemil.evidence.gates import straight_through
 from gcemil.evidence.losses import (
     NullRisk,
@@ -54,21 +56,30 @@ def host_terms(host: Any, task: Task, bags: Sequence[TrainingBag]) -> Terms:
 
 
 def evidence_terms(
-    model: GceMil, null: NullTarget | NullRisk, task: Task, bags: Sequence[TrainingBag]
+    model: GceMil,
+    null: NullTarget | NullRisk,
+    task: Task,
+    bags: Sequence[TrainingBag],
+    *,
+    say: float = 1.0,
 ) -> tuple[Terms, list[EvidenceOutput]]:
-    """The wrapped host on a window: every weighted term by name, and what the bags looked like."""
+    """The wrapped host on a window: every weighted term by name, and what the bags looked like.
+
+    `say` in [0, 1] is how much the evidence acts on the host.
+    """
     settings = model.settings
     outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
-    share = settings.ungated_share
+    gated_share = say * (1 - settings.ungated_share)
     terms: Terms = {}
-    for part, weight in ((soft, 1 - share), (full, share)):
+    for part, weight in ((soft, gated_share), (full, 1 - gated_share)):
         if weight > 0:
             for name, term in {**task_terms(model.host, task, part, bags), **mean_losses(part)}.items():
                 terms[name] = terms.get(name, 0.0) + weight * term
     terms |= evidence_shape_terms(model, outputs)
     terms |= grounding_terms(model, task, outputs, bags)
-    terms |= subset_terms(model, null, task, outputs, bags)
+    if say > 0:
+        terms |= {name: say * term for name, term in subset_terms(model, null, task, outputs, bags).items()}
     return terms, outputs
 
 
@@ -125,18 +136,12 @@ def grounding_terms(
     terms = {
         "grounding": settings.grounding_weight * settings.divergence_weight * torch.stack(divergence).mean()
     }
-    coverage_logits = torch.stack([coverage_prediction(model, output.coverage) for output in outputs])
+    rates = [coverage_rate(output.gates, output.responses) for output in outputs]
+    coverage_logits = torch.stack([model.utility.logits(rate) for rate in rates])
     utility = task.loss(coverage_logits, torch.stack([bag.target for bag in bags]))
     if utility is not None:
         terms["utility"] = settings.grounding_weight * utility
     return terms
-
-
-def coverage_prediction(model: GceMil, coverage: Tensor) -> Tensor:
-    """The label or the risk, read off the coverage alone."""
-    return (
-        model.utility(coverage) if isinstance(model.utility, RiskPathways) else model.utility.logits(coverage)
-    )
 
 
 def label_weights(model: GceMil, target: Tensor) -> Tensor:

@@ -22,6 +22,13 @@ def cosine_rate(base: float, progress: float) -> float:
     return 0.5 * base * (1 + math.cos(math.pi * progress))
 
 
+def evidence_say(warmup: float, ramp: float, progress: float) -> float:
+    """How much the evidence acts on the host: nothing while it warms up, then more and more."""
+    if progress < warmup:
+        return 0.0
+    return 1.0 if ramp == 0 else min(1.0, (progress - warmup) / ramp)
+
+
 def annealed_temperature(start: float, end: float, progress: float) -> float:
     """Geometric, so that each epoch sharpens the gate by the same factor."""
     return start * (end / start) ** progress

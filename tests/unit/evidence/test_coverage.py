@@ -1,11 +1,15 @@
 """Coverage of toys that can be worked out on paper."""
 
+import math
+
 import pytest
 import torch
 
 from gcemil.evidence.coverage import (
+    WEIGHT_GAIN,
     ClassUtility,
     anchor_coverage,
+    coverage_rate,
     leave_one_out_losses,
     marginal_gains,
     missed_by_the_others,
@@ -98,16 +102,39 @@ def test_class_weights_start_equal_and_stay_positive():
     head = ClassUtility(2, 3)
     assert head.anchor_weights.tolist() == [pytest.approx([0.6931472] * 3)] * 2
     with torch.no_grad():
-        head.raw_weights.fill_(-20.0)
+        head.raw_weights.fill_(-2.0)
     assert bool((head.anchor_weights > 0).all())
 
 
-def test_class_logits_scale_and_shift_the_utilities():
+def test_utilities_weigh_the_coverage_of_each_class():
     head = ClassUtility(2, 2)
     with torch.no_grad():
-        head.raw_weights.copy_(torch.tensor([[1.0, 2.0], [3.0, 0.5]]).expm1().log())
-        head.log_scale.fill_(2.0).log_()
+        head.raw_weights.copy_(torch.tensor([[1.0, 2.0], [3.0, 0.5]]).expm1().log() / WEIGHT_GAIN)
+    torch.testing.assert_close(head(torch.tensor([0.5, 1.0])), torch.tensor([2.5, 2.0]))
+
+
+def test_the_rate_is_the_coverage_per_open_patch_in_logs():
+    gates, responses = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([[0.5], [0.75], [0.9]])
+    # 1 - v = 1/2 * 1/4, over two open patches.
+    assert float(coverage_rate(gates, responses)) == pytest.approx(math.log(8) / 2)
+
+
+def test_the_rate_does_not_grow_with_the_slide_and_stays_finite():
+    one, many = torch.tensor([[0.3, 1.0]]), torch.tensor([[0.3, 1.0]]).expand(100_000, 2)
+    small, large = coverage_rate(torch.ones(1), one), coverage_rate(torch.ones(100_000), many)
+    torch.testing.assert_close(small, large, rtol=1e-3, atol=0)
+    assert bool(torch.isfinite(large).all())
+    assert coverage_rate(torch.zeros(3), torch.ones(3, 2)).tolist() == [0.0, 0.0]
+
+
+def test_classes_are_read_off_rates_standardised_by_the_bags_seen():
+    head = ClassUtility(2, 1)
+    with torch.no_grad():
+        head.raw_weights.copy_(torch.tensor([[1.0], [2.0]]).expm1().log() / WEIGHT_GAIN)
         head.bias.copy_(torch.tensor([0.0, -1.0]))
-    coverage = torch.tensor([0.5, 1.0])
-    torch.testing.assert_close(head(coverage), torch.tensor([2.5, 2.0]))
-    torch.testing.assert_close(head.logits(coverage), torch.tensor([5.0, 3.0]))
+    for rate in (1.0, 3.0):
+        head.logits(torch.tensor([rate]))
+    head.eval()
+    # Mean 2, deviation 1: a rate of 4 lies two deviations above.
+    torch.testing.assert_close(head.logits(torch.tensor([4.0])), torch.tensor([2.0, 3.0]))
+    assert head.rate_scale.mean.tolist() == [2.0]

@@ -2,14 +2,14 @@
 
 import torch
 
-from gcemil.evidence.coverage import anchor_coverage, marginal_gains
+from gcemil.evidence.coverage import WEIGHT_GAIN, anchor_coverage, marginal_gains
 from gcemil.evidence.pathways import RiskPathways
 
 
 def pathways(*effects: float) -> RiskPathways:
     head = RiskPathways(len(effects))
     with torch.no_grad():
-        head.effects.copy_(torch.tensor(effects))
+        head.raw_effects.copy_(torch.tensor(effects) / WEIGHT_GAIN)
     return head
 
 
@@ -39,4 +39,4 @@ def test_effects_learn_from_the_first_step():
     head = RiskPathways(2)
     coverage = anchor_coverage(torch.tensor([1.0]), torch.tensor([[0.25, 0.5]]))
     head(coverage).sum().backward()
-    assert head.effects.grad.tolist() == [0.25, 0.5]
+    assert head.raw_effects.grad.tolist() == [0.25 * WEIGHT_GAIN, 0.5 * WEIGHT_GAIN]

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from gcemil.errors import UsageError
-from gcemil.evidence.selector import Selector, normal_rank, standardised_attention
+from gcemil.evidence.fold import unfolded
+from gcemil.evidence.selector import Selector, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
 
 
@@ -20,68 +21,68 @@ def make_slide() -> tuple[Tensor, Tensor]:
     return torch.randn(20, 12, generator=generator), 256 * torch.stack([x.flatten(), y.flatten()], dim=1)
 
 
-def test_the_score_is_an_mlp_on_adapted_features_and_coordinates() -> None:
+def scored(selector: Selector, features: Tensor, coords: Tensor | None, **terms: Tensor) -> Tensor:
+    around = None if coords is None else Neighbourhood.of(coords, 256)
+    hidden = unfolded(features, selector.folds()) if selector.folds() else []
+    return selector.scores(list(hidden), coords, n_patches=len(features), neighbourhood=around, **terms)
+
+
+def test_the_papers_score_is_an_mlp_on_adapted_features_and_coordinates() -> None:
     selector, (features, coords) = make_selector(smoothing=0.0), make_slide()
+    mlp = selector.morphology
     centred = (2 * coords - torch.tensor([768, 1024])) / 1024
-    hidden = selector.feature_layer(selector.adapter(features)) + centred @ selector.coords_layer.weight.T
-    expected = selector.score_layer(torch.relu(hidden)).squeeze(1)
-    torch.testing.assert_close(selector(features, coords), expected)
+    hidden = mlp.feature_layer(mlp.adapter(features)) + centred @ mlp.coords_layer.weight.T
+    expected = mlp.score_layer(torch.relu(hidden)).squeeze(1)
+    torch.testing.assert_close(scored(selector, features, coords), expected)
 
 
-def test_shifting_or_scaling_a_slide_changes_no_score() -> None:
+def test_shifting_a_slide_changes_no_score() -> None:
     selector, (features, coords) = make_selector(), make_slide()
-    moved = coords * 2 + torch.tensor([10_000, 333])
-    torch.testing.assert_close(selector(features, moved), selector(features, coords), rtol=0, atol=0)
+    moved = coords + torch.tensor([10_240, 512])
+    torch.testing.assert_close(
+        scored(selector, features, moved), scored(selector, features, coords), rtol=0, atol=0
+    )
 
 
 def test_coordinates_matter_when_given_and_count_as_zero_when_not() -> None:
     selector, (features, coords) = make_selector(smoothing=0.0), make_slide()
-    without = selector(features, None)
-    assert not torch.allclose(selector(features, coords), without)
+    without = scored(selector, features, None)
+    assert not torch.allclose(scored(selector, features, coords), without)
     with torch.no_grad():
-        selector.coords_layer.weight.zero_()
-    torch.testing.assert_close(selector(features, coords), without)
+        selector.morphology.coords_layer.weight.zero_()
+    torch.testing.assert_close(scored(selector, features, coords), without)
 
 
-def test_host_terms_enter_with_weight_one_half() -> None:
-    selector, (features, _) = make_selector(), make_slide()
-    attention, contributions = torch.randn(20), torch.randn(20)
-    plain = selector(features, None)
-    scores = selector(features, None, attention_logits=attention, contributions=contributions)
-    expected = 0.5 * standardised_attention(attention) + 0.5 * normal_rank(contributions)
-    torch.testing.assert_close(scores - plain, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_selector_reads_the_host_without_pulling_it() -> None:
-    selector, (features, coords) = make_selector(), make_slide()
-    attention, contributions = torch.randn(20, requires_grad=True), torch.randn(20, requires_grad=True)
-    selector(
-        features, coords, attention_logits=attention, contributions=contributions
-    ).square().sum().backward()
-    assert attention.grad is None
-    assert contributions.grad is None
-    unused = [name for name, parameter in selector.named_parameters() if parameter.grad is None]
-    assert unused == []
-
-
-def test_smoothing_uses_the_given_neighbourhood_after_all_terms() -> None:
-    selector, (features, coords) = make_selector(), make_slide()
-    attention = torch.randn(20)
-    neighbourhood = Neighbourhood.of(coords, 256)
-    plain = make_selector(smoothing=0.0)(features, coords, attention_logits=attention)
-    scores = selector(features, coords, attention_logits=attention, neighbourhood=neighbourhood)
-    torch.testing.assert_close(scores, 0.5 * plain + 0.5 * neighbourhood.mean(plain))
-    torch.testing.assert_close(selector(features, coords, attention_logits=attention), scores)
-
-
-def test_a_selector_may_read_the_responses() -> None:
-    selector, (features, _) = make_selector(n_anchors=3), make_slide()
-    silent, loud = torch.zeros(20, 3), torch.ones(20, 3)
-    assert not torch.allclose(
-        selector(features, None, responses=silent), selector(features, None, responses=loud)
+def test_what_the_selector_reads_enters_with_weight_one_half() -> None:
+    selector, (features, _) = make_selector(morphology=False), make_slide()
+    attention, contributions, presence = torch.randn(20), torch.randn(20), torch.rand(20)
+    scores = scored(
+        selector, features, None, attention_logits=attention, contributions=contributions, presence=presence
     )
-    with pytest.raises(UsageError, match="needs the responses"):
-        selector(features, None)
+    expected = standardised_attention(attention) + normal_rank(contributions) + log_odds(presence)
+    torch.testing.assert_close(scores, 0.5 * expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_selector_reads_without_pulling() -> None:
+    selector, (features, coords) = make_selector(), make_slide()
+    read = {
+        name: torch.rand(20, requires_grad=True) for name in ("attention_logits", "contributions", "presence")
+    }
+    scored(selector, features, coords, **read).square().sum().backward()
+    assert [value.grad for value in read.values()] == [None] * 3
+    assert [name for name, parameter in selector.named_parameters() if parameter.grad is None] == []
+
+
+def test_smoothing_comes_after_all_terms() -> None:
+    (features, coords), attention = make_slide(), torch.randn(20)
+    plain = scored(make_selector(smoothing=0.0), features, coords, attention_logits=attention)
+    smooth = scored(make_selector(), features, coords, attention_logits=attention)
+    torch.testing.assert_close(smooth, 0.5 * plain + 0.5 * Neighbourhood.of(coords, 256).mean(plain))
+
+
+def test_absence_and_certainty_have_finite_log_odds() -> None:
+    odds = log_odds(torch.tensor([0.0, 0.5, 1.0]))
+    assert odds.tolist() == pytest.approx([-6.9068, 0.0, 6.9068], abs=1e-3)
 
 
 def test_attention_is_standardised_and_clipped() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gcemil.config import PAPER, EvidenceSettings
+from gcemil.evidence.coverage import WEIGHT_GAIN
 from gcemil.evidence.losses import NullRisk, NullTarget
 from gcemil.hosts.host import HostOutput
 from gcemil.model import GceMil
@@ -150,7 +151,7 @@ def test_grounding_is_a_divergence_from_where_the_labels_concepts_are():
     outputs = seen(model, bags)
     expected = []
     for output, bag in zip(outputs, bags, strict=True):
-        weights = F.softplus(model.utility.raw_weights[int(bag.target)])
+        weights = model.utility.anchor_weights[int(bag.target)]
         q = 1 - ((1 - output.responses) ** (weights / weights.max())).prod(dim=1)
         q, share = q / q.sum(), output.gates / output.gates.sum()
         expected.append((q * (q / share).log()).sum())
@@ -161,21 +162,26 @@ def test_grounding_is_a_divergence_from_where_the_labels_concepts_are():
 def test_the_divergence_pulls_the_gates_and_nothing_else():
     model, bags = make_model(), training_bags(3, count=2)
     grounding_terms(model, THREE, seen(model, bags), bags)["grounding"].backward()
-    assert model.selector.feature_layer.weight.grad.any()
+    assert model.selector.attention_weight.grad.any()
+    assert model.selector.presence_weight.grad.any()
     assert model.utility.raw_weights.grad is None
-    assert not model.bridge.right.grad.any()
+    assert model.bridge.right.grad is None
 
 
-def test_the_utility_term_is_the_task_loss_of_the_coverage_alone():
+def rates_by_hand(outputs):
+    """-log(1 - v) per open patch; before any bag was seen in training, mean 0 and deviation 1."""
+    missed = [(1 - o.gates.unsqueeze(1) * o.responses).prod(dim=0) for o in outputs]
+    return [(-m.log() / o.gates.sum()).clamp(-4, 4) for m, o in zip(missed, outputs, strict=True)]
+
+
+def test_the_utility_term_is_the_task_loss_of_the_coverage_rate_alone():
     model, bags = make_model(grounding_weight=0.5), training_bags(3)
     with torch.no_grad():
         model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 3 - 2)
-        model.utility.log_scale.fill_(math.log(2.0))
         model.utility.bias.copy_(torch.tensor([0.1, 0.0, -0.2]))
     outputs = seen(model, bags)
-    weights, bias = F.softplus(model.utility.raw_weights), torch.tensor([0.1, 0.0, -0.2])
-    covered = [1 - (1 - o.gates.unsqueeze(1) * o.responses).prod(dim=0) for o in outputs]
-    expected = mean_cross_entropy([2.0 * weights @ v + bias for v in covered], bags)
+    weights, bias = model.utility.anchor_weights, torch.tensor([0.1, 0.0, -0.2])
+    expected = mean_cross_entropy([weights @ z + bias for z in rates_by_hand(outputs)], bags)
     found = grounding_terms(model, THREE, outputs, bags)["utility"]
     torch.testing.assert_close(found, 0.5 * expected, rtol=1e-4, atol=1e-5)
 
@@ -184,10 +190,9 @@ def test_survival_grounds_by_cox_on_the_signed_pathways():
     model, bags = make_model(n_outputs=1, grounding_weight=0.5), training_bags(1)
     effects = torch.tensor([2.0, -1.0, 0.5, -3.0])
     with torch.no_grad():
-        model.utility.effects.copy_(effects)
+        model.utility.raw_effects.copy_(effects / WEIGHT_GAIN)
     outputs = seen(model, bags)
-    covered = [1 - (1 - o.gates.unsqueeze(1) * o.responses).prod(dim=0) for o in outputs]
-    risks = [(effects * v).sum().item() for v in covered]
+    risks = [(effects * z).sum().item() for z in rates_by_hand(outputs)]
     expected = 0.5 * cox_by_hand(risks, [1.0, 2.0, 3.0, 4.0], [1, 0, 1, 0])
     found = grounding_terms(model, SurvivalTask(), outputs, bags)["utility"]
     assert found.item() == pytest.approx(expected, rel=1e-4)
@@ -308,3 +313,16 @@ def test_classes_have_a_null_distribution_and_a_risk_has_a_null_risk():
     null.update(torch.tensor([9.0, 0.0, 0.0]))
     torch.testing.assert_close(null(), torch.full((3,), 1 / 3))
     assert isinstance(create_null(EvidenceSettings(), 1), NullRisk)
+
+
+def test_the_say_of_the_evidence_grows_from_nothing():
+    bags = training_bags(3)
+    names = {}
+    for say in (0.0, 0.5, 1.0):
+        model = make_model()
+        terms, _ = evidence_terms(model, NullTarget(3), THREE, bags, say=say)
+        names[say] = {name: float(term.detach()) for name, term in terms.items()}
+    plain = float(host_terms(make_model().host, THREE, bags)["task"].detach())
+    assert names[0.0]["task"] == pytest.approx(plain, rel=1e-5)
+    assert not {"sufficiency", "necessity"} & set(names[0.0])
+    assert names[0.5]["sufficiency"] == pytest.approx(0.5 * names[1.0]["sufficiency"], rel=1e-5)
