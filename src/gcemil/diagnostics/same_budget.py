@@ -8,32 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags import store
-from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, snr_scores
+from gcemil.diagnostics.truth import TruthScores, true_evidence, truth_scores
 from gcemil.explain import bag_tensors, explain_bag
 from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.recovery.rules import random_k, top_k
 from gcemil.shapes import Selected
 from gcemil.tasks.task import Task
-
-
-@dataclass(frozen=True)
-class TruthScores:
-    """Subsets against known evidence, pooled over the bags that have any."""
-
-    precision: float
-    recall: float
 
 
 @dataclass(frozen=True)
@@ -59,9 +48,9 @@ def same_budget_rows(
     subsets: dict[str, list[Selected]] = {}
     truths: list[Tensor | None] = []
     generator = torch.Generator().manual_seed(seed)
-    for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
+    for _, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
         features, coords = bag_tensors(bag)
-        truth = true_evidence(cohort, spec, bag)
+        truth = true_evidence(cohort, bag)
         explanation = explain_bag(model, bag)
         evidence = explanation.recovery.selected
         size = int(evidence.sum())
@@ -84,22 +73,3 @@ def same_budget_rows(
         RuleRow(name, snr_scores(outcomes[name], targets, task), truth_scores(subsets[name], truths))
         for name in order
     ]
-
-
-def true_evidence(cohort: Cohort, spec: BagSpec, bag: Bag) -> Tensor | None:
-    """Which patches of a bag are evidence, where the cohort knows."""
-    files: list[Path] = [cohort.truth_file(slide_id) for slide_id in bag.slide_ids]
-    if not all(path.is_file() for path in files):
-        return None
-    return torch.from_numpy(np.concatenate([store.read(path, "evidence") for path in files]).astype(bool))
-
-
-def truth_scores(subsets: Sequence[Tensor], truths: Sequence[Tensor | None]) -> TruthScores | None:
-    """Mean precision and recall over the bags with known, non-empty evidence."""
-    pairs = [(s, t) for s, t in zip(subsets, truths, strict=True) if t is not None and bool(t.any())]
-    if not pairs:
-        return None
-    hits = [float((s & t).sum()) for s, t in pairs]
-    precision = [hit / max(1, int(s.sum())) for hit, (s, _) in zip(hits, pairs, strict=True)]
-    recall = [hit / int(t.sum()) for hit, (_, t) in zip(hits, pairs, strict=True)]
-    return TruthScores(sum(precision) / len(pairs), sum(recall) / len(pairs))

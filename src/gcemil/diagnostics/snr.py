@@ -25,7 +25,8 @@ from gcemil.explain import bag_tensors, recovered
 from gcemil.interventions import Interventions, class_probability, standardised_risk
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.tasks.classification import confusion, macro_f1
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, as_array
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,31 @@ class BagOutcome:
 
 
 @dataclass(frozen=True)
+class BagOutputs:
+    """Phi of the same four predictions, one number each."""
+
+    full: float
+    kept: float
+    removed: float | None
+    gated: float | None
+
+    @property
+    def full_kept_gap(self) -> float:
+        """What Definition 1 limits."""
+        return abs(self.full - self.kept)
+
+    @property
+    def removal_gap(self) -> float | None:
+        """What Definition 2 asks for; None when nothing is left to predict from."""
+        return None if self.removed is None else abs(self.full - self.removed)
+
+    @property
+    def cd_gap(self) -> float | None:
+        """What Definition 3 limits; None for a rule without gates."""
+        return None if self.gated is None else abs(self.gated - self.kept)
+
+
+@dataclass(frozen=True)
 class RiskScale:
     """Mean and deviation of the training fold's risks."""
 
@@ -63,11 +89,17 @@ class RiskScale:
     deviation: float = 1.0
 
 
-def bag_outcome(bench: Interventions, selected: Selected, log_gates: LogGates | None = None) -> BagOutcome:
-    """Put one subset to the test."""
+def bag_outcome(
+    bench: Interventions,
+    selected: Selected,
+    log_gates: LogGates | None = None,
+    *,
+    full: Logits | None = None,
+) -> BagOutcome:
+    """Put one subset to the test; `full` is what the host says of X, where that is known."""
     removed = bench.removed(selected)
     return BagOutcome(
-        full=bench.full().logits,
+        full=bench.full().logits if full is None else full,
         kept=bench.kept(selected).logits,
         removed=None if removed is None else removed.logits,
         gated=None if log_gates is None else bench.gated(log_gates).logits,
@@ -84,16 +116,14 @@ def snr_scores(
     has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes])
     full = task_metric(task, targets, [outcome.full for outcome in outcomes])
     kept = task_metric(task, targets, [outcome.kept for outcome in outcomes])
-    gaps = [gap(o.full, o.full, o.kept, task, scale or RiskScale()) for o in outcomes]
-    cd_gaps = [
-        gap(o.full, o.gated, o.kept, task, scale or RiskScale()) for o in outcomes if o.gated is not None
-    ]
+    outputs = [bag_outputs(outcome, task, scale) for outcome in outcomes]
+    cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
         evidence_sufficiency=kept,
         complement_degradation=degradation(outcomes, targets, has_complement, task),
         cd_gap=sum(cd_gaps) / len(cd_gaps) if cd_gaps else None,
-        full_kept_gap=sum(gaps) / len(gaps),
+        full_kept_gap=sum(one.full_kept_gap for one in outputs) / len(outputs),
         evidence_fraction=sum(outcome.fraction for outcome in outcomes) / len(outcomes),
         n_bags=len(outcomes),
         n_whole_bags=int((~has_complement).sum()),
@@ -134,14 +164,35 @@ def degradation(
 
 
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Any]) -> float:
-    stacked = torch.stack([one.cpu() for one in logits])
-    return task.metrics(targets, task.prediction(stacked))[task.task_metric]
+    """M: Macro-F1 or C-index."""
+    predictions = task.prediction(torch.stack([one.cpu() for one in logits]))
+    if task.task_metric == "macro_f1":
+        # `task.metrics` wants an AUC as well, which does not exist where the bags with a complement are of one class.
+        return macro_f1(confusion(as_array(targets), as_array(predictions)))
+    return task.metrics(targets, predictions)[task.task_metric]
+
+
+def bag_outputs(outcome: BagOutcome, task: Task, scale: RiskScale | None = None) -> BagOutputs:
+    """Phi of X, X_S, X_notS and X_pi."""
+
+    def phi(logits: Logits) -> float:
+        return output(outcome.full, logits, task, scale or RiskScale())
+
+    return BagOutputs(
+        full=phi(outcome.full),
+        kept=phi(outcome.kept),
+        removed=None if outcome.removed is None else phi(outcome.removed),
+        gated=None if outcome.gated is None else phi(outcome.gated),
+    )
+
+
+def output(full: Logits, logits: Logits, task: Task, scale: RiskScale) -> float:
+    """Phi of one prediction; the class is the one predicted on X."""
+    if task.n_outputs == 1:
+        return standardised_risk(logits, mean=scale.mean, deviation=scale.deviation)
+    return class_probability(logits, int(full.argmax()))
 
 
 def gap(full: Logits, one: Logits, other: Logits, task: Task, scale: RiskScale) -> float:
-    """|Phi - Phi| of two predictions for one bag; the class is the one predicted on X."""
-    if task.n_outputs == 1:
-        risks = [standardised_risk(x, mean=scale.mean, deviation=scale.deviation) for x in (one, other)]
-        return abs(risks[0] - risks[1])
-    predicted = int(full.argmax())
-    return abs(class_probability(one, predicted) - class_probability(other, predicted))
+    """|Phi - Phi| of two predictions for one bag."""
+    return abs(output(full, one, task, scale) - output(full, other, task, scale))

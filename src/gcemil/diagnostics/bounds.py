@@ -1,0 +1,204 @@
+"""The two bounds of the paper's appendix, filled with numbers.
+
+Recoverability:   |F(pi) - F(1_S)| <= L_X ||pi - 1_S||,   F the host's Phi under gates
+  margin   min_i |pi_i - threshold|
+  L_X      the largest Euclidean slope of F on the way from 1_S to pi. The mean value theorem asks for no more than this
+           way; it is looked at in a few points, so L_X is estimated from below.
+  S        the recovered subset: the inequality holds for every 0/1 vector, so repair may have added to it.
+
+Coverage residual:   |Phi(X) - Phi(X_S)| <= L_q eta R(S),   R(S) = sum_m alpha_m prod_{i in S} (1 - r_im)
+  eta      the largest ||g(X) - g(X_S)|| / R(S),             g the host's bag feature
+  L_q      the largest |Phi(X) - Phi(X_S)| / ||g(X) - g(X_S)||
+  Both are the largest over evidence, attention and random subsets of the validation bags. The paper assumes an additive
+  g, whose difference is the sum of the omitted patches; attention is normalised anew when rows go, so the difference
+  itself is taken.
+
+slack = right-hand side - left-hand side. A negative slack on a test bag says that an estimate, or an assumption, fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gcemil.config import EvidenceSettings
+from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.snr import BagOutputs, gap
+from gcemil.diagnostics.verdicts import rule_subsets
+from gcemil.errors import UsageError
+from gcemil.explain import SUPPORT_SELECTORS, Explanation
+from gcemil.hosts.host import logarithm
+from gcemil.model import GceMil
+from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
+
+OutputUnder = Callable[[Tensor], Tensor]
+"""F: Phi under log-gates, differentiable where the host is."""
+
+NEAREST_TO_SUBSET = 0.01
+"""Closed gates have no logarithm at the subset itself; at this share of the way from it they have one."""
+
+
+def recovery_threshold(settings: EvidenceSettings) -> float:
+    """The gate above which a patch is selected before repair."""
+    return 0.0 if settings.selector in SUPPORT_SELECTORS else settings.recovery.threshold
+
+
+def gate_margin(gates: Gates, threshold: float) -> float:
+    """How near the nearest gate comes to the threshold."""
+    return float((gates.double() - threshold).abs().min())
+
+
+def gate_distance(gates: Gates, selected: Selected) -> float:
+    """||pi - 1_S||."""
+    return float((gates.double() - selected.double()).norm())
+
+
+def gate_slope(
+    output_under: OutputUnder, gates: Gates, selected: Selected, *, points: int = 5
+) -> float | None:
+    """L_X on the way from the subset to the gates; None for a host without a gradient."""
+    if points < 1:
+        raise UsageError(f"A slope is looked for in at least one point, got {points}.")
+    subset = selected.to(gates.dtype)
+    moving = gates != subset
+    slopes = []
+    for share in torch.linspace(NEAREST_TO_SUBSET, 1.0, points).tolist():
+        with torch.enable_grad():
+            on_the_way = torch.lerp(subset, gates, share).requires_grad_()
+            output = output_under(logarithm(on_the_way))
+            if not output.requires_grad:
+                return None
+            (slope,) = torch.autograd.grad(output, on_the_way, allow_unused=True)
+        if slope is None:
+            return None
+        slopes.append(float(slope[moving].double().norm()))
+    return max(slopes)
+
+
+def coverage_residual(selected: Selected, responses: Responses, anchor_weights: AnchorWeights) -> float:
+    """R(S): the anchor weight that the subset leaves uncovered."""
+    missed = torch.log1p(-responses[selected].double()).sum(dim=0).exp()
+    return float(missed @ anchor_weights.detach().double())
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What one subset leaves uncovered, and how far it moves the bag feature and the output."""
+
+    residual: float
+    feature: float
+    output: float
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """eta and L_q as some subsets show them."""
+
+    eta: float
+    """Infinite when a subset that covers every anchor still moves the bag feature."""
+    output_slope: float
+
+    def bound(self, residual: float) -> float | None:
+        """L_q eta R(S); None where no finite eta exists."""
+        return self.output_slope * self.eta * residual if math.isfinite(self.eta) else None
+
+
+def completeness(variations: Sequence[Variation]) -> Completeness | None:
+    """The smallest eta and L_q that hold for all of them; None when none moves the bag feature."""
+    moved = [one for one in variations if one.feature > 0]
+    if not moved:
+        return None
+    return Completeness(
+        eta=max(one.feature / one.residual if one.residual > 0 else math.inf for one in moved),
+        output_slope=max(one.output / one.feature for one in moved),
+    )
+
+
+def recoverability_figures(
+    model: GceMil,
+    bench: BagBench,
+    fold: FoldBench,
+    explanation: Explanation,
+    outputs: BagOutputs,
+    *,
+    points: int,
+) -> dict[str, float | None]:
+    """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
+    gates, selected = explanation.output.gates, explanation.recovery.selected
+    distance = gate_distance(gates, selected)
+    slope = gate_slope(output_under_gates(model, bench, fold, explanation), gates, selected, points=points)
+    bound = None if slope is None else slope * distance
+    slack = None if bound is None or outputs.cd_gap is None else bound - outputs.cd_gap
+    return {
+        "gate_margin": gate_margin(gates, recovery_threshold(model.settings)),
+        "gate_distance": distance,
+        "margin_bound": bound,
+        "margin_slack": slack,
+        "margin_broken": None if slack is None else slack < 0,
+    }
+
+
+def output_under_gates(
+    model: GceMil, bench: BagBench, fold: FoldBench, explanation: Explanation
+) -> OutputUnder:
+    """F of one bag under the wrapped host; the class is the one predicted on X."""
+    embedded, predicted = explanation.output.embedded, int(explanation.output.full_logits.argmax())
+
+    def output_under(log_gates: LogGates) -> Float[Tensor, ""]:
+        logits: Logits = model.host.gated(bench.features, embedded, bench.coords, log_gates).logits
+        if fold.task.n_outputs == 1:
+            return (logits[0] - fold.scale.mean) / fold.scale.deviation
+        return torch.softmax(logits, dim=0)[predicted]
+
+    return output_under
+
+
+def coverage_figures(
+    model: GceMil, explanation: Explanation, outputs: BagOutputs, complete: Completeness | None
+) -> dict[str, float | None]:
+    """Residual, right-hand side and slack of the coverage bound for the evidence of one bag."""
+    weights = model.anchor_weights(explanation.output.full_logits)
+    residual = coverage_residual(explanation.recovery.selected, explanation.output.responses, weights)
+    bound = None if complete is None else complete.bound(residual)
+    slack = None if bound is None else bound - outputs.full_kept_gap
+    return {
+        "coverage_residual": residual,
+        "coverage_bound": bound,
+        "coverage_slack": slack,
+        "coverage_broken": None if slack is None else slack < 0,
+    }
+
+
+def estimated_completeness(fold: FoldBench, on_bag: OnBag | None = None) -> Completeness | None:
+    """eta and L_q from the validation bags; None without a wrapper or without such bags."""
+    if fold.model is None:
+        return None
+    generator = torch.Generator().manual_seed(fold.seed)
+    found: list[Variation] = []
+    for bench in fold.bags("val", on_bag):
+        found += bag_variations(fold.model, bench, fold, generator)
+    return completeness(found)
+
+
+@torch.no_grad()
+def bag_variations(
+    model: GceMil, bench: BagBench, fold: FoldBench, generator: torch.Generator
+) -> list[Variation]:
+    """One for the evidence and one for each rival; truth has no part in an estimate."""
+    found: list[Variation] = []
+    full, random = bench.wrapped.full(), torch.rand(len(bench), generator=generator)
+    weights, responses = model.anchor_weights(full.logits), model.responses(bench.features)
+    for subset in rule_subsets(bench, "wrapped", full, random, budget=1.0):
+        if subset.rule == "oracle":
+            continue
+        kept = bench.wrapped.kept(subset.selected)
+        residual = coverage_residual(subset.selected, responses, weights)
+        feature = float((full.bag_feature.double() - kept.bag_feature.double()).norm())
+        moved = gap(full.logits, full.logits, kept.logits, fold.task, fold.scale)
+        found.append(Variation(residual, feature, moved))
+    return found

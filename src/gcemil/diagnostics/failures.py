@@ -1,0 +1,236 @@
+"""failures: the six-type audit of the paper, with thresholds stated and slides listed.
+
+  case failure        classification: another class is predicted on X, or the two most probable classes lie within
+                      `ambiguity` of each other (the paper's "incorrect or unreliable")
+                      survival: the risk agrees with fewer than `min_concordance` of the bag's comparable pairs
+  artifact evidence   at least `artifact_share` of the selected patches show an artifact; needs concepts in truth/
+  low sufficiency     not delta_s-sufficient (Definition 1)
+  low necessity       not delta_n-necessary (Definition 2)
+  semantic mismatch   the anchor to which the selected patches respond most, on average, is none that the predicted class
+                      (or the risk) uses: its weight is below `intended_weight_share` of the largest
+  severe failure      at least `severe_count` of these five together
+
+A type that cannot be known of a bag is null there and counts as absent in severe failure; a note says so. The paper
+states no thresholds, so its rates are no yardstick for ours; random, attention and oracle rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Real
+from torch import Tensor
+
+from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.truth import artifact_concepts, truth_column
+from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
+from gcemil.errors import UsageError
+from gcemil.findings import Finding, Row, mean_row
+from gcemil.model import GceMil
+from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
+from gcemil.tasks.concordance import comparable_pairs
+from gcemil.tasks.task import ClassificationTask
+
+BASIC_TYPES = (
+    "case_failure",
+    "artifact_evidence",
+    "low_sufficiency",
+    "low_necessity",
+    "semantic_mismatch",
+)
+TYPES = (*BASIC_TYPES, "severe_failure")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where the audit draws its lines."""
+
+    ambiguity: float = 0.1
+    min_concordance: float = 0.5
+    artifact_share: float = 0.25
+    intended_weight_share: float = 0.5
+    severe_count: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("ambiguity", "min_concordance", "artifact_share", "intended_weight_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} lies in [0, 1], got {getattr(self, name)}.")
+        if not 1 <= self.severe_count <= len(BASIC_TYPES):
+            raise UsageError(
+                f"severe_count counts 1 to {len(BASIC_TYPES)} failures, got {self.severe_count}."
+            )
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    sufficiency_tolerance: float = 0.05,
+    necessity_tolerance: float = 0.05,
+    ambiguity: float = 0.1,
+    min_concordance: float = 0.5,
+    artifact_share: float = 0.25,
+    artifacts: Sequence[str] | None = None,
+    intended_weight_share: float = 0.5,
+    severe_count: int = 2,
+) -> Finding:
+    """The audit of a fold's test bags; `artifacts` names the concepts that are artifacts, None asks the cohort."""
+    tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
+    lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
+    numbers = artifact_concepts(fold.cohort, artifacts)
+    generator = torch.Generator().manual_seed(fold.seed)
+    budget = own_budget(fold)
+    records: list[Record] = []
+    for bench in fold.bags("test", on_bag):
+        is_artifact = artifact_patches(fold, bench, numbers)
+        for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+            records.append(slide_record(fold, bench, judged, is_artifact, lines))
+    records = [{**record, **severity(record, lines)} for record in with_concordance(records, lines)]
+    return Finding(
+        name="failures",
+        rows=tuple(rows(records, fold)),
+        slides=tuple(records),
+        notes=tuple(notes(fold, records)),
+        settings={
+            "sufficiency_tolerance": sufficiency_tolerance,
+            "necessity_tolerance": necessity_tolerance,
+            **asdict(lines),
+            "artifacts": None if artifacts is None else list(artifacts),
+            "seed": fold.seed,
+        },
+    )
+
+
+def failing_bags(
+    finding: Finding, *, rule: str = "evidence", network: str = "wrapped"
+) -> dict[str, list[str]]:
+    """The bags of each failure type, by their ids."""
+    own = [slide for slide in finding.slides if (slide["rule"], slide["network"]) == (rule, network)]
+    return {kind: [slide["bag_id"] for slide in own if slide[kind]] for kind in TYPES}
+
+
+def artifact_patches(fold: FoldBench, bench: BagBench, numbers: Sequence[int] | None) -> Selected | None:
+    """Which patches show an artifact, where the cohort knows."""
+    concepts = None if numbers is None else truth_column(fold.cohort, bench.bag, "concept")
+    return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
+
+
+def slide_record(
+    fold: FoldBench, bench: BagBench, judged: Judged, is_artifact: Selected | None, lines: Thresholds
+) -> Record:
+    """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
+    share = None if is_artifact is None else float(is_artifact[judged.selected].double().mean())
+    return {
+        **bag_record(bench, judged, fold.task),
+        "case_failure": case_failure(judged.outcome.full, bench.spec.target, lines.ambiguity),
+        "artifact_fraction": share,
+        "artifact_evidence": None if share is None else share >= lines.artifact_share,
+        "low_sufficiency": not judged.verdict.sufficient,
+        "low_necessity": not judged.verdict.necessary,
+        **anchor_facts(fold.model, bench, judged, lines.intended_weight_share),
+    }
+
+
+def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: float) -> bool | None:
+    """Whether the class on X is wrong or undecided; None for a risk, which is right or wrong only among others."""
+    if not isinstance(target, int):
+        return None
+    first, second = torch.softmax(logits.double(), dim=0).topk(2).values.tolist()
+    return int(logits.argmax()) != target or first - second < ambiguity
+
+
+def anchor_facts(model: GceMil | None, bench: BagBench, judged: Judged, weight_share: float) -> Record:
+    """The anchor that the subset shows, those its prediction uses, and whether they agree."""
+    if model is None or bench.explanation is None:
+        return {"shown_anchor": None, "intended_anchors": None, "semantic_mismatch": None}
+    shown = shown_anchor(judged.selected, bench.explanation.output.responses)
+    intended = intended_anchors(model.anchor_weights(judged.outcome.full), weight_share)
+    prompts = model.bank.prompts
+    return {
+        "shown_anchor": prompts[shown],
+        "intended_anchors": [prompt for prompt, used in zip(prompts, intended.tolist(), strict=True) if used],
+        "semantic_mismatch": not bool(intended[shown]),
+    }
+
+
+def shown_anchor(selected: Selected, responses: Responses) -> int:
+    """The anchor of highest mean response over the subset, the lower index where two are equal."""
+    return int(responses[selected].double().mean(dim=0).argmax())
+
+
+def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor, "m"]:
+    """The anchors that count for a prediction; all of them while the weights are still 0."""
+    return weights.detach() >= weight_share * weights.detach().max()
+
+
+def with_concordance(records: Sequence[Record], lines: Thresholds) -> list[Record]:
+    """Survival: whether each bag's risk goes against the others; classification has its answer already."""
+    if not records or "time" not in records[0]:
+        return list(records)
+    judged: list[Record] = []
+    for key in dict.fromkeys((record["network"], record["rule"]) for record in records):
+        own = [record for record in records if (record["network"], record["rule"]) == key]
+        risks, times = (np.array([record[name] for record in own]) for name in ("phi_full", "time"))
+        shares = agreement(risks, times, np.array([record["event"] == 1 for record in own]))
+        for record, share in zip(own, shares.tolist(), strict=True):
+            known = not np.isnan(share)
+            failed = share < lines.min_concordance if known else None
+            judged.append({**record, "concordance": share if known else None, "case_failure": failed})
+    return judged
+
+
+def agreement(
+    risks: Float[np.ndarray, "n"], times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> Float[np.ndarray, "n"]:
+    """Share of each bag's comparable pairs that its risk orders rightly, ties one half; NaN without a pair."""
+    comparable = comparable_pairs(times, events)
+    earlier = risks[events][:, None]
+    right = comparable * ((earlier > risks) + 0.5 * (earlier == risks))
+    pairs, wins = comparable.sum(axis=0).astype(np.float64), right.sum(axis=0)
+    # A bag takes part as the one that lived on (columns) and, with an event, as the one that did not (rows).
+    pairs[events] += comparable.sum(axis=1)
+    wins[events] += right.sum(axis=1)
+    return np.divide(wins, pairs, out=np.full(len(risks), np.nan), where=pairs > 0)
+
+
+def severity(record: Record, lines: Thresholds) -> Record:
+    found = [kind for kind in BASIC_TYPES if record[kind]]
+    return {"failures": found, "severe_failure": len(found) >= lines.severe_count}
+
+
+def rows(records: Sequence[Record], fold: FoldBench) -> Iterator[Row]:
+    """The rate of every type, for every rule and network, over all bags and by class."""
+    classes = fold.task.classes if isinstance(fold.task, ClassificationTask) else ()
+    for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
+        own = [record for record in records if (record["network"], record["rule"]) == (network, rule)]
+        for name in ("all", *classes):
+            members = [record for record in own if name in ("all", record.get("target"))]
+            if members:
+                yield mean_row(
+                    {"rule": rule, "network": network, "class": name}, [shares(r) for r in members]
+                )
+
+
+def shares(record: Record) -> dict[str, float | None]:
+    return {f"{kind}_share": None if record[kind] is None else float(record[kind]) for kind in TYPES}
+
+
+def notes(fold: FoldBench, records: Sequence[Record]) -> Iterator[str]:
+    """What could not be known, and of how many bags."""
+    n_bags = len({record["bag_id"] for record in records})
+    for kind, remedy in {
+        "case_failure": "a bag without a comparable pair cannot be ordered wrongly",
+        "artifact_evidence": "the cohort does not say which patches show artifacts",
+        "semantic_mismatch": "the run has no wrapper, so it has no anchors",
+    }.items():
+        unknown = {record["bag_id"] for record in records if record[kind] is None}
+        if unknown:
+            yield f"{kind.replace('_', ' ').capitalize()} is unknown for {len(unknown)} of {n_bags} bags: {remedy}."
+    if fold.model is not None and fold.model.bank.provenance.startswith("prototypes"):
+        yield "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of concepts."

@@ -1,0 +1,300 @@
+"""snr: every subset rule of a trained fold judged by S/N/R, over all bags, class by class and slide by slide.
+
+A row has labels rule, network, class and comparison. The comparison says what X_S is held against, so that the two gaps
+of the contract never meet in one row:
+
+  full-kept   X against X_S and X_notS, for every rule: full_kept_gap, drops and degradations, sizes, truth
+  soft-kept   X_pi against X_S, for gated evidence alone: cd_gap, gate margin and the recoverability bound
+
+Every question is asked twice: of the task metric M (keep_only_drop, complement_degradation, cd_metric_gap) and of the
+slide's output Phi (keep_only_effect, removal_effect, cd_gap). A signed difference of risks has no better side, so
+survival has the absolute ones only. In the row of one class M is the F1 of that class over all bags, and figures per
+slide are means over the bags of that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bounds import (
+    Completeness,
+    coverage_figures,
+    estimated_completeness,
+    recoverability_figures,
+    recovery_threshold,
+)
+from gcemil.diagnostics.snr import BagOutcome, task_metric
+from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
+from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
+from gcemil.errors import InputError
+from gcemil.explain import Explanation
+from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.model import GceMil
+from gcemil.recovery.rules import subset_size
+from gcemil.runs.folder import target_tensor
+from gcemil.shapes import Logits
+from gcemil.tasks.classification import confusion
+from gcemil.tasks.task import ClassificationTask, Task, as_array
+
+Score = Callable[[Tensor, Sequence[Logits]], float | None]
+"""M of some predictions; None where it does not exist."""
+
+RUNAWAY_BUDGETS = 2
+"""Evidence of more than so many budgets has run away."""
+
+SHARES = {
+    "sufficient_share": "sufficient",
+    "necessary_share": "necessary",
+    "recoverable_share": "recoverable",
+    "empty_share": "empty",
+    "runaway_share": "runaway",
+    "coverage_broken_share": "coverage_broken",
+    "margin_broken_share": "margin_broken",
+}
+"""Figures that are the share of slides of which something is true."""
+FULL_KEPT = (
+    "full_kept_gap", "keep_only_effect", "kept_output", "removal_gap", "removal_effect", "sufficient_share",
+    "necessary_share", "evidence_fraction", "empty_share", "runaway_share", *TRUTH_FIGURES,
+    "coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share",
+)  # fmt: skip
+SOFT_KEPT = (
+    "cd_gap", "recoverable_share", "gate_margin", "gate_distance", "margin_bound", "margin_slack",
+    "margin_broken_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What is kept of one judged subset: four predictions, the target, and the slide's record."""
+
+    outcome: BagOutcome
+    target: Tensor
+    record: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.record["network"], self.record["rule"]
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    sufficiency_tolerance: float = 0.05,
+    necessity_tolerance: float = 0.05,
+    recoverability_tolerance: float = 0.01,
+    budget: float | None = None,
+    slope_points: int = 5,
+) -> Finding:
+    """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
+    tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
+    budget = own_budget(fold) if budget is None else budget
+    n_before = 0 if fold.model is None else len(fold.specs("val"))
+    n_bags = n_before + len(fold.specs("test"))
+    complete = estimated_completeness(fold, counted(on_bag, 0, n_bags))
+    generator = torch.Generator().manual_seed(fold.seed)
+    trials: list[Trial] = []
+    for bench in fold.bags("test", counted(on_bag, n_before, n_bags)):
+        for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+            record = slide_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
+            trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
+    return Finding(
+        name="snr",
+        rows=tuple(rows(trials, fold.task, complete)),
+        slides=tuple(one.record for one in trials),
+        notes=tuple(notes(fold, trials, complete)),
+        settings={
+            **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
+            "budget": budget,
+            "runaway_budgets": RUNAWAY_BUDGETS,
+            "slope_points": slope_points,
+            "seed": fold.seed,
+        },
+    )
+
+
+def counted(on_bag: OnBag | None, before: int, total: int) -> OnBag | None:
+    """Progress over several parts as one count."""
+    if on_bag is None:
+        return None
+    return lambda done, _: on_bag(before + done, total)
+
+
+def slide_record(
+    bench: BagBench,
+    fold: FoldBench,
+    judged: Judged,
+    complete: Completeness | None,
+    *,
+    budget: float,
+    slope_points: int,
+) -> dict[str, Any]:
+    """Everything that is known of one subset of one bag."""
+    record = {
+        **bag_record(bench, judged, fold.task),
+        **output_figures(judged, fold.task),
+        **truth_figures(judged.selected, judged.subset.scores, bench.truth, bench.regions),
+    }
+    explanation = bench.explanation
+    if judged.rule != "evidence" or explanation is None or fold.model is None:
+        return record
+    return {
+        **record,
+        **size_facts(fold.model, explanation, budget),
+        **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
+        **coverage_figures(fold.model, explanation, judged.outputs, complete),
+    }
+
+
+def output_figures(judged: Judged, task: Task) -> dict[str, float | None]:
+    """The interventions on Phi."""
+    outputs = judged.outputs
+    removed = outputs.removed
+    signed = task.n_outputs > 1
+    return {
+        "full_kept_gap": outputs.full_kept_gap,
+        "removal_gap": outputs.removal_gap,
+        "cd_gap": outputs.cd_gap,
+        "kept_output": outputs.kept if signed else None,
+        "keep_only_effect": outputs.full - outputs.kept if signed else None,
+        "removal_effect": outputs.full - removed if signed and removed is not None else None,
+        "evidence_fraction": judged.outcome.fraction,
+    }
+
+
+def size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[str, Any]:
+    """How the evidence got its size, and whether it got out of hand."""
+    gates, recovery = explanation.output.gates, explanation.recovery
+    most = subset_size(len(gates), min(1.0, RUNAWAY_BUDGETS * budget))
+    return {
+        "empty": not bool((gates > recovery_threshold(model.settings)).any()),
+        "runaway": int(recovery.selected.sum()) > most,
+        "stop_reason": recovery.stop_reason.value,
+    }
+
+
+def rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
+    """One row for every rule, network, class and comparison."""
+    for network, rule in dict.fromkeys(one.key for one in trials):
+        own = [one for one in trials if one.key == (network, rule)]
+        for name, members, score in groups(own, task):
+            labels = {"rule": rule, "network": network, "class": name}
+            yield full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
+            if rule == "evidence":
+                yield soft_kept_row(labels, own, members, score)
+
+
+def groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
+    """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
+    yield "all", own, lambda targets, logits: defined_metric(task, targets, logits)
+    if not isinstance(task, ClassificationTask):
+        return
+    for index, name in enumerate(task.classes):
+        members = [one for one in own if int(one.target) == index]
+        if members:
+            yield name, members, class_f1(task, index)
+
+
+def full_kept_row(
+    labels: Labels,
+    own: Sequence[Trial],
+    members: Sequence[Trial],
+    score: Score,
+    complete: Completeness | None,
+) -> Row:
+    with_complement = [one for one in own if one.outcome.removed is not None]
+    full, kept = predicted(own, "full", score), predicted(own, "kept", score)
+    values = {
+        "task_metric": full,
+        "evidence_sufficiency": kept,
+        "keep_only_drop": difference(full, kept),
+        "complement_degradation": difference(
+            predicted(with_complement, "full", score), predicted(with_complement, "removed", score)
+        ),
+    }
+    if complete is not None:
+        values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
+    return with_slides({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
+
+
+def soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
+    soft, kept = predicted(own, "gated", score), predicted(own, "kept", score)
+    gap = difference(soft, kept)
+    values = {
+        "soft_metric": soft,
+        "evidence_sufficiency": kept,
+        "cd_metric_gap": None if gap is None else abs(gap),
+    }
+    return with_slides({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
+
+
+def with_slides(
+    labels: Labels, values: dict[str, float | None], members: Sequence[Trial], names: Sequence[str]
+) -> Row:
+    """Figures of M beside means over slides; figures that the rule does not have are left out."""
+    keys = {name: SHARES.get(name, name) for name in names}
+    per_slide = [
+        {name: as_figure(one.record[key]) for name, key in keys.items() if key in one.record}
+        for one in members
+    ]
+    row = mean_row(labels, per_slide)
+    return Row(labels, {**values, **row.values}, row.deviations)
+
+
+def as_figure(value: float | bool | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def predicted(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
+    """M of one of the four predictions."""
+    if not trials:
+        return None
+    return score(
+        torch.stack([one.target for one in trials]), [getattr(one.outcome, intervention) for one in trials]
+    )
+
+
+def difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def defined_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float | None:
+    try:
+        return task_metric(task, targets, logits)
+    except InputError:
+        return None
+
+
+def class_f1(task: ClassificationTask, class_index: int) -> Score:
+    """F1 of one class against all others; None where it is neither true nor predicted."""
+
+    def score(targets: Tensor, logits: Sequence[Logits]) -> float | None:
+        matrix = confusion(as_array(targets), as_array(task.prediction(torch.stack(list(logits)))))
+        occurrences = matrix[class_index].sum() + matrix[:, class_index].sum()
+        return float(2 * matrix[class_index, class_index] / occurrences) if occurrences else None
+
+    return score
+
+
+def notes(fold: FoldBench, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
+    """What a reader of the rows must know."""
+    own = [one for one in trials if one.key == trials[0].key]
+    try:
+        predicted(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
+    except InputError as error:
+        yield f"No task metric on these bags: {error}"
+    if not any(one.record["rule"] == "oracle" for one in trials):
+        yield "The cohort has no truth: there is neither an oracle row nor a figure against truth."
+    if fold.model is None:
+        yield "The run has no wrapper: 'wrapped' is its own host, and subsets hold the budget's share of each bag."
+        return
+    if complete is None or complete.bound(0.0) is None:
+        yield "No finite eta fits the validation bags, so the coverage bound has no right-hand side."
+    if getattr(fold.host, "reweights_features", False):
+        yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."

@@ -1,0 +1,151 @@
+"""Evidence against truth, where a cohort knows it: what was found, in what order, and in how many places.
+
+  precision          |S and T| / |S|
+  recall             |S and T| / |T|
+  average precision  mean over the true patches of the precision at their rank; patches of one score share a rank
+  region coverage    disjoint true regions that S touches / disjoint true regions
+
+A bag without true evidence has none of these figures: there is nothing to find in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gcemil.bags import store
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.simulated.profile import profile_named
+from gcemil.errors import UsageError
+from gcemil.recovery.rules import ranking
+from gcemil.shapes import Scores, Selected
+
+RegionNumbers = Int[Tensor, "n"]
+"""The connected true region of each patch, 0 = none."""
+
+TRUTH_FIGURES = ("precision", "recall", "average_precision", "region_coverage")
+
+
+@dataclass(frozen=True)
+class TruthScores:
+    """Subsets against known evidence: means over the bags that have any."""
+
+    precision: float
+    recall: float
+
+
+def truth_scores(subsets: Sequence[Tensor], truths: Sequence[Tensor | None]) -> TruthScores | None:
+    """Mean precision and recall over the bags with known, non-empty evidence."""
+    pairs = [(s, t) for s, t in zip(subsets, truths, strict=True) if t is not None and bool(t.any())]
+    if not pairs:
+        return None
+    return TruthScores(fmean(precision(s, t) for s, t in pairs), fmean(recall(s, t) for s, t in pairs))
+
+
+def truth_figures(
+    selected: Selected, scores: Scores, truth: Selected | None, regions: RegionNumbers | None
+) -> dict[str, float | None]:
+    """Every truth figure of one subset and of the ranking it came from; None where there is no truth to meet."""
+    if truth is None or not bool(truth.any()):
+        return dict.fromkeys(TRUTH_FIGURES)
+    return {
+        "precision": precision(selected, truth),
+        "recall": recall(selected, truth),
+        "average_precision": average_precision(scores, truth),
+        "region_coverage": None if regions is None else region_coverage(selected, regions),
+    }
+
+
+def precision(selected: Selected, truth: Selected) -> float:
+    """Share of the subset that is true; an empty subset has found nothing."""
+    return float((selected & truth).sum()) / max(1, int(selected.sum()))
+
+
+def recall(selected: Selected, truth: Selected) -> float:
+    return float((selected & truth).sum()) / int(truth.sum())
+
+
+def average_precision(scores: Scores, truth: Selected) -> float:
+    """Area under the steps of precision over recall, down the ranking."""
+    order = ranking(scores)
+    hits = truth[order].double().cumsum(0)
+    ordered = scores[order]
+    # A threshold admits all patches of a score at once, so only the last of them is a point of the curve.
+    last = torch.cat([ordered[1:] != ordered[:-1], torch.ones(1, dtype=torch.bool)])
+    found, taken = hits[last], (torch.arange(len(order))[last] + 1).double()
+    gained = torch.diff(found, prepend=found.new_zeros(1))
+    return float((gained * found / taken).sum() / truth.sum())
+
+
+def region_coverage(selected: Selected, regions: RegionNumbers) -> float | None:
+    """Share of the true regions with at least one selected patch; None without a region."""
+    every = np.unique(regions[regions > 0].numpy())
+    if len(every) == 0:
+        return None
+    return len(np.unique(regions[selected & (regions > 0)].numpy())) / len(every)
+
+
+def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Scores) -> Scores:
+    """A ranking no other can beat on truth: the first patch of every region, then the second of each, then the rest.
+
+    Within a region and in the rest, attention decides.
+    """
+    order = ranking(attention)
+    places = regions if regions is not None else truth.long()
+    turn = turns(places[order])
+    # The rest comes last. A stable sort keeps attention's order within a turn.
+    late = torch.where(truth[order], turn, len(order))
+    order = order[late.sort(stable=True).indices]
+    scores = torch.empty(len(order))
+    scores[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype)
+    return scores
+
+
+def turns(places: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """How many earlier entries have the same value, for every entry."""
+    grouped = places.sort(stable=True)
+    position = torch.arange(len(places))
+    first = torch.searchsorted(grouped.values, grouped.values)
+    found = torch.empty_like(places)
+    found[grouped.indices] = position - first
+    return found
+
+
+def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
+    """Which patches of a bag are evidence, where the cohort knows."""
+    found = truth_column(cohort, bag, "evidence")
+    return None if found is None else found.bool()
+
+
+def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None:
+    """One column of truth/<slide>.h5 for every patch of a bag; None unless every slide of the bag has it."""
+    files = [cohort.truth_file(slide_id) for slide_id in bag.slide_ids]
+    if not all(path.is_file() and store.has(path, name) for path in files):
+        return None
+    return torch.from_numpy(np.concatenate([store.read(path, name).astype(np.int64) for path in files]))
+
+
+def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tuple[int, ...] | None:
+    """Numbers in the concept column that stand for artefacts: the named ones, or those a simulated cohort declares.
+
+    None where the cohort does not say what its concepts are.
+    """
+    provenance = cohort.card.provenance
+    known = list(provenance.get("concepts", ()))
+    if names is not None:
+        if missing := [name for name in names if name not in known]:
+            raise UsageError(
+                f"{cohort.folder / 'cohort.yaml'} names no concept '{missing[0]}', only: {', '.join(known) or 'none'}."
+            )
+        return tuple(known.index(name) for name in names)
+    if not known or "simulator" not in provenance:
+        return None
+    kinds = {concept.name: concept.kind for concept in profile_named(provenance["profile"]).concepts}
+    return tuple(number for number, name in enumerate(known) if kinds.get(name) == "artifact")

@@ -1,0 +1,141 @@
+import math
+
+import pytest
+import torch
+
+from gcemil.config import EvidenceSettings
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.bounds import (
+    Completeness,
+    Variation,
+    completeness,
+    coverage_figures,
+    coverage_residual,
+    estimated_completeness,
+    gate_distance,
+    gate_margin,
+    gate_slope,
+    recoverability_figures,
+    recovery_threshold,
+)
+from gcemil.diagnostics.snr import BagOutputs, bag_outcome, bag_outputs
+from gcemil.errors import UsageError
+from gcemil.evidence.coverage import anchor_coverage
+from run_builders import TrainedRuns
+
+GATES = torch.tensor([0.9, 0.6, 0.2, 0.0])
+SELECTED = torch.tensor([True, True, False, False])
+
+
+def test_margin_and_distance_by_hand():
+    assert gate_margin(GATES, 0.5) == pytest.approx(0.1)
+    assert gate_distance(GATES, SELECTED) == pytest.approx(math.sqrt(0.1**2 + 0.4**2 + 0.2**2))
+
+
+def test_gates_at_0_and_1_have_the_widest_margin_and_no_distance():
+    hard = torch.tensor([1.0, 0.0])
+    assert gate_margin(hard, 0.5) == 0.5
+    assert gate_distance(hard, hard.bool()) == 0
+
+
+def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
+    weights = torch.tensor([3.0, 4.0, 12.0, 100.0])
+    # The last gate is 0 and unselected: it does not move, so its slope is not counted.
+    slope = gate_slope(lambda log_gates: weights @ log_gates.exp(), GATES, SELECTED)
+    assert slope == pytest.approx(13.0)
+    gap = abs(float(weights @ GATES) - float(weights @ SELECTED.float()))
+    assert slope * gate_distance(GATES, SELECTED) >= gap
+
+
+def test_the_slope_is_the_steepest_on_the_way():
+    # d/dpi of pi^2 is 2 pi: steepest at the selected patch's own end, one hundredth of the way from 1 to 0.5.
+    slope = gate_slope(
+        lambda log_gates: (2 * log_gates).exp().sum(), torch.tensor([0.5]), torch.tensor([True])
+    )
+    assert slope == pytest.approx(2 * 0.995)
+
+
+def test_gates_that_are_their_subset_have_no_slope_to_climb():
+    hard = torch.tensor([1.0, 0.0])
+    assert gate_slope(lambda log_gates: log_gates.exp().sum(), hard, hard.bool()) == 0
+
+
+def test_an_output_without_a_gradient_has_no_slope():
+    assert gate_slope(lambda log_gates: torch.tensor(1.0), GATES, SELECTED) is None
+    alien = torch.tensor(1.0, requires_grad=True)
+    assert gate_slope(lambda log_gates: 2 * alien, GATES, SELECTED) is None
+
+
+def test_a_slope_needs_a_point():
+    with pytest.raises(UsageError, match="at least one point, got 0"):
+        gate_slope(lambda log_gates: log_gates.sum(), GATES, SELECTED, points=0)
+
+
+def test_the_residual_is_the_weight_of_what_is_missed():
+    responses = torch.tensor([[0.5, 0.0], [0.5, 0.0], [1.0, 1.0]])
+    weights = torch.tensor([4.0, 1.0])
+    assert coverage_residual(torch.tensor([True, True, False]), responses, weights) == pytest.approx(2.0)
+    assert coverage_residual(torch.tensor([True, True, True]), responses, weights) == 0
+    assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == 5.0
+
+
+def test_the_residual_is_one_minus_coverage():
+    responses = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)) / 4
+    selected, weights = torch.arange(20) < 6, torch.tensor([1.0, 2.0, 0.5])
+    expected = weights @ (1 - anchor_coverage(selected.float(), responses))
+    assert coverage_residual(selected, responses, weights) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_eta_and_slope_are_the_smallest_that_hold_for_all():
+    found = completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
+    assert found == Completeness(eta=4.0, output_slope=0.2)
+    # 0.2 * 4 * residual is at least every output change seen.
+    assert found.bound(0.5) == pytest.approx(0.4)
+
+
+def test_subsets_that_change_nothing_say_nothing():
+    assert completeness([]) is None
+    assert completeness([Variation(0.5, 0.0, 0.0)]) is None
+
+
+def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
+    found = completeness([Variation(0.0, 1.0, 0.1), Variation(1.0, 1.0, 0.1)])
+    assert found.eta == math.inf
+    assert found.bound(0.5) is None
+
+
+@pytest.mark.parametrize(("selector", "expected"), [("consecutive", 0.5), ("sparsemax", 0.0)])
+def test_selectors_on_the_simplex_select_where_anything_is_left(selector, expected):
+    assert recovery_threshold(EvidenceSettings(selector=selector)) == expected
+
+
+def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.gce, 0)
+    for bench in fold.bags():
+        explanation = bench.explanation
+        outcome = bag_outcome(bench.wrapped, explanation.recovery.selected, explanation.output.log_gates)
+        outputs = bag_outputs(outcome, fold.task, fold.scale)
+        figures = recoverability_figures(fold.model, bench, fold, explanation, outputs, points=5)
+        assert 0 <= figures["gate_margin"] <= 0.5
+        assert figures["margin_bound"] == pytest.approx(figures["margin_slack"] + outputs.cd_gap)
+        assert not figures["margin_broken"]
+
+
+def test_an_output_that_moves_beyond_its_bound_breaks_it(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.gce, 0)
+    explanation = next(iter(fold.bags())).explanation
+    outputs = BagOutputs(full=1.0, kept=0.5, removed=None, gated=None)
+    tight = coverage_figures(fold.model, explanation, outputs, Completeness(eta=0.0, output_slope=1.0))
+    assert (tight["coverage_bound"], tight["coverage_slack"], tight["coverage_broken"]) == (0, -0.5, True)
+    unknown = coverage_figures(fold.model, explanation, outputs, None)
+    assert (unknown["coverage_bound"], unknown["coverage_broken"]) == (None, None)
+
+
+def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: TrainedRuns):
+    seen = []
+    wrapped = FoldBench.open(survival_runs.gce, 0)
+    found = estimated_completeness(wrapped, lambda done, total: seen.append((done, total)))
+    assert 0 < found.eta < math.inf
+    assert found.output_slope > 0
+    assert seen == [(n + 1, len(wrapped.parts.val)) for n in range(len(wrapped.parts.val))]
+    assert estimated_completeness(FoldBench.open(survival_runs.host, 0)) is None

@@ -1,0 +1,187 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.failures import (
+    BASIC_TYPES,
+    TYPES,
+    Thresholds,
+    agreement,
+    case_failure,
+    failing_bags,
+    intended_anchors,
+    measured,
+    severity,
+    shown_anchor,
+    with_concordance,
+)
+from gcemil.errors import UsageError
+from gcemil.metrics import METRICS
+from run_builders import TrainedRuns
+
+
+@pytest.mark.parametrize(
+    ("odds", "target", "failed"),
+    [
+        ([9.0, 1.0], 0, False),
+        ([9.0, 1.0], 1, True),
+        # 0.53 against 0.47: right, but undecided.
+        ([53.0, 47.0], 0, True),
+        ([56.0, 44.0], 0, False),
+        # Only the two most probable classes matter.
+        ([40.0, 28.0, 32.0], 0, True),
+        ([45.0, 27.0, 28.0], 0, False),
+    ],
+)
+def test_a_case_fails_when_its_class_is_wrong_or_undecided(odds, target, failed):
+    assert case_failure(torch.tensor(odds).log(), target, 0.1) is failed
+
+
+def test_a_risk_alone_is_neither_right_nor_wrong():
+    assert case_failure(torch.tensor([3.0]), (10.0, 1), 0.1) is None
+
+
+def test_the_agreement_of_every_bag_with_the_others_by_hand():
+    # Comparable: 0 died first, so it is paired with all; 1 died before 2 and 3; 3 outlived 2, who was censored.
+    times = np.array([1.0, 2.0, 3.0, 4.0])
+    events = np.array([True, True, False, False])
+    risks = np.array([0.5, 2.0, 0.0, 0.5])
+    # 0: against 1 wrong, 2 right, 3 tied. 1: against 0 wrong, 2 and 3 right. 2: twice right. 3: tied and right.
+    assert agreement(risks, times, events).tolist() == pytest.approx([0.5, 2 / 3, 1.0, 0.75])
+
+
+def test_a_bag_without_a_comparable_pair_has_no_agreement():
+    found = agreement(np.array([1.0, 2.0]), np.array([1.0, 2.0]), np.array([False, False]))
+    assert all(math.isnan(share) for share in found)
+
+
+def test_a_survival_case_fails_when_most_of_its_pairs_are_wrong():
+    def record(time, event, risk):
+        common = {"network": "wrapped", "rule": "evidence", "case_failure": None}
+        return {**common, "time": time, "event": event, "phi_full": risk}
+
+    records = [record(1.0, 1, 0.0), record(2.0, 0, 1.0), record(0.5, 0, 9.0)]
+    found = with_concordance(records, Thresholds())
+    assert [one["case_failure"] for one in found] == [True, True, None]
+    assert [one["concordance"] for one in found] == [0.0, 0.0, None]
+
+
+def test_the_shown_anchor_is_that_of_the_subset_not_of_the_bag():
+    responses = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.5]])
+    assert shown_anchor(torch.tensor([True, True, True]), responses) == 0
+    assert shown_anchor(torch.tensor([False, False, True]), responses) == 1
+
+
+def test_intended_anchors_have_half_of_the_largest_weight():
+    assert intended_anchors(torch.tensor([4.0, 2.0, 1.9]), 0.5).tolist() == [True, True, False]
+    assert intended_anchors(torch.zeros(3), 0.5).all()
+
+
+def test_several_failures_together_are_severe_and_the_unknown_counts_as_absent():
+    record = dict.fromkeys(BASIC_TYPES, False) | {"low_necessity": True, "artifact_evidence": None}
+    assert severity(record, Thresholds()) == {"failures": ["low_necessity"], "severe_failure": False}
+    found = severity(record | {"case_failure": True}, Thresholds())
+    assert found == {"failures": ["case_failure", "low_necessity"], "severe_failure": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"artifact_share": 1.5}, r"artifact_share lies in \[0, 1\], got 1.5"),
+        ({"severe_count": 0}, "counts 1 to 5"),
+    ],
+)
+def test_lines_outside_their_range_are_refused(wrong, message):
+    with pytest.raises(UsageError, match=message):
+        Thresholds(**wrong)
+
+
+@pytest.fixture(scope="module")
+def found(classification_runs: TrainedRuns):
+    return measured(FoldBench.open(classification_runs.gce, 0, against=classification_runs.host))
+
+
+def test_rates_are_shares_of_the_slides_listed(found):
+    assert (
+        {name for row in found.rows for name in row.values}
+        == {f"{kind}_share" for kind in TYPES}
+        <= set(METRICS)
+    )
+    for row in found.rows:
+        own = [
+            s
+            for s in found.slides
+            if (s["rule"], s["network"]) == (row.labels["rule"], row.labels["network"])
+        ]
+        own = [s for s in own if row.labels["class"] in ("all", s["target"])]
+        for kind in TYPES:
+            assert row.values[f"{kind}_share"] == pytest.approx(np.mean([s[kind] for s in own]))
+    listed = failing_bags(found)
+    for slide in found.slides:
+        if slide["rule"] == "evidence":
+            assert [kind for kind in TYPES if slide["bag_id"] in listed[kind]] == [
+                kind for kind in TYPES if slide[kind]
+            ]
+
+
+def test_thresholds_are_stated(found):
+    assert found.settings["artifact_share"] == 0.25
+    assert found.settings["severe_count"] == 2
+    assert found.notes == ()
+
+
+def test_truth_is_never_an_artifact(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.host, 0)
+    truths = {bench.spec.bag_id: bench.truth for bench in fold.bags()}
+    found = measured(fold, artifact_share=0.0)
+    oracle = {s["bag_id"]: s for s in found.slides if s["rule"] == "oracle"}
+    for bag_id, truth in truths.items():
+        slide = oracle[bag_id]
+        true_share = min(1.0, int(truth.sum()) / slide["n_selected"])
+        assert slide["artifact_fraction"] <= 1 - true_share + 1e-12
+        # A share of 0 is reached by every subset.
+        assert slide["artifact_evidence"]
+
+
+def test_named_concepts_are_the_artifacts(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.host, 0)
+    every = measured(fold, artifacts=fold.cohort.card.provenance["concepts"])
+    assert {slide["artifact_fraction"] for slide in every.slides} == {1.0}
+    none = measured(fold, artifacts=[])
+    assert {slide["artifact_fraction"] for slide in none.slides} == {0.0}
+
+
+def test_what_cannot_be_known_is_null_and_noted(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.host, 0)
+    card = fold.cohort.card.model_copy(update={"provenance": {}})
+    fold = dataclasses.replace(fold, cohort=dataclasses.replace(fold.cohort, card=card))
+    found = measured(fold)
+    assert {slide["artifact_evidence"] for slide in found.slides} == {None}
+    assert {row.values["artifact_evidence_share"] for row in found.rows} == {None}
+    assert {slide["semantic_mismatch"] for slide in found.slides} == {None}
+    assert [note.split(" is unknown")[0] for note in found.notes] == [
+        "Artifact evidence",
+        "Semantic mismatch",
+    ]
+    assert failing_bags(found, rule="random")["artifact_evidence"] == []
+
+
+def test_survival_slides_are_audited_by_their_order(survival_runs: TrainedRuns):
+    found = measured(FoldBench.open(survival_runs.gce, 0))
+    assert {row.labels["class"] for row in found.rows} == {"all"}
+    for slide in found.slides:
+        expected = None if slide["concordance"] is None else slide["concordance"] < 0.5
+        assert slide["case_failure"] == expected
+    assert {row.labels["rule"] for row in found.rows} == {"evidence", "attention", "random", "oracle"}
+
+
+def test_all_censored_bags_cannot_be_ordered_wrongly(survival_runs: TrainedRuns):
+    fold = FoldBench.open(survival_runs.host, 0)
+    censored = [dataclasses.replace(spec, target=(spec.target[0], 0)) for spec in fold.parts.test]
+    found = measured(dataclasses.replace(fold, parts=dataclasses.replace(fold.parts, test=censored)))
+    assert {slide["case_failure"] for slide in found.slides} == {None}
+    assert "without a comparable pair" in found.notes[0]
