@@ -1,0 +1,241 @@
+"""Evidence sizes that come with a promise: the prediction from the evidence is the prediction from the whole bag.
+
+The validation part calibrates, the test part shows what the promise is worth. A rule ranks the patches of a bag; its
+evidence of size f is the first share f of them. `conformal` and `learn_then_test` say which f is promised (see
+conformal.py for what exactly each of them promises).
+
+  realised_rate     share of test bags whose evidence of the promised size agrees with the whole bag
+  fallback_share    test bags that are shown whole: those that disagree, or all when no size could be certified
+  guarded_fraction  mean share of patches shown once these bags show everything; the guarded agreement is then 1
+
+Agreement is the same class, or a risk within `risk_tolerance` training deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
+from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag, PartName
+from gcemil.diagnostics.conformal import (
+    Certificate,
+    bags_needed,
+    binomial_certificate,
+    check_level,
+    conformal_certificate,
+)
+from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits, rankings
+from gcemil.diagnostics.truth import average_precision
+from gcemil.errors import UsageError
+from gcemil.findings import Finding, Row, mean_row
+from gcemil.recovery.rules import subset_size
+
+FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SELECTION_NOTE = (
+    "The validation part calibrates and has also chosen the epoch, so it is exchangeable with the test part "
+    "but for that choice."
+)
+
+RuleKey = tuple[str, NetworkName]
+
+
+@dataclass(eq=False)
+class RuleRecord:
+    """One ranking over the bags of one part."""
+
+    bag_ids: list[str] = field(default_factory=list)
+    agreement: list[np.ndarray] = field(default_factory=list)
+    """Per bag, whether it agrees at each size."""
+    shown: list[np.ndarray] = field(default_factory=list)
+    """Per bag, the share of its patches that each size really is."""
+    average_precision: list[float | None] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> Bool[np.ndarray, "n s"]:
+        return np.stack(self.agreement)
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    alpha: float = 0.1,
+    confidence: float = 0.9,
+    fractions: Sequence[float] = FRACTIONS,
+    risk_tolerance: float = RISK_TOLERANCE,
+) -> Finding:
+    """Promised and realised agreement of every ranking, under both methods."""
+    check_level("alpha", alpha)
+    check_level("confidence", confidence)
+    check_parts(fold)
+    judges = {name: answers_of(fold, name, risk_tolerance=risk_tolerance) for name in fold.networks}
+    calibration, test = (
+        part_records(fold, part, judges, fractions, counted(fold, part, on_bag)) for part in ("val", "test")
+    )
+    rows, slides, notes = [], [], [SELECTION_NOTE]
+    for key in (key for key in test if is_complete(key, calibration, test)):
+        agrees = calibration[key].agrees
+        certificates = {
+            "conformal": conformal_certificate(agrees, fractions, alpha=alpha),
+            "learn_then_test": binomial_certificate(agrees, fractions, alpha=alpha, confidence=confidence),
+        }
+        for method, certificate in certificates.items():
+            rows.append(rule_row(key, method, certificate, test[key], fractions))
+            slides += slide_lines(key, method, certificate, test[key], fractions)
+            notes += refusal(key, method, certificate, confidence)
+    settings = {
+        "alpha": alpha,
+        "confidence": confidence,
+        "fractions": list(fractions),
+        "risk_tolerance": risk_tolerance,
+    }
+    return Finding(
+        "guarantee", tuple(rows), slides=tuple(slides), notes=tuple(dict.fromkeys(notes)), settings=settings
+    )
+
+
+def part_records(
+    fold: FoldBench,
+    part: PartName,
+    judges: dict[NetworkName, Answers],
+    fractions: Sequence[float],
+    on_bag: OnBag | None,
+) -> dict[RuleKey, RuleRecord]:
+    """Agreement of every bag of a part at every size, by rule and network."""
+    records: dict[RuleKey, RuleRecord] = {}
+    generator = torch.Generator().manual_seed(fold.seed)
+    for bag in fold.bags(part, on_bag):
+        random_order = torch.randperm(len(bag), generator=generator)
+        for network, answers in judges.items():
+            view = network_view(fold, bag, network)
+            for rule, order in rankings(bag, network, view, random_order=random_order).items():
+                record = records.setdefault((rule, network), RuleRecord())
+                add_bag(record, bag, view, order, answers, fractions)
+    return records
+
+
+def add_bag(
+    record: RuleRecord,
+    bag: BagBench,
+    view: NetworkView,
+    order: Order,
+    answers: Answers,
+    fractions: Sequence[float],
+) -> None:
+    sizes = [subset_size(len(bag), fraction) for fraction in fractions]
+    agrees = answers.agree(view.full.logits, prefix_logits(view, order, sizes))
+    # Near a tie between classes the two ways to pool a whole bag may round to different answers.
+    agrees = agrees | (torch.tensor(sizes) == len(bag))
+    record.bag_ids.append(bag.bag.bag_id)
+    record.agreement.append(agrees.numpy())
+    record.shown.append(np.array(sizes) / len(bag))
+    record.average_precision.append(ranking_precision(order, bag.truth))
+
+
+def ranking_precision(order: Order, truth: Tensor | None) -> float | None:
+    if truth is None or not bool(truth.any()):
+        return None
+    falling = torch.empty(len(order)).index_copy(0, order, -torch.arange(len(order)).float())
+    return average_precision(falling, truth)
+
+
+def rule_row(
+    key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
+) -> Row:
+    rule, network = key
+    labels = {"rule": rule, "network": network, "method": method}
+    n_test = len(test.bag_ids)
+    per_bag = [
+        {
+            "promised_rate": 1 - certificate.alpha,
+            "realised_rate": float(agrees),
+            "realised_floor": certificate.realised_floor(n_test),
+            "certified_share": float(certificate.certified),
+            "certified_fraction": certificate.fraction,
+            "evidence_fraction": shown,
+            "fallback_share": float(falls_back),
+            "guarded_fraction": 1.0 if falls_back else shown,
+            "calibration_bags": float(certificate.n_bags),
+            "average_precision": found,
+        }
+        for (_, agrees, shown, falls_back), found in zip(
+            outcomes(certificate, test, fractions), test.average_precision, strict=True
+        )
+    ]
+    return mean_row(labels, per_bag)
+
+
+def slide_lines(
+    key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
+) -> list[dict[str, object]]:
+    rule, network = key
+    return [
+        {
+            "bag_id": bag_id,
+            "rule": rule,
+            "network": network,
+            "method": method,
+            "agrees": agrees,
+            "evidence_fraction": shown,
+            "falls_back": falls_back,
+        }
+        for bag_id, agrees, shown, falls_back in outcomes(certificate, test, fractions)
+    ]
+
+
+def outcomes(
+    certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
+) -> Iterator[tuple[str, bool, float, bool]]:
+    """Each test bag at the certified size: its id, whether it agrees, the share shown, whether it is shown whole."""
+    column = list(fractions).index(certificate.fraction)
+    for bag_id, agreement, shown in zip(test.bag_ids, test.agreement, test.shown, strict=True):
+        agrees = bool(agreement[column])
+        yield bag_id, agrees, float(shown[column]), not (agrees and certificate.certified)
+
+
+def refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
+    """Why nothing was certified, if so; too few bags are the same reason for every rule."""
+    if certificate.certified:
+        return []
+    promise, n_bags = f"{1 - certificate.alpha:g}", certificate.n_bags
+    needed = bags_needed(certificate.alpha, None if method == "conformal" else confidence)
+    if n_bags < needed:
+        return [
+            f"{method}: {n_bags} calibration bags cannot certify a rate of {promise}, it takes at least {needed}. "
+            "Every slide falls back to the whole bag."
+        ]
+    rule, network = key
+    return [
+        f"{method}, {rule} ({network}): too many of {n_bags} calibration bags change their answer at every size below "
+        f"the whole bag to certify a rate of {promise}. Every slide falls back to the whole bag."
+    ]
+
+
+def is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
+    """Whether a rule exists on every bag of every part; an oracle needs truth everywhere."""
+    most = [max(len(record.bag_ids) for record in part.values()) for part in parts]
+    return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
+
+
+def counted(fold: FoldBench, part: PartName, on_bag: OnBag | None) -> OnBag | None:
+    """Progress over both parts as one count."""
+    if on_bag is None:
+        return None
+    n_val, n_test = len(fold.specs("val")), len(fold.specs("test"))
+    before = 0 if part == "val" else n_val
+    return lambda done, _: on_bag(before + done, n_val + n_test)
+
+
+def check_parts(fold: FoldBench) -> None:
+    for part in ("val", "test"):
+        if not fold.specs(part):
+            raise UsageError(
+                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags, and a guarantee is made on val and shown on test. "
+                "Make folds that have both with 'gcemil split'."
+            )

@@ -1,0 +1,195 @@
+"""How many disjoint subsets of a bag each carry its prediction (paper, minimal-subset table).
+
+  sufficient   the class predicted on X is predicted again and Phi(X) - Phi(X_S) <= 0.05 (paper);
+               a risk has no class: |Phi(X) - Phi(X_S)| <= risk_tolerance, in units of the training risks
+  recursion    take a candidate off the ranking; if it is sufficient, go on with the patches left, at most three times
+
+  rule               candidate
+  sufficient_prefix  the next k, 2k, 3k, ... patches by attention: the shortest that is sufficient, at most 16 k
+  attention          the next k by attention
+  evidence           the next k by evidence score
+  random             the next k of a random order (seed 42)
+  oracle             the next k, true evidence first
+
+The ranking is that of the whole bag throughout, and so is the reference Phi(X).
+
+Read off the paper's table, which does not define them. Mean subsets = share with one + share with two + share with
+three holds in every row: the recursion stops at three. Its attention rows have a mean drop above the 0.05 that
+defines a subset although every slide has one: the mean is over every candidate tried, the last one failing included.
+Counts of its sufficient-prefix rows fall with k: k is the step of the search and not its limit. `remove_union_j` is
+over the slides that have j subsets, so its columns speak of different slides; `remove_random` takes as many random
+patches out as all subsets of the slide have together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
+from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
+from gcemil.diagnostics.prefixes import NetworkView, Order, Ranking, network_view, prefix_logits, rankings
+from gcemil.diagnostics.truth import precision
+from gcemil.errors import UsageError
+from gcemil.findings import Finding, mean_row
+from gcemil.recovery.rules import members
+from gcemil.shapes import Logits
+
+Figures = dict[str, float | None]
+
+SIZES = (8, 16, 32)
+MAX_SUBSETS = 3
+MAX_STEPS = 16
+RANDOM_SEED = 42
+"""The paper's."""
+
+
+@dataclass(frozen=True)
+class Sufficiency:
+    """When a subset carries the prediction of its bag."""
+
+    answers: Answers
+    tolerance: float = 0.05
+    """Largest drop of the class probability."""
+
+    def holds(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
+        same = self.answers.agree(full, logits)
+        return same if self.answers.is_risk else same & (self.answers.drops(full, logits) <= self.tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    patches: Ranking
+    drop: float
+    is_sufficient: bool
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    sizes: Sequence[int] = SIZES,
+    tolerance: float = 0.05,
+    risk_tolerance: float = RISK_TOLERANCE,
+    seed: int = RANDOM_SEED,
+    part: PartName = "test",
+) -> Finding:
+    """Disjoint sufficient subsets of every bag by rule, network and k."""
+    check_sizes(sizes)
+    generator = torch.Generator().manual_seed(seed)
+    judges = {
+        network: Sufficiency(answers_of(fold, network, risk_tolerance=risk_tolerance), tolerance)
+        for network in fold.networks
+    }
+    found: dict[tuple[str, str, int], list[Figures]] = {}
+    slides: list[dict[str, Any]] = []
+    for bag in fold.bags(part, on_bag):
+        # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
+        random_order = torch.randperm(len(bag), generator=generator)
+        for network, judge in judges.items():
+            view = network_view(fold, bag, network)
+            orders = rankings(bag, network, view, random_order=random_order)
+            for k in sizes:
+                for rule, (order, steps) in policies(orders).items():
+                    candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
+                    figures = bag_figures(view, candidates, judge.answers, random_order)
+                    figures["precision"] = first_precision(candidates, bag.truth)
+                    found.setdefault((rule, network, k), []).append(figures)
+                    slides.append(slide_line(bag.bag.bag_id, rule, network, k, figures))
+    rows = tuple(
+        mean_row({"rule": rule, "network": network, "k": str(k)}, per_slide)
+        for (rule, network, k), per_slide in found.items()
+    )
+    settings = {
+        "sizes": list(sizes),
+        "tolerance": tolerance,
+        "risk_tolerance": risk_tolerance,
+        "seed": seed,
+        "part": part,
+        "max_subsets": MAX_SUBSETS,
+        "max_steps": MAX_STEPS,
+    }
+    return Finding("subsets", rows, slides=tuple(slides), settings=settings)
+
+
+def policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    """Each rule's ranking, and how many steps of k a candidate may take."""
+    fixed = {rule: (order, 1) for rule, order in orders.items()}
+    return {"sufficient_prefix": (orders["attention"], MAX_STEPS)} | fixed
+
+
+def disjoint_candidates(
+    view: NetworkView, order: Order, judge: Sufficiency, *, k: int, steps: int
+) -> list[Candidate]:
+    """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended."""
+    candidates: list[Candidate] = []
+    left: Ranking = order
+    while len(left) > 0 and len(candidates) < MAX_SUBSETS:
+        candidates.append(next_candidate(view, left, judge, k=k, steps=steps))
+        if not candidates[-1].is_sufficient:
+            break
+        left = left[len(candidates[-1].patches) :]
+    return candidates
+
+
+def next_candidate(view: NetworkView, left: Ranking, judge: Sufficiency, *, k: int, steps: int) -> Candidate:
+    """The shortest sufficient prefix of the patches left, or the last one tried."""
+    sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
+    logits = prefix_logits(view, left, sizes)
+    full = view.full.logits
+    sufficient = judge.holds(full, logits)
+    chosen = int(sufficient.int().argmax()) if bool(sufficient.any()) else len(sizes) - 1
+    drop = float(judge.answers.drops(full, logits[chosen : chosen + 1]))
+    return Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
+
+
+def bag_figures(
+    view: NetworkView, candidates: Sequence[Candidate], answers: Answers, random_order: Order
+) -> Figures:
+    """The columns of the paper's table for one bag."""
+    subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
+    count = len(subsets)
+    figures: Figures = {
+        "subsets_per_slide": float(count),
+        "two_subsets_share": float(count >= 2),
+        "three_subsets_share": float(count >= 3),
+        "kept_output_drop": sum(candidate.drop for candidate in candidates) / len(candidates),
+        "subset_patches": sum(len(subset) for subset in subsets) / count if count else None,
+    }
+    for j in range(1, MAX_SUBSETS + 1):
+        union = torch.cat(subsets[:j]) if count >= j else None
+        figures[f"remove_union_{j}"] = removal_drop(view, union, answers)
+    as_many = random_order[: sum(len(subset) for subset in subsets)] if count else None
+    figures["remove_random"] = removal_drop(view, as_many, answers)
+    return figures
+
+
+def removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -> float | None:
+    """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
+    if patches is None:
+        return None
+    removed = view.bench.removed(members(patches, n_patches=len(view.embedded.tokens)))
+    return None if removed is None else float(answers.drops(view.full.logits, removed.logits.unsqueeze(0)))
+
+
+def first_precision(candidates: Sequence[Candidate], truth: Tensor | None) -> float | None:
+    """Share of the first candidate that is true evidence, in the bags that have any."""
+    if truth is None or not bool(truth.any()):
+        return None
+    return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
+
+
+def slide_line(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
+    return {"bag_id": bag_id, "rule": rule, "network": network, "k": k, **figures}
+
+
+def check_sizes(sizes: Sequence[int]) -> None:
+    if not sizes or min(sizes) < 1:
+        raise UsageError(
+            f"sizes are numbers of patches, at least one and each at least 1, got {list(sizes)}."
+        )

@@ -1,0 +1,188 @@
+"""How threshold and coverage target move the evidence: the two numbers of Algorithm 1, swept over the same gates.
+
+One pass of the model per bag gives gates and responses; every pair of threshold and target then only recovers and pools
+again, and each distinct subset is pooled once. A target of None is the threshold without repair. Recovery's other
+settings (largest share of the bag, reachable targets, anchors that count) stay those of the run.
+
+Random and oracle subsets have the size of the evidence in each cell and are judged by the same network. Their gap is
+full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.truth import oracle_scores, precision, recall
+from gcemil.errors import InputError, UsageError
+from gcemil.explain import Explanation, explain_bag
+from gcemil.findings import Finding, Row, mean_row
+from gcemil.interventions import Interventions
+from gcemil.model import GceMil
+from gcemil.recovery.recover import Recovery, recover
+from gcemil.recovery.rules import members, ranking
+from gcemil.shapes import Logits, Selected
+
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
+
+Cell = tuple[float, float | None]
+CellKey = tuple[str, float, float | None]
+Figures = dict[str, float | None]
+
+
+@dataclass(eq=False)
+class CellRecord:
+    """One rule in one cell: predictions of every bag, no patches."""
+
+    outcomes: list[BagOutcome] = field(default_factory=list)
+    per_bag: list[Figures] = field(default_factory=list)
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    thresholds: Sequence[float] = THRESHOLDS,
+    coverage_targets: Sequence[float | None] = COVERAGE_TARGETS,
+) -> Finding:
+    """Evidence, random and oracle in every cell of threshold x coverage target."""
+    if not thresholds or not coverage_targets:
+        raise UsageError("A sweep needs at least one threshold and one coverage target.")
+    settings = {"thresholds": list(thresholds), "coverage_targets": list(coverage_targets)}
+    if fold.model is None:
+        return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
+    cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
+    records: dict[CellKey, CellRecord] = {}
+    generator = torch.Generator().manual_seed(fold.seed)
+    for bag in fold.bags("test", on_bag):
+        random_order = torch.randperm(len(bag), generator=generator)
+        sweep_bag(records, fold, fold.model, bag, cells, random_order)
+    targets = fold.targets()
+    rows = tuple(cell_row(key, record, targets, fold) for key, record in records.items())
+    return Finding("sweep", rows, notes=metric_notes(records, targets, fold), settings=settings)
+
+
+def sweep_bag(
+    records: dict[CellKey, CellRecord],
+    fold: FoldBench,
+    model: GceMil,
+    bag: BagBench,
+    cells: Sequence[Cell],
+    random_order: Tensor,
+) -> None:
+    """Add one bag to every cell."""
+    explanation = explain_bag(model, bag.bag)
+    pooled = PooledOnce(model, bag, explanation)
+    orders = {"random": random_order}
+    if bag.truth is not None:
+        orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, explanation.output.full.scores))
+    for threshold, target in cells:
+        recovery = recovered_at(model, explanation, threshold=threshold, coverage_target=target)
+        size = int(recovery.selected.sum())
+        subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
+        for rule, selected in {"evidence": recovery.selected, **subsets}.items():
+            record = records.setdefault((rule, threshold, target), CellRecord())
+            outcome = pooled.outcome(selected, gated=rule == "evidence")
+            figures = bag_figures(outcome, selected, bag.truth, fold)
+            if rule == "evidence":
+                figures["repaired_patches"] = float(len(recovery.added))
+            record.outcomes.append(outcome)
+            record.per_bag.append(figures)
+
+
+def recovered_at(
+    model: GceMil, explanation: Explanation, *, threshold: float, coverage_target: float | None
+) -> Recovery:
+    """The evidence of the run's gates under another threshold and target."""
+    output, settings = explanation.output, model.settings.recovery
+    nobody = torch.zeros_like(output.opened)
+    return recover(
+        output.gates,
+        output.responses,
+        model.anchor_weights(output.full_logits),
+        threshold=threshold,
+        coverage_target=settings.coverage_target if coverage_target is None else coverage_target,
+        max_fraction=settings.max_fraction,
+        reachable=settings.reachable,
+        min_weight_share=settings.min_weight_share,
+        shortlist=nobody if coverage_target is None else None,
+    )
+
+
+class PooledOnce:
+    """The host on the subsets of one bag; cells often share a subset, which is then pooled once."""
+
+    def __init__(self, model: GceMil, bag: BagBench, explanation: Explanation) -> None:
+        embedded = explanation.output.embedded
+        self._bench = Interventions(model.host, bag.features, bag.coords, embedded=embedded)
+        self._full = explanation.output.full.logits
+        self._gated = explanation.output.soft.logits
+        self._seen: dict[bytes, tuple[Logits, Logits | None]] = {}
+
+    def outcome(self, selected: Selected, *, gated: bool) -> BagOutcome:
+        key = np.packbits(selected.numpy()).tobytes()
+        if key not in self._seen:
+            removed = self._bench.removed(selected)
+            kept = self._bench.kept(selected).logits
+            self._seen[key] = kept, None if removed is None else removed.logits
+        kept, left = self._seen[key]
+        fraction = float(selected.double().mean())
+        return BagOutcome(self._full, kept, left, self._gated if gated else None, fraction)
+
+
+def bag_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: FoldBench) -> Figures:
+    outputs = bag_outputs(outcome, fold.task, fold.scale)
+    figures: Figures = {"evidence_fraction": outcome.fraction}
+    figures |= (
+        {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}
+    )
+    if truth is not None and bool(truth.any()):
+        figures |= {"precision": precision(selected, truth), "recall": recall(selected, truth)}
+    return figures
+
+
+def cell_row(key: CellKey, record: CellRecord, targets: Tensor, fold: FoldBench) -> Row:
+    rule, threshold, target = key
+    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": target_label(target)}
+    row = mean_row(labels, record.per_bag)
+    whole = torch.tensor([outcome.removed is None for outcome in record.outcomes])
+    left = [outcome for outcome in record.outcomes if outcome.removed is not None]
+    values: Figures = {
+        "keep_only_drop": lost(targets, record.outcomes, "kept", fold),
+        "complement_degradation": lost(targets[~whole], left, "removed", fold),
+    }
+    return Row(labels, {**row.values, **values}, row.deviations)
+
+
+def lost(targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: FoldBench) -> float | None:
+    """M(X) - M of the bags kept or removed; None without bags or where M does not exist on them."""
+    if not outcomes:
+        return None
+    predictions: list[Any] = [getattr(outcome, what) for outcome in outcomes]
+    try:
+        full = task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
+        return full - task_metric(fold.task, targets, predictions)
+    except InputError:
+        return None
+
+
+def metric_notes(records: dict[CellKey, CellRecord], targets: Tensor, fold: FoldBench) -> tuple[str, ...]:
+    """Why the task metric does not exist on these bags, if so."""
+    outcomes = next(iter(records.values())).outcomes
+    try:
+        task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
+    except InputError as error:
+        return (f"No task metric on these bags: {error}",)
+    return ()
+
+
+def target_label(target: float | None) -> str:
+    return "none" if target is None else f"{target:g}"

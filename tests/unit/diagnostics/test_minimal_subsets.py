@@ -1,0 +1,208 @@
+"""Toys whose disjoint sufficient subsets can be counted by hand, and the equality of both ways to evaluate a prefix."""
+
+import pytest
+import torch
+
+from fold_builders import few_bags
+from gcemil.diagnostics import subsets
+from gcemil.diagnostics.answers import Answers
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.prefixes import LINEAR_FORMS, NetworkView, prefix_logits
+from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.subsets import Sufficiency, bag_figures, disjoint_candidates
+from gcemil.errors import UsageError
+from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.table import HOSTS
+from gcemil.interventions import Interventions
+from gcemil.recovery.rules import members
+from run_builders import TrainedRuns
+from wrapper_builders import prepared_host, tensor_bag
+
+NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
+# What is lost when a bag of class tumour looks normal.
+LOST = float(torch.tensor(8.0).sigmoid() - torch.tensor(-8.0).sigmoid())
+LINEAR_HOSTS = ("abmil", "clam_sb", "ibmil", "mhim")
+
+
+def view_of(host, features, coords=None):
+    with torch.no_grad():
+        embedded = host.embed(features)
+    bench = Interventions(host, features, coords, embedded=embedded)
+    return NetworkView(host, embedded, bench, bench.full())
+
+
+def toy(model, *values, n_outputs=2):
+    host = CallableHost(model, in_dim=1, n_outputs=n_outputs, scores="keep-one")
+    return view_of(host, torch.tensor(values, dtype=torch.float32).unsqueeze(1))
+
+
+def any_positive(features):
+    return TUMOUR if bool((features > 0).any()) else NORMAL
+
+
+def two_positives(features):
+    return TUMOUR if int((features > 0).sum()) >= 2 else NORMAL
+
+
+def mean_risk(features):
+    return features.mean().unsqueeze(0)
+
+
+CLASSES = Sufficiency(Answers(2, RiskScale()))
+RISK = Sufficiency(Answers(1, RiskScale(mean=1.0, deviation=2.0), risk_tolerance=0.2))
+
+
+def searched(view, *, judge=CLASSES, k=1, steps=1):
+    order = torch.arange(len(view.embedded.tokens))
+    candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
+    return candidates, bag_figures(view, candidates, judge.answers, order)
+
+
+def test_each_of_two_tumour_patches_is_a_subset_of_its_own():
+    candidates, figures = searched(toy(any_positive, 1, 1, -1, -1))
+    assert [candidate.patches.tolist() for candidate in candidates] == [[0], [1], [2]]
+    assert [candidate.is_sufficient for candidate in candidates] == [True, True, False]
+    assert figures["subsets_per_slide"] == 2
+    assert (figures["two_subsets_share"], figures["three_subsets_share"]) == (1, 0)
+    # The candidate that failed counts too.
+    assert figures["kept_output_drop"] == pytest.approx(LOST / 3)
+    assert figures["subset_patches"] == 1
+    assert figures["remove_union_1"] == 0
+    assert figures["remove_union_2"] == pytest.approx(LOST)
+    assert figures["remove_union_3"] is None
+    # The first two of the order used as the random one here are the tumour patches.
+    assert figures["remove_random"] == pytest.approx(LOST)
+
+
+def test_a_prefix_grows_in_steps_of_k_until_it_is_sufficient():
+    candidates, figures = searched(toy(two_positives, 1, 1, 1, 1, -1, -1, -1), steps=16)
+    assert [candidate.patches.tolist() for candidate in candidates] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert figures["subsets_per_slide"] == 2
+    assert figures["subset_patches"] == 2
+
+
+def test_a_fixed_size_does_not_grow():
+    candidates, figures = searched(toy(two_positives, 1, 1, 1, 1, -1))
+    assert [candidate.patches.tolist() for candidate in candidates] == [[0]]
+    assert figures["subsets_per_slide"] == 0
+    assert figures["kept_output_drop"] == pytest.approx(LOST)
+    assert figures["subset_patches"] is None
+    assert figures["remove_union_1"] is None
+    assert figures["remove_random"] is None
+
+
+def test_the_same_class_with_a_lower_probability_is_not_sufficient():
+    def how_many(features):
+        return torch.stack([torch.zeros(()), features.clamp(min=0).sum()])
+
+    # Log-odds 2 on the whole bag, 1 on a half: probability .88 and .73.
+    candidates, _ = searched(toy(how_many, 1, 1))
+    assert not candidates[0].is_sufficient
+    assert candidates[0].drop == pytest.approx(0.149738, abs=1e-5)
+
+
+def test_a_higher_probability_is_sufficient():
+    def strongest(features):
+        return torch.stack([torch.zeros(()), features.mean()])
+
+    candidates, _ = searched(toy(strongest, 6, 1, 1))
+    assert candidates[0].is_sufficient
+    assert candidates[0].drop < -0.05
+
+
+def test_a_risk_is_kept_within_the_tolerance_in_training_deviations():
+    # Mean risk 2; 2.3 alone is 0.15 deviations off, 1.0 alone half a deviation.
+    candidates, figures = searched(toy(mean_risk, 2.3, 1.0, 2.7, n_outputs=1), judge=RISK)
+    assert [candidate.is_sufficient for candidate in candidates] == [True, False]
+    assert [candidate.drop for candidate in candidates] == pytest.approx([0.15, 0.5])
+    assert figures["remove_union_1"] == pytest.approx(0.075)
+
+
+def test_a_bag_of_one_patch_is_its_own_subset_and_has_no_complement():
+    candidates, figures = searched(toy(any_positive, 1), k=8, steps=16)
+    assert [candidate.patches.tolist() for candidate in candidates] == [[0]]
+    assert figures["subsets_per_slide"] == 1
+    assert figures["remove_union_1"] is None
+
+
+def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
+    candidates, figures = searched(toy(any_positive, 1, 1, 1, 1, 1))
+    assert len(candidates) == 3
+    assert figures["three_subsets_share"] == 1
+    assert figures["remove_union_3"] == 0
+
+
+def test_a_model_without_a_spread_of_risks_has_no_unit():
+    with pytest.raises(UsageError, match="standard deviation 0"):
+        Answers(1, RiskScale(mean=0.0, deviation=0.0))
+    with pytest.raises(UsageError, match="at least 0, got -1"):
+        Answers(2, RiskScale(), risk_tolerance=-1.0)
+
+
+def test_the_hosts_that_pool_linearly_are_known():
+    assert {name for name, spec in HOSTS.items() if spec.load() in LINEAR_FORMS} == set(LINEAR_HOSTS)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+@pytest.mark.parametrize("name", HOSTS)
+def test_prefixes_in_one_pass_equal_prefixes_pooled_one_by_one(name, n_outputs):
+    features, coords = tensor_bag(40)
+    view = view_of(prepared_host(name, n_outputs=n_outputs), features, coords)
+    assert (view.linear is not None) == (name in LINEAR_HOSTS)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    sizes = [1, 2, 3, 7, 20, 39, 40]
+    naive = [view.bench.kept(members(order[:size], n_patches=40)).logits for size in sizes]
+    assert torch.allclose(prefix_logits(view, order, sizes), torch.stack(naive), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LINEAR_HOSTS)
+def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
+    features, _ = tensor_bag(30)
+    host = prepared_host(name)
+    attention = host.student.attention if name == "mhim" else host.attention
+    with torch.no_grad():
+        last = attention.score if hasattr(attention, "score") else attention[-1]
+        last.weight.mul_(1e5)
+    view = view_of(host, features)
+    logits = view.linear.attention_logits
+    assert float(logits.max() - logits.min()) > 1000
+    # The worst patches first: their weights beside the best one's are below the smallest float64.
+    order = logits.argsort()
+    naive = [view.bench.kept(members(order[:size], n_patches=30)).logits for size in range(1, 31)]
+    assert torch.allclose(prefix_logits(view, order, range(1, 31)), torch.stack(naive), atol=1e-4)
+
+
+def row(finding, **labels):
+    return next(row for row in finding.rows if labels.items() <= row.labels.items())
+
+
+@pytest.mark.parametrize("kind", ["classification", "survival"])
+def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureRequest):
+    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
+    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
+    seen = []
+    found = subsets.measured(fold, on_bag=lambda done, total: seen.append((done, total)), sizes=(4, 8))
+    assert seen[-1] == (len(fold.specs()), len(fold.specs()))
+    rules = {"sufficient_prefix", "attention", "random", "oracle"}
+    for network, expected in (("plain", rules), ("wrapped", rules | {"evidence"})):
+        for k in ("4", "8"):
+            own = [one for one in found.rows if one.labels["network"] == network and one.labels["k"] == k]
+            assert {one.labels["rule"] for one in own} == expected
+            oracle = row(found, rule="oracle", network=network, k=k).values["precision"]
+            assert oracle == max(one.values["precision"] for one in own)
+            assert oracle > row(found, rule="random", network=network, k=k).values["precision"]
+    assert len(found.slides) == len(found.rows) * len(fold.specs())
+    assert found.to_json()["metrics"]["subsets_per_slide"]["direction"] == "higher"
+
+
+def test_random_subsets_are_those_of_the_seed(classification_runs: TrainedRuns):
+    fold = few_bags(FoldBench.open(classification_runs.host, 0))
+    one, again, other = (subsets.measured(fold, sizes=(4,), seed=seed) for seed in (42, 42, 43))
+    assert one.rows == again.rows
+    assert row(one, rule="random") != row(other, rule="random")
+    assert row(one, rule="attention").values["precision"] == row(other, rule="attention").values["precision"]
+
+
+def test_a_size_without_patches_is_an_error(classification_runs: TrainedRuns):
+    with pytest.raises(UsageError, match="each at least 1, got \\[8, 0\\]"):
+        subsets.measured(FoldBench.open(classification_runs.host, 0), sizes=(8, 0))

@@ -1,0 +1,214 @@
+"""Overlaps, flips and gaps of evidence whose twin is known."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from builders import make_bag
+from fold_builders import few_bags, fold_of, one_patch_fold
+from gcemil.diagnostics import stability
+from gcemil.diagnostics.answers import Answers
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.judged_evidence import Judged, Original, flips, jaccard, output_gap, own_gap
+from gcemil.diagnostics.perturbed_bags import dropped_patches, noisy_features
+from gcemil.diagnostics.snr import RiskScale
+from gcemil.errors import RunError, UsageError
+from run_builders import TrainedRuns
+
+NORMAL, TUMOUR = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
+# Probability .88 of tumour beside .12.
+APART = float(torch.tensor(2.0).sigmoid() - torch.tensor(-2.0).sigmoid())
+CLASSES = Answers(2, RiskScale())
+RULES = {"whole_bag", "random", "attention", "oracle"}
+GATED = {"evidence", "soft_thresholded"}
+
+
+def mask(text):
+    return torch.tensor([char == "x" for char in text])
+
+
+def judged(selected, kept, *, full=TUMOUR, gated=None, answers=CLASSES):
+    return Judged(mask(selected), full, kept, gated, answers)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_overlap_is_shared_over_joint_patches():
+    assert jaccard(mask("xx.."), mask("x.x.")) == pytest.approx(1 / 3)
+    assert jaccard(mask("xx.."), mask("xx..")) == 1
+    assert jaccard(mask("x..."), mask("...x")) == 0
+    assert jaccard(mask("...."), mask("....")) == 1
+    assert jaccard(mask("...."), mask("x...")) == 0
+
+
+def test_a_flip_is_another_class_from_the_evidence_alone():
+    # Both networks say tumour of the whole bag; their evidence does not.
+    one, other = judged("x...", TUMOUR), judged("...x", NORMAL)
+    assert flips(one, other)
+    assert not flips(one, one)
+    assert output_gap(one, other) == pytest.approx(APART)
+
+
+def test_a_flip_of_risks_is_a_move_beyond_the_tolerance():
+    ours = Answers(1, RiskScale(mean=0.0, deviation=1.0), risk_tolerance=0.2)
+    theirs = Answers(1, RiskScale(mean=10.0, deviation=2.0), risk_tolerance=0.2)
+    one = judged("x", torch.tensor([1.0]), full=torch.tensor([1.0]), answers=ours)
+    # One deviation above the mean is the same risk in both networks' units.
+    same = judged("x", torch.tensor([12.0]), full=torch.tensor([9.0]), answers=theirs)
+    more = judged("x", torch.tensor([12.5]), full=torch.tensor([9.0]), answers=theirs)
+    assert output_gap(one, same) == pytest.approx(0)
+    assert not flips(one, same)
+    assert output_gap(one, more) == pytest.approx(0.25)
+    assert flips(one, more)
+
+
+def test_the_gap_of_gates_is_to_the_gated_bag_and_that_of_others_to_the_whole_one():
+    assert own_gap(judged("x", NORMAL, gated=NORMAL)) == 0
+    assert own_gap(judged("x", NORMAL)) == pytest.approx(APART)
+
+
+def test_only_patches_that_both_bags_have_are_compared():
+    original = Original(4, truth=mask("x..."), oracle=None)
+    before, after = judged("xx..", TUMOUR), judged("x.x.", TUMOUR)
+    figures = stability.bag_figures(
+        ("attention", "plain"), [(before, after)], [after], original, torch.tensor([0, 2, 3])
+    )
+    # Patch 1 is gone: {0} beside {0, 2}.
+    assert figures["jaccard"] == pytest.approx(1 / 2)
+    assert figures["precision"] == pytest.approx(1 / 2)
+    assert figures["full_kept_gap"] == 0
+    assert "cd_gap" not in figures
+
+
+def test_dropout_takes_a_share_of_the_patches_and_leaves_one():
+    bag = make_bag(20)
+    found = dropped_patches(bag, 0.25, generator=rng())
+    assert len(found.bag) == len(found.rows) == 15
+    assert (np.diff(found.rows) > 0).all()
+    assert (found.bag.features == bag.features[found.rows]).all()
+    assert (found.bag.coords == bag.coords[found.rows]).all()
+    assert len(dropped_patches(make_bag(1), 0.9, generator=rng()).bag) == 1
+    assert (dropped_patches(bag, 0.25, generator=rng()).rows == found.rows).all()
+
+
+def test_noise_is_measured_in_deviations_of_each_feature():
+    bag = make_bag(4000, dim=2)
+    bag = replace(bag, features=(bag.features * np.array([1, 10])).astype(np.float16))
+    moved = noisy_features(bag, 0.5, generator=rng()).bag.features - bag.features.astype(np.float32)
+    assert moved.std(axis=0) == pytest.approx([0.5, 5.0], rel=0.05)
+    one = make_bag(1)
+    assert (noisy_features(one, 0.5, generator=rng()).bag.features == one.features).all()
+
+
+def test_perturbations_out_of_range_are_errors():
+    with pytest.raises(UsageError, match="\\[0, 1\\), got 1"):
+        dropped_patches(make_bag(3), 1.0, generator=rng())
+    with pytest.raises(UsageError, match="at least 0, got -1"):
+        noisy_features(make_bag(3), -1.0, generator=rng())
+
+
+def rows(finding, **labels):
+    return [row for row in finding.rows if labels.items() <= row.labels.items()]
+
+
+def value(finding, metric, **labels):
+    (row,) = rows(finding, **labels)
+    return row.values[metric]
+
+
+@pytest.mark.parametrize("kind", ["classification", "survival"])
+def test_a_bag_perturbed_by_nothing_keeps_its_evidence(kind, request: pytest.FixtureRequest):
+    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
+    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
+    found = stability.under_perturbation(fold, dropout=0.0, noise=0.0, repeats=1)
+    assert {row.labels["perturbation"] for row in found.rows} == {"dropout 0", "noise 0"}
+    for row in found.rows:
+        if row.labels["rule"] != "random":
+            assert row.values.get("jaccard", 1.0) == 1
+            assert row.values["prediction_flip"] == 0
+            assert row.values["output_gap"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classification", "survival"])
+def test_the_oracle_is_steadier_and_truer_than_chance(kind, request: pytest.FixtureRequest):
+    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
+    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
+    seen = []
+    found = stability.measured(fold, repeats=1, on_bag=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(fold.specs()), len(fold.specs()))
+    assert "no run of another seed" in found.notes[0]
+    for network, expected in (("plain", RULES), ("wrapped", RULES | GATED)):
+        for perturbation in ("dropout 0.1", "noise 0.1"):
+            labels = {"network": network, "perturbation": perturbation}
+            assert {row.labels["rule"] for row in rows(found, **labels)} == expected
+            for metric in ("jaccard", "precision"):
+                oracle = value(found, metric, rule="oracle", **labels)
+                assert oracle > value(found, metric, rule="random", **labels)
+            assert value(found, "precision", rule="oracle", **labels) >= value(
+                found, "precision", rule="attention", **labels
+            )
+    for row in found.rows:
+        # Two different gaps, never in one row.
+        assert ("cd_gap" in row.values) == (row.labels["rule"] in GATED)
+        assert not {"cd_gap", "full_kept_gap"} <= set(row.values)
+    assert found.to_json()["metrics"]["prediction_flip"]["direction"] == "lower"
+
+
+def test_a_run_and_its_copy_have_the_same_evidence(classification_runs: TrainedRuns, tmp_path):
+    shutil.copytree(classification_runs.gce, tmp_path / "twin")
+    folds = [few_bags(FoldBench.open(run, 0)) for run in (classification_runs.gce, tmp_path / "twin")]
+    found = stability.across_runs(folds)
+    assert {row.labels["rule"] for row in found.rows} == RULES | GATED
+    for row in found.rows:
+        if row.labels["rule"] != "random":
+            assert row.values.get("jaccard", 1.0) == 1
+            assert (row.values["prediction_flip"], row.values["output_gap"]) == (0, 0)
+    assert value(found, "jaccard", rule="random") < 0.5
+    assert "same seed" in found.notes[0]
+    both = stability.measured(folds[0], others=folds[1:], repeats=1)
+    assert {row.labels["perturbation"] for row in both.rows} == {"seeds", "dropout 0.1", "noise 0.1"}
+    assert both.settings["seeds"] == [0, 0]
+
+
+def test_runs_share_the_rules_that_all_of_them_have(classification_runs: TrainedRuns):
+    folds = [FoldBench.open(run, 0) for run in (classification_runs.gce, classification_runs.host)]
+    found = stability.across_runs(folds)
+    assert {row.labels["rule"] for row in found.rows} == RULES
+    assert any("differ in more than the seed" in note for note in found.notes)
+
+
+def test_scores_made_elsewhere_are_rules_too(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.host, 0)
+    by_index = {"first_patches": lambda bag, network: -torch.arange(len(bag)).float()}
+    found = stability.under_perturbation(fold, noise=0.1, repeats=1, scores=by_index)
+    assert value(found, "jaccard", rule="first_patches", perturbation="noise 0.1") == 1
+
+
+@pytest.mark.parametrize("kind", ["classification", "survival"])
+def test_a_bag_of_one_patch_cannot_change(kind, request: pytest.FixtureRequest, tmp_path):
+    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
+    fold = one_patch_fold(FoldBench.open(runs.gce, 0), tmp_path / "cohort")
+    # A case of several slides keeps a patch of each.
+    fold = few_bags(fold_of(fold, lambda spec: len(spec.slide_ids) == 1))
+    for row in stability.under_perturbation(fold, repeats=2).rows:
+        assert row.values.get("jaccard", 1.0) == 1
+        assert row.values["prediction_flip"] == 0
+
+
+def test_runs_that_cannot_be_compared_are_refused(
+    classification_runs: TrainedRuns, survival_runs: TrainedRuns
+):
+    fold = FoldBench.open(classification_runs.gce, 0)
+    with pytest.raises(UsageError, match="two or more different runs"):
+        stability.across_runs([fold])
+    with pytest.raises(UsageError, match="two or more different runs"):
+        stability.across_runs([fold, fold])
+    with pytest.raises(RunError, match="Compare runs of one cohort and one fold"):
+        stability.across_runs([fold, FoldBench.open(survival_runs.gce, 0)])
+    with pytest.raises(UsageError, match="repeats = 0"):
+        stability.under_perturbation(fold, repeats=0)
