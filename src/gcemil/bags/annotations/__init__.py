@@ -1,0 +1,1 @@
+"""Annotations of other tools (ASAP polygons, mask images) as truth per patch."""

@@ -1,0 +1,193 @@
+"""How much of each patch lies inside an annotation, from mask images or from polygons.
+
+  overlap_i = area of patch i inside the annotation / area of patch i
+
+Mask images are exact: a patch edge inside a mask pixel takes its share of that pixel. Polygons are sampled at the centres
+of 32 x 32 cells per patch, so an overlap is a multiple of 1/1024; inside is even-odd; tumour is painted first and
+exclusions last, so that a hole stays a hole wherever it stands in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from gcemil.bags.annotations.asap import AnnotatedPolygon, Vertices
+from gcemil.errors import InputError
+
+Corners = Int[np.ndarray, "n 2"]
+Overlap = Float[np.ndarray, "n"]
+Canvas = Bool[np.ndarray, "height width"]
+
+SAMPLES = 32
+"""Sample cells per side of a patch."""
+STRIP = 8
+"""Patch rows painted at a time, which bounds the memory by the width of the slide."""
+LARGEST_MASK = 32_000_000
+"""Pixels of a mask that are held in memory; a pyramid is read at its finest page below that."""
+
+
+@dataclass(frozen=True, eq=False)
+class TumourMask:
+    """Tumour pixels of a mask image and the level-0 pixels that one of them spans in x and y."""
+
+    pixels: Canvas
+    downsample: tuple[float, float]
+
+
+def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
+    """Share of every patch inside the tumour polygons and outside the exclusions."""
+    overlap = np.zeros(len(coords))
+    rows = np.flatnonzero(near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
+    strips = coords[rows, 1] // (STRIP * patch_size)
+    for strip in np.unique(strips):
+        own = rows[strips == strip]
+        overlap[own] = strip_overlap(coords[own], patch_size, polygons)
+    return overlap
+
+
+def mask_overlap(coords: Corners, patch_size: int, mask: TumourMask) -> Overlap:
+    """Share of every patch inside the mask's tumour; beyond its border there is none."""
+    low = coords / np.array(mask.downsample)
+    high = (coords + patch_size) / np.array(mask.downsample)
+    height, width = mask.pixels.shape
+    outside = (low >= (width, height)).any(axis=1)
+    if outside.any():
+        raise InputError(
+            f"The patch at {coords[outside][0].tolist()} lies outside a mask of {width} x {height} pixels at downsample "
+            f"{mask.downsample[0]:g}. Give the downsample of the mask: level-0 width of the slide / width of the mask."
+        )
+    return box_shares(mask.pixels, low, high)
+
+
+def read_mask(
+    path: Path, *, downsample: float | None = None, tumour_values: Sequence[int] | None = None
+) -> TumourMask:
+    """A PNG or TIFF mask. A TIFF pyramid knows its downsample; a single image has to be told."""
+    try:
+        # Image.open refuses a pyramid for the size of its first page, which is never decoded here.
+        with TiffImageFile(path) if path.suffix.lower() in {".tif", ".tiff"} else Image.open(path) as image:
+            level0 = image.size
+            seek_page(image, path)
+            is_pyramid = image.size != level0
+            values = np.asarray(image)
+    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path} cannot be read as a PNG or TIFF mask ({error}).") from error
+    if downsample is None and not is_pyramid:
+        raise InputError(
+            f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "
+            "spans. Give downsample (1 for a mask in full resolution)."
+        )
+    pixels = tumour_pixels(values if values.ndim == 2 else values[..., 0], path, tumour_values)
+    across, down = level0[0] / pixels.shape[1], level0[1] / pixels.shape[0]
+    # For a pyramid the number given is that of its first page.
+    scale = 1.0 if downsample is None else downsample
+    return TumourMask(pixels, (across * scale, down * scale))
+
+
+def seek_page(image: Image.Image, path: Path) -> None:
+    """The finest page that fits in memory."""
+    for page in range(getattr(image, "n_frames", 1)):
+        image.seek(page)
+        if image.size[0] * image.size[1] <= LARGEST_MASK:
+            return
+    raise InputError(
+        f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
+        "Write a mask of lower resolution."
+    )
+
+
+def tumour_pixels(
+    values: Shaped[np.ndarray, "height width"], path: Path, tumour_values: Sequence[int] | None
+) -> Canvas:
+    """White on black is understood; labels have to be named, for 1 is tumour in one file and tissue in another."""
+    if values.dtype == bool:
+        return values
+    if tumour_values is not None:
+        return np.isin(values, np.array(tumour_values))
+    found = np.unique(values).tolist()
+    if not set(found) <= {0, 255}:
+        shown = ", ".join(str(value) for value in found[:8])
+        raise InputError(
+            f"{path} holds the values {shown}, not only 0 and 255. Say which mean tumour, for example tumour_values=({found[-1]},)."
+        )
+    return values == 255
+
+
+def near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Bool[np.ndarray, "n"]:
+    """Patches that touch the bounding box of a polygon: all others have overlap 0."""
+    touched = np.zeros(len(coords), dtype=bool)
+    for polygon in polygons:
+        low, high = polygon.vertices.min(axis=0), polygon.vertices.max(axis=0)
+        touched |= ((coords < high) & (coords + patch_size > low)).all(axis=1)
+    return touched
+
+
+def strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
+    """Overlap of patches that lie close enough together for one canvas."""
+    origin, pixel = coords.min(axis=0), patch_size / SAMPLES
+    low = (coords - origin) / pixel
+    width, height = (np.ceil(low.max(axis=0)).astype(int) + SAMPLES).tolist()
+    canvas = np.zeros((height, width), dtype=bool)
+    for role in ("tumour", "exclusion"):
+        for polygon in polygons:
+            if polygon.role == role:
+                paint(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
+    return box_shares(canvas, low, low + SAMPLES)
+
+
+def paint(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
+    """Set every pixel whose centre lies inside the outline (even-odd), in the outline's own window."""
+    height, width = canvas.shape
+    left, top = np.clip(np.floor(vertices.min(axis=0)), 0, (width, height)).astype(int).tolist()
+    right, bottom = np.clip(np.ceil(vertices.max(axis=0)), 0, (width, height)).astype(int).tolist()
+    if left < right and top < bottom:
+        inside = filled(vertices - (left, top), bottom - top, right - left)
+        canvas[top:bottom, left:right][inside] = value
+
+
+def filled(vertices: Vertices, height: int, width: int) -> Canvas:
+    """Pixel centres with an odd number of edges to their left."""
+    start, stop = vertices, np.roll(vertices, -1, axis=0)
+    low, high = np.minimum(start[:, 1], stop[:, 1]), np.maximum(start[:, 1], stop[:, 1])
+    # An edge crosses the rows whose centre lies in [low, high): a shared vertex counts once.
+    first, end = (np.clip(np.ceil(edge - 0.5), 0, height).astype(int) for edge in (low, high))
+    count = end - first
+    edge = np.repeat(np.arange(len(start)), count)
+    row = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count) + first[edge]
+    share = (row + 0.5 - start[edge, 1]) / (stop - start)[edge, 1]
+    crossing = start[edge, 0] + share * (stop - start)[edge, 0]
+    column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)
+    crossings = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
+    return np.cumsum(crossings.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1
+
+
+def box_shares(canvas: Canvas, low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]) -> Overlap:
+    """Share of each box (x, y in canvas pixels, fractions allowed) that is set; nothing is set outside."""
+    height, width = canvas.shape
+    sums = np.zeros((height + 1, width + 1), dtype=np.int32)
+    np.cumsum(canvas, axis=0, dtype=np.int32, out=sums[1:, 1:])
+    np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
+
+    def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        # The area set above and left of a point is bilinear inside a pixel, so the interpolation is exact.
+        x, y = np.clip(x, 0, width), np.clip(y, 0, height)
+        column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
+        right, down = x - column, y - row
+        upper = sums[row, column] * (1 - right) + sums[row, column + 1] * right
+        lower = sums[row + 1, column] * (1 - right) + sums[row + 1, column + 1] * right
+        return upper * (1 - down) + lower * down
+
+    inside = (
+        area(high[:, 0], high[:, 1])
+        - area(low[:, 0], high[:, 1])
+        - area(high[:, 0], low[:, 1])
+        + area(low[:, 0], low[:, 1])
+    )
+    return np.clip(inside / (high - low).prod(axis=1), 0, 1)

@@ -1,0 +1,197 @@
+"""Annotations of a cohort as its truth/<slide>.h5, so that localisation can be measured.
+
+  overlap_i   share of patch i inside the annotation
+  evidence_i  overlap_i >= 1 %                                  (the paper's rule for CAMELYON16)
+  region_i    8-connected region of evidence patches, 0 = none
+
+A slide <id> is annotated by <id>.xml (ASAP), or by <id>_mask or <id> with .tif, .tiff or .png. A slide without a file is
+normal only where its label says so; any other is left without truth and named in the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from gcemil.bags import store
+from gcemil.bags.annotations.asap import Role, read_asap
+from gcemil.bags.annotations.grid import connected_regions, patch_cells
+from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap, read_mask
+from gcemil.bags.bag import grid_stride
+from gcemil.bags.cohort import Cohort, SlideRow
+from gcemil.errors import CohortError, InputError, UsageError
+
+MIN_OVERLAP = 0.01
+"""A patch is positive when at least this share of it lies inside the annotation."""
+ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
+"""In the order of preference: outlines are finer than masks."""
+CONCEPTS = ("none", "tumour")
+
+
+@dataclass(frozen=True)
+class TruthReport:
+    """What was written, and every slide that has no truth."""
+
+    annotated: tuple[str, ...]
+    normal: tuple[str, ...]
+    """Slides of the negative class: no patch is evidence."""
+    missing: tuple[str, ...]
+    """Neither annotated nor of the negative class."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """How mask images are to be read; both are found in the file where it says them."""
+
+    downsample: float | None = None
+    tumour_values: tuple[int, ...] | None = None
+
+
+def write_truth(
+    cohort: Cohort,
+    annotations: Path,
+    *,
+    negative_class: str | None = None,
+    min_overlap: float = MIN_OVERLAP,
+    roles: Mapping[str, Role] | None = None,
+    masks: MaskReading | None = None,
+    microns_per_pixel: float | Mapping[str, float] | None = None,
+    replace: bool = False,
+) -> TruthReport:
+    """Truth files for every annotated slide and every slide of the negative class."""
+    check_request(cohort, annotations, negative_class, min_overlap, replace=replace)
+    annotated: list[str] = []
+    normal: list[str] = []
+    missing: list[str] = []
+    notes: list[str] = []
+    for row in cohort.slides:
+        file = annotation_file(annotations, row.slide_id)
+        if file is None and (negative_class is None or row.label != negative_class):
+            missing.append(row.slide_id)
+            continue
+        coords, size, remarks = slide_grid(cohort, row)
+        overlap = np.zeros(len(coords))
+        if file is not None:
+            overlap, more = overlap_from(file, coords, size, roles=roles, masks=masks or MaskReading())
+            remarks = [*remarks, *more, *doubts(row, file, overlap, negative_class)]
+        mpp = (
+            microns_per_pixel.get(row.slide_id)
+            if isinstance(microns_per_pixel, Mapping)
+            else microns_per_pixel
+        )
+        source = "negative class" if file is None else file.name
+        write_slide_truth(
+            cohort.truth_file(row.slide_id),
+            coords,
+            size,
+            overlap,
+            min_overlap=min_overlap,
+            source=source,
+            mpp=mpp,
+        )
+        (normal if file is None else annotated).append(row.slide_id)
+        notes += [f"{row.slide_id}: {remark}." for remark in remarks]
+    return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
+
+
+def check_request(
+    cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float, *, replace: bool
+) -> None:
+    """Everything that can be refused is refused before a file is written."""
+    if not annotations.is_dir():
+        raise UsageError(f"{annotations} is no folder. Give the folder that holds the annotation files.")
+    if negative_class is not None and negative_class not in cohort.card.classes:
+        raise UsageError(
+            f"'{negative_class}' is no class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
+        )
+    if not 0 < min_overlap <= 1:
+        raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
+    existing = [row.slide_id for row in cohort.slides if cohort.truth_file(row.slide_id).exists()]
+    if existing and not replace:
+        raise CohortError(
+            f"{cohort.truth_file(existing[0])} exists ({len(existing)} truth files in all). Remove them, or say replace=True."
+        )
+
+
+def annotation_file(folder: Path, slide_id: str) -> Path | None:
+    candidates = (folder / f"{slide_id}{ending}" for ending in ENDINGS)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
+    """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
+    path = cohort.feature_file(row.slide_id)
+    _, coords = store.read_patch_layout(path)
+    if coords is None:
+        raise InputError(f"{path} has no coordinates, so its patches cannot be laid over an annotation.")
+    if cohort.patch_size is not None:
+        return coords, int(cohort.patch_size), []
+    stride = grid_stride(coords)
+    if stride is None:
+        raise CohortError(
+            f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of '{row.slide_id}' have no "
+            "neighbours to tell it. Write the patch size into cohort.yaml."
+        )
+    return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
+
+
+def overlap_from(
+    file: Path,
+    coords: Int[np.ndarray, "n 2"],
+    patch_size: int,
+    *,
+    roles: Mapping[str, Role] | None,
+    masks: MaskReading,
+) -> tuple[Float[np.ndarray, "n"], list[str]]:
+    """Overlap of every patch with the annotation, and what was left out of it."""
+    if file.suffix == ".xml":
+        asap = read_asap(file, roles=roles)
+        return polygon_overlap(coords, patch_size, asap.polygons), list(asap.skipped)
+    mask = read_mask(file, downsample=masks.downsample, tumour_values=masks.tumour_values)
+    return mask_overlap(coords, patch_size, mask), []
+
+
+def doubts(
+    row: SlideRow, file: Path, overlap: Float[np.ndarray, "n"], negative_class: str | None
+) -> Sequence[str]:
+    """Annotations and labels that do not fit together; the annotation stands."""
+    if negative_class is not None and row.label == negative_class and overlap.any():
+        return [f"labelled {negative_class}, yet {file.name} marks tumour"]
+    if row.label != negative_class and not overlap.any():
+        return [f"{file.name} marks tumour on none of its patches"]
+    return []
+
+
+def write_slide_truth(
+    path: Path,
+    coords: Int[np.ndarray, "n 2"],
+    patch_size: int,
+    overlap: Float[np.ndarray, "n"],
+    *,
+    min_overlap: float,
+    source: str,
+    mpp: float | None,
+) -> None:
+    evidence = overlap >= min_overlap
+    attributes: dict[str, str | int | float | bool] = {
+        "source": source,
+        "min_overlap": min_overlap,
+        "concepts": json.dumps(CONCEPTS),
+    }
+    if mpp is not None:
+        attributes["microns_per_pixel"] = float(mpp)
+    datasets: dict[str, NDArray[Any]] = {
+        "evidence": evidence.astype(np.uint8),
+        "concept": evidence.astype(np.uint8),
+        "region": connected_regions(patch_cells(coords, patch_size), evidence).astype(np.uint16),
+        "overlap": overlap.astype(np.float32),
+    }
+    store.write(path, datasets, attributes)

@@ -1,0 +1,225 @@
+"""Does the evidence lie on the annotated lesions? The paper's CAMELYON16 protocol, for every map of scores.
+
+threshold        one per map, where the mean Dice over the validation slides is best; then fixed
+Dice             mean over the test slides with a lesion
+specificity      normal_specificity: share of patches not marked, mean over the test slides without a lesion
+                 patch_specificity: share not marked among all negative patches of all test slides
+FROC             candidates are 8-connected marked patches, scored by their highest patch; a candidate hits every lesion
+                 of which it holds a positive patch (1 % overlap); mean sensitivity at 1/8 ... 8 false positives per slide
+official FROC    the organisers' rule: one point per candidate, hitting the lesion it lies in; isolated tumour cells are
+                 neither found nor missed; mean sensitivity at 1/4 ... 8, read by interpolation
+
+The paper sweeps a threshold over "the binarized patch grid" and scores a candidate by its maximum. A maximum means
+something only if candidates are formed once, so they are formed at the threshold of Dice and swept by their score.
+
+At patch level the official rule is an approximation. A point is a patch, and lies in a lesion when that patch is
+positive; lesions join when their positive patches touch (the organisers: when less than 75 micrometres apart); isolated
+tumour cells (major axis below 275 micrometres) are told by the moments of the overlap, where the slide's micrometres
+per pixel are known; a lesion without a patch (outside the tissue mask) is not known and not missed. The organisers'
+script leaves the lowest score out of its curve when every lesion is found; here every score counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gcemil.bags.annotations.truth import MIN_OVERLAP
+from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
+from gcemil.diagnostics.components import hits_by_overlap, hits_by_point, lesion_candidates
+from gcemil.diagnostics.froc import (
+    NOT_FOUND,
+    OFFICIAL_RATES,
+    PAPER_RATES,
+    SlideDetections,
+    froc_curve,
+    interpolated,
+    reached,
+)
+from gcemil.diagnostics.judged_slides import (
+    ISOLATED_MICRONS,
+    Excluded,
+    JudgedSlide,
+    Rule,
+    SlideTruth,
+    TruthRule,
+    judged_slides,
+)
+from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
+from gcemil.findings import Finding, Labels, Row, mean_row
+
+FIGURES = (
+    "dice",
+    "normal_specificity",
+    "patch_specificity",
+    "froc",
+    "froc_official",
+    "marked_share",
+    "map_threshold",
+)
+RATE_NAMES = {1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2"}
+
+Detail = dict[str, Any]
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    min_overlap: float = MIN_OVERLAP,
+    microns_per_pixel: float | None = None,
+) -> Finding:
+    """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
+    rule = TruthRule(min_overlap, microns_per_pixel)
+    judged: dict[PartName, list[JudgedSlide]] = {"val": [], "test": []}
+    excluded: list[Excluded] = []
+    done, total = 0, sum(len(fold.specs(part)) for part in judged)
+    for part, slides in judged.items():
+        for bench in fold.bags(part):
+            for found in judged_slides(fold, bench, rule):
+                if isinstance(found, JudgedSlide):
+                    slides.append(found)
+                else:
+                    excluded.append(found)
+            done += 1
+            if on_bag:
+                on_bag(done, total)
+    rows, details = localisation_rows(judged["val"], judged["test"])
+    return Finding(
+        name="localisation",
+        rows=rows,
+        slides=details,
+        notes=notes(judged["val"], judged["test"], excluded),
+        settings={
+            "min_overlap": min_overlap,
+            "microns_per_pixel": microns_per_pixel,
+            "isolated_microns": ISOLATED_MICRONS,
+            "neighbourhood": 8,
+            "froc_rates": list(PAPER_RATES),
+            "froc_official_rates": list(OFFICIAL_RATES),
+            "seed": fold.seed,
+        },
+    )
+
+
+def localisation_rows(
+    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide]
+) -> tuple[tuple[Row, ...], tuple[Detail, ...]]:
+    """The rows of every map, and its figures slide by slide; thresholds come from `val`, figures from `test`."""
+    rows: list[Row] = []
+    details: list[Detail] = []
+    for rule in test[0].maps if test else ():
+        threshold = best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
+        if threshold is None:
+            rows.append(Row(labels_of(rule), dict.fromkeys(FIGURES)))
+            continue
+        found, own = rule_rows(rule, threshold, test)
+        rows += found
+        details += own
+    return tuple(rows), tuple(details)
+
+
+def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tuple[list[Row], list[Detail]]:
+    """One row of figures and one for each point of both curves."""
+    slides, by_overlap, by_point = [], [], []
+    for one in test:
+        candidates = lesion_candidates(one.truth.cells, one.maps[rule], threshold)
+        by_overlap.append(hits_by_overlap(candidates, one.truth.lesion))
+        by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
+        slides.append(slide_figures(candidates.number > 0, one.truth.positive))
+    paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
+    paper = None if paper_curve is None else reached(paper_curve, PAPER_RATES)
+    official = None if official_curve is None else interpolated(official_curve, OFFICIAL_RATES)
+    figures = mean_row(labels_of(rule), slides)
+    values: dict[str, float | None] = {
+        **figures.values,
+        "patch_specificity": pooled_specificity(rule, threshold, test),
+        "froc": None if paper is None else float(paper.mean()),
+        "froc_official": None if official is None else float(official.mean()),
+        "map_threshold": threshold,
+    }
+    rows = [
+        Row(figures.labels, values, figures.deviations),
+        *curve_rows(rule, "paper", PAPER_RATES, paper),
+        *curve_rows(rule, "official", OFFICIAL_RATES, official),
+    ]
+    details = [
+        slide_detail(one.truth, rule, own, detected)
+        for one, own, detected in zip(test, slides, by_overlap, strict=True)
+    ]
+    return rows, details
+
+
+def labels_of(rule: Rule) -> Labels:
+    return {"rule": rule[0], "network": rule[1]}
+
+
+def slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> dict[str, float | None]:
+    return {
+        "dice": dice(marked, positive),
+        "normal_specificity": None if positive.any() else specificity(marked, positive),
+        "marked_share": float(marked.mean()),
+    }
+
+
+def pooled_specificity(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> float | None:
+    marked = np.concatenate([one.maps[rule] >= threshold for one in test])
+    return specificity(marked, np.concatenate([one.truth.positive for one in test]))
+
+
+def curve_rows(
+    rule: Rule, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
+) -> list[Row]:
+    """One row for each rate of false positives."""
+    values = [] if points is None else points.tolist()
+    names = [RATE_NAMES.get(rate, f"{rate:g}") for rate in rates]
+    return [
+        Row({**labels_of(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+        for name, value in zip(names, values, strict=False)
+    ]
+
+
+def slide_detail(
+    truth: SlideTruth, rule: Rule, figures: dict[str, float | None], detected: SlideDetections
+) -> Detail:
+    return {
+        "slide_id": truth.slide_id,
+        **labels_of(rule),
+        "dice": figures["dice"],
+        "marked_share": figures["marked_share"],
+        "lesions": len(detected.lesion_scores),
+        "isolated_lesions": int(truth.isolated.sum()),
+        "lesions_hit": int((detected.lesion_scores > NOT_FOUND).sum()),
+        "false_candidates": len(detected.false_positives),
+    }
+
+
+def notes(
+    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide], excluded: Sequence[Excluded]
+) -> tuple[str, ...]:
+    """Who was left out, which figures do not exist and why, and how to read the others."""
+    lines = []
+    for reason in dict.fromkeys(one.reason for one in excluded):
+        names = [one.slide_id for one in excluded if one.reason == reason]
+        lines.append(f"Excluded ({reason}): {', '.join(names)}.")
+    if not test:
+        return (*lines, "No test slide has truth and coordinates, so nothing is judged.")
+    with_lesion = [bool(one.truth.positive.any()) for one in test]
+    if not any(one.truth.positive.any() for one in val):
+        lines.append("No validation slide has a lesion, so no threshold can be chosen and nothing is judged.")
+    if not any(with_lesion):
+        lines.append("No test slide has a lesion, so there is neither Dice nor FROC.")
+    if all(with_lesion):
+        lines.append("Every test slide has a lesion, so normal_specificity does not exist.")
+    if not all(one.truth.knows_size for one in test):
+        lines.append(
+            "Micrometres per pixel are not known for every slide: there, isolated tumour cells count in froc_official."
+        )
+    lines.append(
+        "froc credits a candidate of any size: a map that marks all tissue hits every lesion with one candidate. "
+        "Read it beside marked_share and froc_official, where one point decides."
+    )
+    return tuple(lines)

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders import PATCH, make_cohort
+from gcemil.bags import store
+from gcemil.bags.annotations.truth import MaskReading, write_truth
+from gcemil.bags.guards import errors_of, validate
+from gcemil.errors import CohortError, InputError, UsageError
+
+
+def asap(*rectangles, group="Tumor"):
+    annotations = "".join(
+        f'<Annotation Name="a{number}" Type="Polygon" PartOfGroup="{group}"><Coordinates>'
+        + "".join(
+            f'<Coordinate Order="{order}" X="{x}" Y="{y}"/>'
+            for order, (x, y) in enumerate([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
+        )
+        + "</Coordinates></Annotation>"
+        for number, (x0, y0, x1, y1) in enumerate(rectangles)
+    )
+    return f"<ASAP_Annotations><Annotations>{annotations}</Annotations></ASAP_Annotations>"
+
+
+@pytest.fixture
+def cohort(tmp_path):
+    """Slides s000 and s002 normal, s001 and s003 tumor; 16 patches each, 8 in a row."""
+    return make_cohort(tmp_path / "cohort", n_cases=4, n_patches=16, classes=("normal", "tumor"))
+
+
+@pytest.fixture
+def annotations(tmp_path):
+    folder = tmp_path / "annotations"
+    folder.mkdir()
+    return folder
+
+
+def test_outlines_become_overlap_evidence_and_regions(cohort, annotations):
+    # All of patch 0, a quarter of patch 1, less than 1 % of patch 2, and patch 7 far from them.
+    first = (0, 0, PATCH + PATCH // 4, PATCH)
+    speck = (2 * PATCH + 10, 10, 2 * PATCH + 50, 50)
+    last = (7 * PATCH, 0, 8 * PATCH, PATCH)
+    (annotations / "s001_0.xml").write_text(asap(first, speck, last))
+    report = write_truth(cohort, annotations, negative_class="normal", microns_per_pixel=0.25)
+    assert report.annotated == ("s001_0",)
+    assert report.normal == ("s000_0", "s002_0")
+    assert report.missing == ("s003_0",)
+    path = cohort.truth_file("s001_0")
+    overlap = store.read(path, "overlap")
+    assert overlap[[0, 1, 7]].tolist() == [1, 0.25, 1]
+    assert 0 < overlap[2] < 0.01
+    assert store.read(path, "evidence").tolist() == [1, 1, 0, 0, 0, 0, 0, 1] + [0] * 8
+    assert store.read(path, "region").tolist() == [1, 1, 0, 0, 0, 0, 0, 2] + [0] * 8
+    assert store.attributes(path)["microns_per_pixel"] == 0.25
+    assert store.attributes(path)["source"] == "s001_0.xml"
+    assert not errors_of(validate(cohort.folder))
+
+
+def test_a_normal_slide_has_zeros_only_when_its_class_is_named(cohort, annotations):
+    report = write_truth(cohort, annotations)
+    assert report.missing == ("s000_0", "s001_0", "s002_0", "s003_0")
+    assert not (cohort.folder / "truth").exists()
+    report = write_truth(cohort, annotations, negative_class="normal")
+    assert report.normal == ("s000_0", "s002_0")
+    assert not store.read(cohort.truth_file("s000_0"), "evidence").any()
+    assert not cohort.truth_file("s001_0").exists()
+
+
+def test_masks_are_read_like_outlines(cohort, annotations):
+    values = np.zeros((2, 8), dtype=np.uint8)
+    values[1, 3:5] = 2
+    Image.fromarray(values).save(annotations / "s003_0_mask.png")
+    reading = MaskReading(downsample=PATCH, tumour_values=(2,))
+    report = write_truth(cohort, annotations, masks=reading)
+    assert report.annotated == ("s003_0",)
+    assert np.flatnonzero(store.read(cohort.truth_file("s003_0"), "evidence")).tolist() == [11, 12]
+
+
+def test_labels_and_annotations_that_disagree_are_told(cohort, annotations):
+    (annotations / "s000_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
+    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH), group="None"))
+    report = write_truth(cohort, annotations, negative_class="normal")
+    assert report.notes == (
+        "s000_0: labelled normal, yet s000_0.xml marks tumour.",
+        "s001_0: s001_0.xml marks tumour on none of its patches.",
+    )
+
+
+def test_without_a_patch_size_the_grid_step_is_taken_and_said(tmp_path, annotations):
+    cohort = make_cohort(tmp_path / "unsized", n_cases=4, classes=("normal", "tumor"))
+    unsized = type(cohort)(
+        cohort.folder, cohort.card.model_copy(update={"patch_size_level0": None}), cohort.slides
+    )
+    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
+    report = write_truth(unsized, annotations)
+    assert report.notes == ("s001_0: patch size taken from the grid step, 512 level-0 pixels.",)
+
+
+def test_existing_truth_is_not_overwritten_unasked(cohort, annotations):
+    write_truth(cohort, annotations, negative_class="normal")
+    with pytest.raises(CohortError, match=r"s000_0\.h5 exists \(2 truth files in all\)"):
+        write_truth(cohort, annotations, negative_class="normal")
+    assert write_truth(cohort, annotations, negative_class="normal", replace=True).normal == (
+        "s000_0",
+        "s002_0",
+    )
+
+
+def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):
+    with pytest.raises(UsageError, match="'benign' is no class"):
+        write_truth(cohort, annotations, negative_class="benign")
+    with pytest.raises(UsageError, match="is no folder"):
+        write_truth(cohort, annotations / "nowhere")
+    with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0.0"):
+        write_truth(cohort, annotations, min_overlap=0.0)
+    assert not (cohort.folder / "truth").exists()
+
+
+def test_a_slide_without_coordinates_cannot_be_annotated(cohort, annotations):
+    store.write(cohort.feature_file("s001_0"), {"features": np.zeros((3, 8), dtype=np.float32)})
+    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
+    with pytest.raises(InputError, match=r"s001_0\.h5 has no coordinates"):
+        write_truth(cohort, annotations)

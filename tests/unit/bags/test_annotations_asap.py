@@ -1,0 +1,131 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcemil.bags.annotations.asap import read_asap
+from gcemil.errors import InputError
+
+CAMELYON16 = """<?xml version="1.0"?>
+<ASAP_Annotations><Annotations>
+ <Annotation Name="Annotation 0" Type="Polygon" PartOfGroup="Tumor" Color="#F4FA58">
+  <Coordinates>
+   <Coordinate Order="2" X="100" Y="100"/><Coordinate Order="0" X="0.5" Y="0"/>
+   <Coordinate Order="10" X="0" Y="100"/><Coordinate Order="1" X="100" Y="0"/>
+  </Coordinates></Annotation>
+ <Annotation Name="hole" Type="Spline" PartOfGroup="Exclusion" Color="#F4FA58">
+  <Coordinates><Coordinate Order="0" X="10" Y="10"/><Coordinate Order="1" X="20" Y="10"/>
+   <Coordinate Order="2" X="20" Y="20"/></Coordinates></Annotation>
+ <Annotation Name="point" Type="Dot" PartOfGroup="Tumor" Color="#F4FA58">
+  <Coordinates><Coordinate Order="0" X="10" Y="10"/></Coordinates></Annotation>
+</Annotations>
+<AnnotationGroups><Group Name="Tumor" PartOfGroup="None" Color="#00ff00"><Attributes/></Group></AnnotationGroups>
+</ASAP_Annotations>"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "tumor_001.xml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def in_group(group: str, groups: str = "", first: str = '<Coordinate Order="0" X="0" Y="0"/>') -> str:
+    corners = '<Coordinate Order="1" X="9" Y="0"/><Coordinate Order="2" X="9" Y="9"/>'
+    return (
+        f'<ASAP_Annotations><Annotations><Annotation Name="a" Type="Polygon" PartOfGroup="{group}"><Coordinates>'
+        f"{first}{corners}</Coordinates></Annotation></Annotations><AnnotationGroups>{groups}</AnnotationGroups>"
+        "</ASAP_Annotations>"
+    )
+
+
+def test_vertices_stand_in_their_order_not_in_that_of_the_file(tmp_path):
+    found = read_asap(written(tmp_path, CAMELYON16))
+    outline = found.polygons[0]
+    assert (outline.name, outline.group, outline.role) == ("Annotation 0", "Tumor", "tumour")
+    assert outline.vertices.tolist() == [[0.5, 0.0], [100.0, 0.0], [100.0, 100.0], [0.0, 100.0]]
+    assert outline.vertices.dtype == np.float64
+
+
+def test_a_dot_encloses_nothing_and_is_named(tmp_path):
+    found = read_asap(written(tmp_path, CAMELYON16))
+    assert [polygon.role for polygon in found.polygons] == ["tumour", "exclusion"]
+    assert found.skipped == ("'point' (Dot, 1 vertices) encloses no area",)
+
+
+@pytest.mark.parametrize(
+    ("group", "role"),
+    [
+        ("_0", "tumour"), ("_1", "tumour"), ("Tumor", "tumour"), ("metastases", "tumour"),
+        ("_2", "exclusion"), ("Exclusion", "exclusion"), ("None", "exclusion"), ("normal", "exclusion"),
+    ],
+)  # fmt: skip
+def test_groups_of_camelyon_mean_what_they_mean_there(tmp_path, group, role):
+    assert read_asap(written(tmp_path, in_group(group))).polygons[0].role == role
+
+
+def test_a_group_inside_another_means_what_that_one_means(tmp_path):
+    groups = '<Group Name="micro" PartOfGroup="lesions"/><Group Name="lesions" PartOfGroup="Tumor"/>'
+    assert read_asap(written(tmp_path, in_group("micro", groups))).polygons[0].role == "tumour"
+
+
+def test_an_unknown_group_is_refused_and_can_be_explained(tmp_path):
+    path = written(tmp_path, in_group("necrosis", '<Group Name="necrosis" PartOfGroup="None"/>'))
+    with pytest.raises(InputError, match="group 'necrosis' is neither tumour nor exclusion"):
+        read_asap(path)
+    assert read_asap(path, roles={"necrosis": "exclusion"}).polygons[0].role == "exclusion"
+
+
+def test_groups_in_a_circle_are_refused_not_followed_for_ever(tmp_path):
+    groups = '<Group Name="a" PartOfGroup="b"/><Group Name="b" PartOfGroup="a"/>'
+    with pytest.raises(InputError, match="group 'a' is neither"):
+        read_asap(written(tmp_path, in_group("a", groups)))
+
+
+def test_a_file_without_annotations_has_no_polygons(tmp_path):
+    assert read_asap(written(tmp_path, "<ASAP_Annotations/>")).polygons == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<!DOCTYPE x [<!ENTITY a "aaaaaaaa">]><ASAP_Annotations>&a;</ASAP_Annotations>',
+        '<!DOCTYPE x SYSTEM "file:///etc/passwd"><ASAP_Annotations/>',
+    ],
+)
+def test_document_types_and_entities_are_refused(tmp_path, text):
+    with pytest.raises(InputError, match="declares a document type or an entity"):
+        read_asap(written(tmp_path, text))
+
+
+def test_another_encoding_cannot_hide_an_entity(tmp_path):
+    path = tmp_path / "tumor_001.xml"
+    path.write_bytes(
+        '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE x><ASAP_Annotations/>'.encode("utf-16")
+    )
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        read_asap(path)
+    hidden = b'<?xml version="1.0" encoding="cp037"?>' + "<!DOCTYPE x><ASAP_Annotations/>".encode("cp037")
+    path.write_bytes(hidden)
+    with pytest.raises(InputError, match="is not (UTF-8 text|valid XML)"):
+        read_asap(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<ASAP_Annotations>", "is not valid XML"),
+        ("<Slide/>", "its root is <Slide>"),
+        ("<ASAP_Annotations>&undefined;</ASAP_Annotations>", "is not valid XML"),
+        (in_group("Tumor", first='<Coordinate Order="0" X="1,5" Y="0"/>'), "without a plain number"),
+        (in_group("Tumor", first='<Coordinate Order="0" Y="0"/>'), "without a plain number"),
+        (in_group("Tumor", first='<Coordinate Order="0" X="nan" Y="0"/>'), "not finite"),
+    ],
+)
+def test_a_file_that_is_no_asap_file_is_refused_by_name(tmp_path, text, message):
+    with pytest.raises(InputError, match=rf"tumor_001\.xml.*{message}"):
+        read_asap(written(tmp_path, text))
+
+
+def test_a_missing_file_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="nowhere.xml cannot be read"):
+        read_asap(tmp_path / "nowhere.xml")
