@@ -108,14 +108,14 @@ class EvidenceSettings(Settings):
     ramp: float = Field(
         0.2, ge=0, le=1, description="Share of the epochs over which the evidence then gains its full say."
     )
-    ungated_share: float = Field(0.5, ge=0, lt=1, description="Share of the task loss on the ungated bag.")
+    ungated_share: float = Field(0.8, ge=0, lt=1, description="Share of the task loss on the ungated bag.")
     budget_weight: float = Field(0.1, ge=0, description="lambda_b.")
     grounding: Literal["utility_kl", "literal", "none"] = "utility_kl"
     grounding_weight: float = Field(0.5, ge=0, description="lambda_g.")
     divergence_weight: float = Field(
         0.2, ge=0, description="Weight of KL(q || pi) inside the grounding term."
     )
-    sufficiency_weight: float = Field(1.0, ge=0)
+    sufficiency_weight: float = Field(0.25, ge=0)
     necessity_weight: float = Field(1.0, ge=0)
     null_peak: float = Field(2.0, ge=0, description="t ~ nu^peak; 0 is the uniform null.")
     recovery: RecoverySettings = RecoverySettings()
