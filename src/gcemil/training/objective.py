@@ -183,10 +183,18 @@ def kept_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tens
 
 
 def removed_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor | None:
-    """f(X_notS) with the gradient of the closed gates; None when the gate opens every patch."""
-    if bool(output.opened.all()):
+    """f(X_notS) with the gradient of the closed gates; None when nothing would be left.
+
+    S and the patches ranked next are taken out: a complement that still holds evidence, and is told to say nothing,
+    would unteach the host what evidence is.
+    """
+    settings = model.settings
+    n_removed = round(settings.necessity_margin * settings.budget * len(output.scores))
+    removed = output.opened.clone()
+    removed[output.scores.detach().topk(min(n_removed, len(removed))).indices] = True
+    if bool(removed.all()):
         return None
-    return _hard(model, output, bag, 1 - output.gates, ~output.opened)
+    return _hard(model, output, bag, 1 - output.gates, ~removed)
 
 
 def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor, selected: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from gcemil.training.objective import (
     grounding_terms,
     host_terms,
     mean_losses,
+    removed_logits,
     subset_terms,
     task_terms,
 )
@@ -231,7 +232,10 @@ def test_sufficiency_reaches_open_and_closed_patches_alike():
 
 
 def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches():
-    model, bags = make_model(sufficiency_weight=0.0, necessity_weight=2.0), training_bags(3, count=2)
+    model, bags = (
+        make_model(sufficiency_weight=0.0, necessity_weight=2.0, necessity_margin=1.0),
+        training_bags(3, count=2),
+    )
     outputs = seen(model, bags)
     removed = [
         F.log_softmax(model.host(bag.features[~o.opened], bag.coords[~o.opened]).logits, dim=0).detach()
@@ -246,9 +250,19 @@ def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches
     torch.testing.assert_close(null.running_mean, 0.9 * running + 0.1 * removed[1].exp(), rtol=0, atol=1e-4)
 
 
+def test_the_margin_takes_out_what_is_ranked_next_to_the_evidence():
+    model, (bag,) = make_model(budget=0.05, necessity_margin=3.0), training_bags(3, count=1)
+    (output,) = seen(model, [bag])
+    # 15 % of 40 patches.
+    left = torch.ones(40, dtype=torch.bool)
+    left[output.scores.topk(6).indices] = False
+    alone = model.host(bag.features[left], bag.coords[left]).logits
+    torch.testing.assert_close(removed_logits(model, output, bag), alone, rtol=0, atol=1e-3)
+
+
 def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far():
     model, bags = (
-        make_model(n_outputs=1, sufficiency_weight=0.0, necessity_weight=1.0),
+        make_model(n_outputs=1, sufficiency_weight=0.0, necessity_weight=1.0, necessity_margin=1.0),
         training_bags(1, count=2),
     )
     outputs = seen(model, bags)
