@@ -42,7 +42,9 @@ app.command("split")(split.split)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("explain")(explain.explain)
 app.command("diagnose")(diagnose.diagnose)
+app.command("audit")(audit.audit)
 
 
 @app.callback(invoke_without_command=True)

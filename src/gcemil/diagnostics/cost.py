@@ -1,0 +1,256 @@
+"""What each way to predict costs, relative to one pass of the host over the whole bag (paper, cost table).
+
+  full         the host on all patches
+  soft         gates from the selector, then the host on the gated bag
+  discrete     the host on the recovered evidence
+  attention    the host on as many patches, those of highest attention
+  occlusion    the host on as many patches, those whose removal costs the prediction most
+
+  aggregation_time   one prediction when the subset is known and its features are cached
+  explained_time     the same with finding the subset: selector and recovery, one more pass, or one pass per patch
+  peak_memory        rows handed in plus what the pass holds at once, when the subset is known
+  patch_ratio        patches the host pools
+  relative_utility   task metric over the task metric of the whole bags
+
+Occlusion the plain way is one pass per patch. That is never run here: some passes are timed and multiplied, and the row
+says `extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians of interleaved
+runs, so that a busy machine slows all of them; figures are means over bags.
+
+The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is not in any of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcemil.diagnostics.attribution.table import supported
+from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
+from gcemil.diagnostics.peak_memory import peak_bytes
+from gcemil.diagnostics.snr import task_metric
+from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
+from gcemil.errors import UsageError
+from gcemil.explain import recovered
+from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.interventions import Interventions
+from gcemil.recovery.rules import subset_size, top_k
+from gcemil.shapes import Logits, Selected
+
+Clock = Callable[[], float]
+Call = Callable[[], Any]
+Figures = dict[str, float | None]
+CLOSED_FORM = "occlusion_closed_form"
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to predict a bag."""
+
+    mode: str
+    network: NetworkName
+    selected: Selected
+    """The patches the host pools."""
+    predict: Call
+    """Gives logits, the subset being known."""
+    explain: Call | None = None
+    """Finds the subset as well; None where there is nothing to find."""
+    handed: Sequence[Tensor | None] = field(default=())
+
+    @property
+    def labels(self) -> Labels:
+        return {"mode": self.mode, "network": self.network, "timing": "measured"}
+
+
+@torch.no_grad()
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    budget: float = DEFAULT_BUDGET,
+    repeats: int = 5,
+    timed_bags: int = 12,
+    clock: Clock = time.perf_counter,
+) -> Finding:
+    """Utility from every test bag, cost from `timed_bags` of them; `budget` sizes subsets where there is no wrapper."""
+    if repeats < 1 or timed_bags < 1:
+        raise UsageError(f"repeats and timed_bags are at least 1, got {repeats} and {timed_bags}.")
+    per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
+    logits: dict[str, list[Logits]] = {}
+    slides = []
+    every = -(-len(fold.specs()) // timed_bags)
+    for number, bench in enumerate(fold.bags("test", on_bag)):
+        ways = list(ways_of(bench, fold, budget))
+        for way in ways:
+            logits.setdefault(way.mode, []).append(way.predict())
+        if number % every:
+            continue
+        for labels, figures in costs(bench, ways, repeats, clock):
+            per_bag.setdefault(tuple(labels.items()), []).append(figures)
+            slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
+    utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
+    rows = [with_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
+    return Finding(
+        name="cost",
+        rows=tuple(rows),
+        slides=tuple(slides),
+        notes=tuple(notes(fold, utility)),
+        settings={
+            "repeats": repeats,
+            "bags": len(fold.specs()),
+            "timed_bags": len(range(0, len(fold.specs()), every)),
+            "timed_occlusions_per_bag": repeats,
+            "clock": getattr(clock, "__name__", str(clock)),
+            "threads": torch.get_num_threads(),
+            "budget": None if fold.model is not None else budget,
+        },
+    )
+
+
+def ways_of(bench: BagBench, fold: FoldBench, budget: float) -> Iterator[Way]:
+    """Every way this fold has; the whole bag comes first."""
+    network: NetworkName = "wrapped" if fold.plain is None else "plain"
+    host, features, coords = fold.host_of(network), bench.features, bench.coords
+    everyone = torch.ones(len(bench), dtype=torch.bool)
+    handed = (features, coords)
+    yield Way("full", network, everyone, lambda: host(features, coords).logits, handed=handed)
+    size = subset_size(len(bench), budget)
+    model, explanation = fold.model, bench.explanation
+    if model is not None and explanation is not None:
+        step, evidence = bench.bag.patch_size, explanation.recovery.selected
+        size = int(evidence.sum())
+        yield Way(
+            "soft",
+            "wrapped",
+            everyone,
+            lambda: model.gated(features, coords, step=step).logits,
+            handed=handed,
+        )
+
+        def evidence_found() -> Logits:
+            output = model(features, coords, step=step)
+            return kept_logits(
+                Interventions(fold.host, features, coords, embedded=output.embedded),
+                recovered(model, output).selected,
+            )
+
+        yield subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
+
+    def attention_found() -> Logits:
+        asked = Interventions(host, features, coords)
+        return kept_logits(asked, top_k(asked.full().scores, size))
+
+    attention = top_k(bench.network(network).full().scores, size)
+    yield subset_way("attention", network, host, bench, attention, attention_found)
+    if "occlusion" in supported(host):
+        scores = supported(host)["occlusion"].scores
+
+        def occlusion_found() -> Logits:
+            return kept_logits(
+                Interventions(host, features, coords), top_k(scores(host, features, coords), size)
+            )
+
+        chosen = top_k(scores(host, features, coords), size)
+        yield subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
+
+
+def subset_way(
+    mode: str, network: NetworkName, host: Any, bench: BagBench, selected: Selected, explain: Call
+) -> Way:
+    """The host on some rows, which lie ready as if only they had been read."""
+    rows = bench.features[selected]
+    coords = None if bench.coords is None else bench.coords[selected]
+    return Way(mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords))
+
+
+def kept_logits(asked: Interventions, selected: Selected) -> Logits:
+    return asked.kept(selected).logits
+
+
+def costs(
+    bench: BagBench, ways: Sequence[Way], repeats: int, clock: Clock
+) -> Iterator[tuple[Labels, Figures]]:
+    """Time and memory of each way on one bag, over those of the first."""
+    full = ways[0]
+    asked = bench.network(full.network)
+    one_out = [without_patch(len(bench), turn) for turn in range(repeats)]
+    calls = {f"predict {way.mode}": way.predict for way in ways}
+    calls |= {f"explain {way.mode}": way.explain for way in ways if way.explain is not None}
+    if len(bench) > 1:
+        turns = iter(one_out)
+        calls["one out"] = lambda: asked.kept(next(turns))
+    memory = {way.mode: held_bytes(way.handed) + peak_bytes(way.predict) for way in ways}
+    seconds = interleaved(calls, repeats, clock)
+    unit = seconds["predict full"]
+    for way in ways:
+        predicted = seconds[f"predict {way.mode}"]
+        yield (
+            way.labels,
+            {
+                "aggregation_time": predicted / unit,
+                "explained_time": seconds.get(f"explain {way.mode}", predicted) / unit,
+                "peak_memory": memory[way.mode] / memory["full"],
+                "patch_ratio": float(way.selected.double().mean()),
+            },
+        )
+    kept = next(way for way in ways if way.mode == "attention")
+    again = seconds["predict attention"]
+    yield (
+        {"mode": "occlusion", "network": full.network, "timing": "extrapolated"},
+        {
+            "aggregation_time": again / unit,
+            "explained_time": (unit + len(bench) * seconds.get("one out", 0.0) + again) / unit,
+            "peak_memory": memory["attention"] / memory["full"],
+            "patch_ratio": float(kept.selected.double().mean()),
+        },
+    )
+
+
+def interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:
+    """The median time of each call; every round times all of them, starting with another one each time."""
+    names = list(calls)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            before = clock()
+            calls[name]()
+            found[name].append(clock() - before)
+    return {name: median(times) for name, times in found.items()}
+
+
+def without_patch(n_patches: int, turn: int) -> Selected:
+    """All patches but one; each turn another, spread over the bag."""
+    kept = torch.ones(n_patches, dtype=torch.bool)
+    kept[(turn * 7919) % n_patches] = False
+    return kept
+
+
+def held_bytes(tensors: Sequence[Tensor | None]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors if one is not None)
+
+
+def with_utility(row: Row, utility: dict[str, float]) -> Row:
+    """The row with what its predictions are worth; a mode that was never predicted from has none."""
+    mode = row.labels["mode"]
+    if mode == "occlusion":
+        # The closed form gives the very scores that one pass per patch gives.
+        mode = CLOSED_FORM
+    ours, full = utility.get(mode), utility["full"]
+    relative = None if ours is None or full == 0 else ours / full
+    return Row(row.labels, {**row.values, "relative_utility": relative}, row.deviations)
+
+
+def notes(fold: FoldBench, utility: dict[str, float]) -> Iterator[str]:
+    yield "No prefilter in this run, so encoding is not made cheaper: the row 'discrete + prefilter' is absent."
+    if fold.model is None:
+        yield "The run has no wrapper: no rows 'soft' and 'discrete'."
+    if CLOSED_FORM not in utility:
+        yield "This host has no closed form of occlusion, so its utility is not known here; see the diagnostic posthoc."
+    if utility["full"] == 0:
+        yield "The task metric of the whole bags is 0, so no relative utility exists."

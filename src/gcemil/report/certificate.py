@@ -1,0 +1,190 @@
+"""The keep/remove certificate: four predictions of one bag, and what they say of its evidence S.
+
+  sufficient    |Phi(X_S) - Phi(X)|    <= delta_s      keeping only the evidence changes little     (Definition 1)
+  necessary     |Phi(X_notS) - Phi(X)| >= delta_n      removing it changes something                (Definition 2)
+  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      the gates and the patches say the same       (Definition 3)
+
+Phi is the probability of the class predicted on X, or the risk in units of the training risks. Verdicts are made in
+gcemil.diagnostics.verdicts; here they are kept, put into words and written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gcemil.errors import RunError
+from gcemil.findings import without_nan
+from gcemil.report.write import write_json
+
+VerdictName = Literal["sufficient", "necessary", "recoverable"]
+VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")
+BOUND: dict[VerdictName, str] = {
+    "sufficient": "at most",
+    "necessary": "at least",
+    "recoverable": "at most",
+}
+WITHOUT_CHANGE: dict[VerdictName, str] = {
+    "sufficient": "there is no prediction from the evidence",
+    "necessary": "the evidence is the whole bag, nothing is left without it",
+    "recoverable": "the rule has no gates",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one version of the bag."""
+
+    values: dict[str, float]
+    """prob_<class>, or risk."""
+    output: float
+    """Phi."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """X, X_pi, X_S and X_notS."""
+
+    full: Prediction
+    gated: Prediction | None
+    kept: Prediction
+    removed: Prediction | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one definition holds; None where it cannot be asked."""
+
+    held: bool | None
+    change: float | None
+    """How far the two outputs are apart; None where one of them does not exist."""
+    tolerance: float
+
+    def sentence(self, name: VerdictName) -> str:
+        """The verdict and the two numbers behind it."""
+        word = {True: name, False: f"not {name}", None: f"{name} or not cannot be said"}[self.held]
+        if self.change is None:
+            return f"{word}: {WITHOUT_CHANGE[name]}"
+        return f"{word}: change {self.change:.3f}, {BOUND[name]} {self.tolerance:g}"
+
+
+@dataclass(frozen=True)
+class AnchorCoverage:
+    """How surely the evidence shows one anchor."""
+
+    prompt: str
+    coverage: float
+    target: float
+    """What recovery had to reach; 0 where the anchor does not count for this prediction."""
+    weight: float
+    """How much the predicted class, or the risk, uses the anchor."""
+
+    @property
+    def covered(self) -> bool | None:
+        """None for an anchor that does not count."""
+        return None if self.target == 0 else self.coverage >= self.target
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Which patches of which bag are certified."""
+
+    slide_id: str
+    bag_id: str
+    bag_slides: tuple[str, ...]
+    part: str
+    """The part of the fold the bag is in: only test is unseen."""
+    n_patches: int
+    n_selected: int
+    slide_n_patches: int
+    slide_n_selected: int
+
+    @property
+    def fraction(self) -> float:
+        return self.n_selected / self.n_patches
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know before reading on."""
+        notes = []
+        if len(self.bag_slides) > 1:
+            notes.append(
+                f"Case '{self.bag_id}' has {len(self.bag_slides)} slides, which form one bag: predictions, verdicts, fraction "
+                f"and coverage are of the case. {self.slide_n_selected} of its {self.n_selected} selected patches lie on "
+                f"slide '{self.slide_id}'."
+            )
+        if self.part != "test":
+            notes.append(f"The model is not new to this slide: it is in the {self.part} part of the fold.")
+        return tuple(notes)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was kept and removed, what the model said each time, and what follows from it."""
+
+    subject: Subject
+    rule: str
+    """How the patches were chosen."""
+    output_name: str
+    """What Phi is."""
+    predictions: Predictions
+    verdicts: dict[VerdictName, Verdict]
+    stop_reason: str | None
+    """Why recovery ended; None for a rule without recovery."""
+    anchors: tuple[AnchorCoverage, ...]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The three verdicts in one line."""
+        return "; ".join(self.verdicts[name].sentence(name) for name in VERDICTS)
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = without_nan(asdict(self))
+        value["headline"] = self.headline
+        value["notes"] = [*self.subject.notes, *self.notes]
+        value["subject"]["fraction"] = self.subject.fraction
+        for entry, anchor in zip(value["anchors"], self.anchors, strict=True):
+            entry["covered"] = anchor.covered
+        return value
+
+
+def write_certificate(path: Path, certificate: Certificate) -> Path:
+    return write_json(path, certificate.to_json())
+
+
+def read_certificate(path: Path) -> Certificate:
+    """A certificate as it was written; what follows from the rest is left out and made again."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        subject = Subject(
+            **{**without(value["subject"], "fraction"), "bag_slides": tuple(value["subject"]["bag_slides"])}
+        )
+        found: dict[str, Any] = {
+            name: None if entry is None else Prediction(**entry)
+            for name, entry in value["predictions"].items()
+        }
+        return Certificate(
+            subject=subject,
+            rule=value["rule"],
+            output_name=value["output_name"],
+            predictions=Predictions(**found),
+            verdicts={name: Verdict(**value["verdicts"][name]) for name in VERDICTS},
+            stop_reason=value["stop_reason"],
+            anchors=tuple(AnchorCoverage(**without(entry, "covered")) for entry in value["anchors"]),
+            settings=value["settings"],
+            provenance=value["provenance"],
+            notes=tuple(note for note in value["notes"] if note not in subject.notes),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} is no certificate of gcemil ({error}). Make it again with 'gcemil explain'."
+        ) from error
+
+
+def without(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: item for key, item in entry.items() if key != name}

@@ -1,0 +1,203 @@
+"""Two pictures of one slide side by side: where the host looked, and what the evidence is.
+
+Left, every patch in the colour of its score's rank: the darker, the higher. Ranks, because raw scores of different hosts
+share no scale. Right, the selected patches in the colour they have in QuPath. Patches lie on the slide's thumbnail
+where there is one; else on white, and the unselected are grey. Drawn with numpy, in time linear in the number of patches.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
+from PIL import Image, ImageDraw, ImageFont
+from scipy.stats import rankdata
+
+from gcemil.errors import UsageError
+from gcemil.report.geojson import EVIDENCE, PatchClass
+from gcemil.report.write import write_whole
+
+Canvas = UInt8[np.ndarray, "height width 3"]
+PerPatch = Shaped[np.ndarray, "n"]
+
+LARGEST_SIDE = 900
+"""Pixels of one panel."""
+LARGEST_PATCH = 16
+"""Pixels of one patch, so that ten patches do not fill the screen."""
+OPACITY = 0.6
+"""Of a patch over a thumbnail."""
+ROUNDING = 1e-6
+"""Keeps a corner on its own pixel when a product falls short of it."""
+MARGIN = 12
+TITLE_HEIGHT = 26
+FONT_SIZE = 14
+INK = (40, 40, 40)
+GREY = (222, 222, 222)
+RAMP = np.array(
+    [(240, 244, 250), (158, 202, 225), (66, 146, 198), (8, 81, 156), (8, 29, 66)], dtype=np.float64
+)
+"""Light to dark blue: it keeps its order for colour-blind eyes and in print."""
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """The whole level 0 of a slide made small."""
+
+    pixels: Canvas
+    downsample: float
+    """Level-0 pixels per pixel."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """From level-0 pixels to pixels of the picture."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    scale: float
+
+    def corners(self, coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        moved = (coords - np.array([self.left, self.top])) * self.scale
+        return np.floor(moved + ROUNDING).astype(np.int64)
+
+
+def overlay(
+    slide_id: str,
+    coords: Int[np.ndarray, "n 2"],
+    scores: PerPatch,
+    selected: Bool[np.ndarray, "n"],
+    *,
+    patch_size: int,
+    patch_class: PatchClass = EVIDENCE,
+    thumbnail: Thumbnail | None = None,
+) -> Image.Image:
+    """Attention and evidence, each with its title."""
+    if patch_size < 1:
+        raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
+    frame = frame_of(coords, patch_size, thumbnail)
+    side = max(1, math.ceil(patch_size * frame.scale - ROUNDING))
+    corners, canvas = frame.corners(coords), background(frame, thumbnail)
+    opacity = 1.0 if thumbnail is None else OPACITY
+    ranked = shares(scores)
+    colors = np.where(selected[:, None], patch_class.color, GREY).astype(np.uint8)
+    # Grey would only hide the tissue of a thumbnail.
+    drawn = selected if thumbnail is not None else np.ones_like(selected)
+    panels = [
+        painted(canvas, corners, ramp(ranked), ranked, side, opacity=opacity),
+        painted(canvas, corners[drawn], colors[drawn], selected[drawn], side, opacity=opacity),
+    ]
+    titles = (
+        "attention score, light to dark by rank",
+        f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
+    )
+    return side_by_side(slide_id, panels, titles)
+
+
+def write_overlay(path: Path, image: Image.Image) -> Path:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return write_whole(path, buffer.getvalue())
+
+
+def read_thumbnail(
+    path: Path, *, downsample: float | None = None, level0_width: float | None = None
+) -> Thumbnail:
+    """A picture of the whole slide; its scale is given, or follows from the slide's width."""
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read as a picture ({error}). Give a PNG or JPEG.") from error
+    found = downsample if level0_width is None else level0_width / pixels.shape[1]
+    if found is None or not found > 0:
+        raise UsageError(
+            f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got {found}."
+        )
+    return Thumbnail(pixels, found)
+
+
+def frame_of(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None) -> Frame:
+    """The thumbnail, or the box around all patches, no larger than a panel."""
+    if thumbnail is not None:
+        height, width = thumbnail.pixels.shape[:2]
+        shrink = min(1.0, LARGEST_SIDE / max(height, width))
+        size = max(1, round(width * shrink)), max(1, round(height * shrink))
+        return Frame(0, 0, *size, scale=shrink / thumbnail.downsample)
+    left, top = coords.min(axis=0).tolist()
+    extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
+    scale = min(LARGEST_SIDE / max(extent), LARGEST_PATCH / patch_size)
+    width, height = (max(1, math.ceil(side * scale - ROUNDING)) for side in extent)
+    return Frame(left, top, width, height, scale)
+
+
+def background(frame: Frame, thumbnail: Thumbnail | None) -> Canvas:
+    if thumbnail is None:
+        return np.full((frame.height, frame.width, 3), 255, dtype=np.uint8)
+    image = Image.fromarray(thumbnail.pixels).resize((frame.width, frame.height), Image.Resampling.LANCZOS)
+    return np.array(image)
+
+
+def painted(
+    canvas: Canvas,
+    corners: Int[np.ndarray, "n 2"],
+    colors: UInt8[np.ndarray, "n 3"],
+    importance: PerPatch,
+    side: int,
+    *,
+    opacity: float,
+) -> Canvas:
+    """Squares on a canvas, the most important on top; what lies beyond its edge is cut."""
+    height, width = canvas.shape[:2]
+    order = np.argsort(importance, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    top = np.full((height, width), -1, dtype=np.int64)
+    # Pixel by pixel of a square, all patches at once: side^2 steps however many patches there are.
+    for down, across in np.ndindex(side, side):
+        x, y = corners[:, 0] + across, corners[:, 1] + down
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        np.maximum.at(top, (y[inside], x[inside]), place[inside])
+    shown = top >= 0
+    mixed = opacity * colors[order[top[shown]]].astype(np.float64) + (1 - opacity) * canvas[shown]
+    result = canvas.copy()
+    result[shown] = np.round(mixed).astype(np.uint8)
+    return result
+
+
+def shares(scores: PerPatch) -> Float[np.ndarray, "n"]:
+    """Rank over number of patches: the highest is 1, equals are equal."""
+    return rankdata(scores) / len(scores)
+
+
+def ramp(values: Float[np.ndarray, "n"]) -> UInt8[np.ndarray, "n 3"]:
+    """Colours of values in [0, 1]."""
+    steps = np.linspace(0.0, 1.0, len(RAMP))
+    channels = [np.interp(values, steps, RAMP[:, channel]) for channel in range(3)]
+    return np.round(np.stack(channels, axis=1)).astype(np.uint8)
+
+
+def side_by_side(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) -> Image.Image:
+    """The panels under their titles, the heading above them."""
+    font = ImageFont.load_default(size=FONT_SIZE)
+    widths = [
+        max(panel.shape[1], math.ceil(font.getlength(title)))
+        for panel, title in zip(panels, titles, strict=True)
+    ]
+    total = max(sum(widths) + MARGIN * (len(panels) + 1), math.ceil(font.getlength(heading)) + 2 * MARGIN)
+    top = MARGIN + 2 * TITLE_HEIGHT
+    sheet = Image.new("RGB", (total, top + max(panel.shape[0] for panel in panels) + MARGIN), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, MARGIN), heading, fill=INK, font=font)
+    left = MARGIN
+    for panel, title, width in zip(panels, titles, widths, strict=True):
+        draw.text((left, MARGIN + TITLE_HEIGHT), title, fill=INK, font=font)
+        sheet.paste(Image.fromarray(panel), (left, top))
+        left += width + MARGIN
+    return sheet

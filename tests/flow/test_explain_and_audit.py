@@ -1,0 +1,408 @@
+"""gcemil explain and gcemil audit on small trained runs: files, exit codes, messages."""
+
+import json
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from builders import grid_coords, make_cohort, write_slide
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import make_folds, read_fold, write_folds
+from gcemil.cli.audit import audit
+from gcemil.cli.explain import explain
+from gcemil.config import TrainSettings
+from gcemil.errors import GcemilError, UsageError
+from gcemil.findings import read_finding
+from gcemil.report.certificate import read_certificate
+from gcemil.training.run import train_run
+from geojson_rules import violations
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("explain")(explain)
+app.command("audit")(audit)
+
+FILES = {"evidence.h5", "evidence.json", "evidence.geojson", "overlay.png", "certificate.json"}
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeeded(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    # Progress goes to standard error, and only what is asked for to standard output.
+    return result.stdout
+
+
+def refused(*arguments, error=UsageError):
+    result = run(*arguments)
+    assert isinstance(result.exception, error), (result.output, result.exception)
+    return str(result.exception)
+
+
+def unseen_slide(runs):
+    return read_fold(Cohort.load(runs.cohort), 0).slides("test")[0]
+
+
+class TestExplain:
+    def test_a_tested_slide_gets_every_file(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == FILES
+        certificate = read_certificate(tmp_path / "certificate.json")
+        assert certificate.headline in output
+        assert certificate.subject.part == "test"
+        assert certificate.notes == ()
+        assert violations((tmp_path / "evidence.geojson").read_text()) == []
+
+    def test_the_evidence_is_that_of_the_run_to_the_byte(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        theirs = classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5"
+        assert (tmp_path / "evidence.h5").read_bytes() == theirs.read_bytes()
+
+    def test_the_same_command_twice_gives_the_same_files(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        for name in ("one", "two"):
+            succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path / name)
+        for name in FILES:
+            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+    def test_files_of_one_slide_tell_one_story(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
+        coords = store.read(tmp_path / "evidence.h5", "coords")
+        listed = json.loads((tmp_path / "evidence.json").read_text())
+        assert [patch["index"] for patch in listed["patches"]] == selected
+        features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
+        assert [int(one["properties"]["metadata"]["patch"]) for one in features] == selected
+        corners = [one["geometry"]["coordinates"][0][0] for one in features]
+        assert corners == coords[selected].tolist()
+        certificate = read_certificate(tmp_path / "certificate.json")
+        assert certificate.subject.n_selected == len(selected)
+        assert certificate.stop_reason == listed["stop_reason"]
+        prompts = [f"anchor: {anchor.prompt}" for anchor in certificate.anchors]
+        assert set(prompts) <= set(features[0]["properties"]["measurements"])
+        with Image.open(tmp_path / "overlay.png") as picture:
+            assert picture.format == "PNG"
+
+    def test_the_certificate_names_what_it_rests_on(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        found = read_certificate(tmp_path / "certificate.json")
+        assert set(found.provenance["inputs"]) == {"model", f"features/{slide}"}
+        assert {"gcemil", "commit", "packages", "python", "settings_hash", "fold", "seed"} <= set(
+            found.provenance
+        )
+        assert found.settings["rule"]["recovery"]["threshold"] == 0.5
+        predictions = found.predictions
+        assert None not in (predictions.gated, predictions.removed)
+        assert found.verdicts["sufficient"].change == pytest.approx(
+            abs(predictions.kept.output - predictions.full.output)
+        )
+        assert sum(predictions.kept.values.values()) == pytest.approx(1)
+        assert str(tmp_path) not in (tmp_path / "certificate.json").read_text()
+
+    def test_tolerances_decide_the_verdicts(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        common = ("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        for tolerance, expected in ((1.0, (True, False, True)), (0.0, (False, True, False))):
+            options = [f"--{name}={tolerance}" for name in ("sufficiency", "necessity", "recoverability")]
+            succeeded(*common, *options)
+            found = read_certificate(tmp_path / "certificate.json").verdicts
+            assert tuple(verdict.held for verdict in found.values()) == expected
+
+    def test_by_default_files_lie_in_the_fold_that_tests_the_slide(self, trained_cases):
+        output = succeeded("explain", trained_cases / "run", "--slide", "s000_0", "--json")
+        files = json.loads(output)["files"]
+        assert all("explain" in path for path in files.values())
+        assert read_certificate(Path(files["certificate"])).subject.slide_id == "s000_0"
+
+    def test_bounds_are_subtracted_whether_given_or_read(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        coords = store.read(classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5", "coords")
+        left, top = coords.min(axis=0).tolist()
+        succeeded(
+            "explain", classification_runs.gce, "--slide", slide, "--out", tmp_path,
+            "--bounds-x", left, "--bounds-y", top, "--all-patches",
+        )  # fmt: skip
+        features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
+        assert len(features) == len(coords)
+        corners = np.array([one["geometry"]["coordinates"][0][0] for one in features])
+        assert corners.tolist() == (coords - [left, top]).tolist()
+        assert corners.min() == 0
+
+    def test_half_a_bound_and_bounds_of_another_slide_are_refused(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        common = ("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        assert "give both --bounds-x and --bounds-y" in refused(*common, "--bounds-x", 5)
+        message = refused(*common, "--bounds-x", 10**7, "--bounds-y", 0, error=GcemilError)
+        assert "outside the image" in message
+        # Nothing is left behind by an explanation that failed.
+        assert not list(tmp_path.iterdir())
+
+    def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        succeeded("explain", classification_runs.host, "--slide", slide, "--out", tmp_path, "--budget", 0.1)
+        found = read_certificate(tmp_path / "certificate.json")
+        assert found.rule == "attention top-k at budget 0.1"
+        assert found.predictions.gated is None
+        assert found.verdicts["recoverable"].held is None
+        assert found.anchors == ()
+        assert "not recovered evidence" in found.notes[0]
+        text = (tmp_path / "evidence.geojson").read_text()
+        assert violations(text) == []
+        assert {one["properties"]["classification"]["name"] for one in json.loads(text)["features"]} == {
+            "Attention top-k"
+        }
+        selected, scores = (store.read(tmp_path / "evidence.h5", name) for name in ("selected", "scores"))
+        assert len(selected) == max(1, round(0.1 * len(scores)))
+        assert scores[selected].min() >= np.delete(scores, selected).max()
+
+    def test_a_budget_is_for_plain_hosts(self, classification_runs):
+        slide = unseen_slide(classification_runs)
+        message = refused("explain", classification_runs.gce, "--slide", slide, "--budget", 0.1)
+        assert "Leave --budget out" in message
+
+    def test_of_a_case_with_two_slides_the_certificate_is_about_the_case(self, survival_runs, tmp_path):
+        cohort = Cohort.load(survival_runs.cohort)
+        case = next(spec for spec in cohort.bags if len(spec.slide_ids) == 2)
+        for slide in case.slide_ids:
+            succeeded("explain", survival_runs.gce, "--slide", slide, "--out", tmp_path / slide)
+        first, second = (read_certificate(tmp_path / slide / "certificate.json") for slide in case.slide_ids)
+        assert first.predictions == second.predictions
+        assert first.subject.n_patches == first.subject.slide_n_patches + second.subject.slide_n_patches
+        assert first.subject.n_selected == first.subject.slide_n_selected + second.subject.slide_n_selected
+        assert f"Case '{case.case_id}' has 2 slides" in first.subject.notes[0]
+        assert first.output_name == "risk in units of the training risks"
+        for slide in case.slide_ids:
+            coords = store.read(tmp_path / slide / "evidence.h5", "coords")
+            # Coordinates of the slide itself, not of the case in which it was moved aside.
+            assert coords.tolist() == store.read(cohort.feature_file(slide), "coords").tolist()
+            assert violations((tmp_path / slide / "evidence.geojson").read_text()) == []
+
+    def test_a_slide_the_model_was_trained_on_is_said_to_be_known(self, classification_runs, tmp_path):
+        slide = read_fold(Cohort.load(classification_runs.cohort), 0).slides("train")[0]
+        output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        assert "it is in the train part of the fold" in output
+
+    def test_unknown_slides_and_folds_are_named(self, classification_runs):
+        assert "has no slide 'nobody'" in refused("explain", classification_runs.gce, "--slide", "nobody")
+        slide = unseen_slide(classification_runs)
+        message = refused(
+            "explain", classification_runs.gce, "--slide", slide, "--fold", 3, error=GcemilError
+        )
+        assert "has no trained fold 3, only: 0" in message
+
+
+@pytest.fixture(scope="module")
+def trained_cases(tmp_path_factory):
+    """A cohort without patch size whose slides say little, and a run of one epoch on its first fold."""
+    folder = tmp_path_factory.mktemp("cases")
+    cohort = make_cohort(folder / "cohort", n_cases=30, n_patches=12, dim=8)
+    features = np.random.default_rng(5).normal(size=(26, 8)).astype(np.float32)
+    write_slide(folder / "cohort", "s001_0", features[:12], None)
+    write_slide(folder / "cohort", "s002_0", features[12:13], grid_coords(1))
+    path = write_slide(folder / "cohort", "s004_0", features[25:], grid_coords(1))
+    with h5py.File(path, "a") as file:
+        file["coords"].attrs["patch_size_level0"] = 1024
+    path = write_slide(folder / "cohort", "s003_0", features[13:25], grid_coords(12) + 4096)
+    with h5py.File(path, "a") as file:
+        file["coords"].attrs["level0_width"] = 16_384
+        file.attrs["openslide.bounds-x"] = "4096"
+        file.attrs["openslide.bounds-y"] = "4096"
+    card = cohort.card.model_copy(update={"patch_size_level0": None})
+    cohort = Cohort(cohort.folder, card, cohort.slides)
+    cohort.save()
+    write_folds(cohort, make_folds(cohort))
+    train_run(cohort.folder, folder / "run", TrainSettings(epochs=1), folds=[0], jobs=1)
+    return folder
+
+
+class TestExplainOddSlides:
+    def test_a_slide_without_coordinates_has_evidence_but_no_place(self, trained_cases, tmp_path):
+        output = succeeded("explain", trained_cases / "run", "--slide", "s001_0", "--out", tmp_path)
+        assert "no coordinates" in output
+        assert {path.name for path in tmp_path.iterdir()} == FILES - {"evidence.geojson", "overlay.png"}
+
+    def test_a_patch_whose_size_nobody_knows_is_not_drawn(self, trained_cases, tmp_path):
+        message = refused(
+            "explain", trained_cases / "run", "--slide", "s002_0", "--out", tmp_path, error=GcemilError
+        )
+        assert "Write patch_size_level0 into" in message
+
+    def test_a_slide_of_one_patch_is_its_own_evidence_and_leaves_no_complement(self, trained_cases, tmp_path):
+        succeeded("explain", trained_cases / "run", "--slide", "s004_0", "--out", tmp_path)
+        found = read_certificate(tmp_path / "certificate.json")
+        assert found.subject.fraction == 1
+        assert found.predictions.removed is None
+        assert found.verdicts["sufficient"].held is True
+        assert found.verdicts["necessary"].held is False
+        (only,) = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
+        assert only["geometry"]["coordinates"][0][2] == [1024, 1024]
+
+    def test_the_grid_tells_the_patch_size_and_the_file_its_bounds(self, trained_cases, tmp_path):
+        succeeded("explain", trained_cases / "run", "--slide", "s003_0", "--out", tmp_path, "--all-patches")
+        first = json.loads((tmp_path / "evidence.geojson").read_text())["features"][0]
+        assert first["geometry"]["coordinates"][0] == [[0, 0], [512, 0], [512, 512], [0, 512], [0, 0]]
+
+    def test_a_thumbnail_lies_under_the_overlay(self, trained_cases, tmp_path):
+        Image.new("RGB", (512, 384), "pink").save(tmp_path / "t.png")
+        common = (
+            "explain",
+            trained_cases / "run",
+            "--out",
+            tmp_path / "o",
+            "--thumbnail",
+            tmp_path / "t.png",
+        )
+        succeeded(*common, "--slide", "s003_0")
+        with Image.open(tmp_path / "o" / "overlay.png") as picture:
+            assert picture.size[0] > 2 * 512
+        assert "has no scale. Give --downsample" in refused(*common, "--slide", "s000_0")
+        succeeded(*common, "--slide", "s000_0", "--downsample", 32)
+
+
+MODELS = """
+import numpy as np
+import torch
+
+from gcemil.runs.network import load_network
+from pathlib import Path
+
+HOST = load_network(Path({checkpoint!r}))[0].host
+
+def predict(features, coords):
+    output = HOST(features, coords)
+    return output.logits, output.scores
+
+def logits_only(features, coords):
+    return HOST(features, coords).logits
+
+def three(features, coords):
+    return features[0, :3]
+
+def nothing(features, coords):
+    return features[0, :2] * float("nan")
+
+def averaged(features, coords):
+    return np.asarray(features).mean(axis=0)[:2], np.asarray(features)[:, 0]
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def lab(classification_runs, tmp_path, monkeypatch):
+    """A working folder with a module of models, forgotten afterwards."""
+    checkpoint = str(classification_runs.host / "fold_0" / "checkpoint.safetensors")
+    (tmp_path / "lab_models.py").write_text(MODELS.format(checkpoint=checkpoint))
+    (tmp_path / "lab_broken.py").write_text("raise RuntimeError('no licence')\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield tmp_path
+    for name in ("lab_models", "lab_broken"):
+        sys.modules.pop(name, None)
+    assert sys.path == before
+
+
+class TestAudit:
+    def test_a_model_with_scores_is_audited_beside_both_controls(self, classification_runs, lab):
+        output = succeeded("audit", classification_runs.cohort, "--model", "lab_models:predict")
+        finding = read_finding(lab / "audit.json")
+        assert {one.labels["rule"] for one in finding.rows} == {"whole bag", "model", "random", "oracle"}
+        assert "audit, full-kept" in output
+        assert "wrote audit.json" in output
+        assert finding.provenance["model"] == "lab_models:predict"
+        assert finding.provenance["part"] == "test"
+
+    def test_files_of_our_own_evidence_can_be_audited_as_gates(self, classification_runs, lab):
+        output = succeeded(
+            "audit", classification_runs.cohort, "--model", "lab_models:predict",
+            "--scores", classification_runs.gce / "fold_0" / "evidence", "--column", "gates", "--gates",
+            "--out", lab / "new" / "a.json", "--json", "--repeats", 1,
+        )  # fmt: skip
+        found = json.loads(output)
+        assert {(one["labels"]["rule"], one["labels"]["comparison"]) for one in found["rows"]} >= {
+            ("evidence", "full-kept"),
+            ("evidence", "soft-kept"),
+        }
+        assert read_finding(lab / "new" / "a.json").name == "audit"
+
+    def test_a_model_without_scores_has_its_slope_audited(self, classification_runs, lab):
+        succeeded("audit", classification_runs.cohort, "--model", "lab_models:logits_only", "--repeats", 0)
+        rows = read_finding(lab / "audit.json").rows
+        assert "slope" in {one.labels["rule"] for one in rows}
+        assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept"}
+
+    def test_a_numpy_model_works_in_numpy(self, classification_runs, lab):
+        succeeded(
+            "audit", classification_runs.cohort, "--model", "lab_models:averaged", "--arrays", "numpy",
+            "--part", "val", "--repeats", 1,
+        )  # fmt: skip
+        assert any("may have been trained on them" in note for note in read_finding(lab / "audit.json").notes)
+
+    def test_the_same_command_twice_gives_the_same_finding(self, classification_runs, lab):
+        for name in ("a.json", "b.json"):
+            succeeded(
+                "audit",
+                classification_runs.cohort,
+                "--model",
+                "lab_models:predict",
+                "--repeats",
+                1,
+                "--out",
+                name,
+            )
+        assert (lab / "a.json").read_bytes() == (lab / "b.json").read_bytes()
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            ("lab_models", "--model is written pkg.module:callable, got 'lab_models'"),
+            ("lab_nowhere:predict", "module 'lab_nowhere' cannot be imported"),
+            ("lab_broken:predict", r"RuntimeError: no licence"),
+            ("lab_models:absent", "there is no 'absent' in 'lab_models'. Callables there: "),
+            ("lab_models:NUMBER", "'lab_models:NUMBER' is a int and cannot be called"),
+            ("lab_models:three", "gave logits of shape (3,) for one bag; this cohort has 2 outputs"),
+            ("lab_models:nothing", "gave NaN or infinite logits"),
+        ],
+    )
+    def test_models_that_cannot_be_audited_are_named(self, classification_runs, lab, model, message):
+        assert message in refused("audit", classification_runs.cohort, "--model", model)
+        assert not (lab / "audit.json").exists()
+
+    def test_scores_that_do_not_fit_are_named_with_their_file(self, classification_runs, lab):
+        slide = unseen_slide(classification_runs)
+        (lab / "scores").mkdir()
+        np.save(lab / "scores" / f"{slide}.npy", np.zeros(3))
+        common = ("audit", classification_runs.cohort, "--model", "lab_models:predict", "--scores")
+        message = refused(*common, lab / "scores", error=GcemilError)
+        assert f"{slide}.npy has 3 scores for" in message
+        assert "is no folder" in refused(*common, lab / "absent")
+        assert "called 'scores'. Rename" in refused(*common, lab / "scores", "--scores", lab / "scores")
+        assert "Give them with --scores" in refused(*common[:-1], "--gates")
+
+    def test_survival_is_audited_by_its_c_index(self, survival_runs, lab):
+        (lab / "lab_models.py").write_text(
+            "def risk(features, coords):\n    return features.mean(), features[:, 0]\n"
+        )
+        succeeded("audit", survival_runs.cohort, "--model", "lab_models:risk", "--repeats", 1)
+        finding = read_finding(lab / "audit.json")
+        assert "c_index" in finding.rows[0].values
+        assert any("units of the audited bags' own" in note for note in finding.notes)
+
+    def test_help_says_that_the_module_is_executed(self):
+        text = " ".join(succeeded("audit", "--help").split())
+        assert "RUNS ITS CODE" in text.replace("│ ", "").replace(" │", "")
+        assert "gcemil audit" in text
+        assert "gcemil explain" in succeeded("explain", "--help")

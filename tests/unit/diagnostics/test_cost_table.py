@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fold_builders import one_patch_fold
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.cost import held_bytes, interleaved, measured, without_patch
+from gcemil.errors import UsageError
+from gcemil.hosts.adapters import CallableHost
+from run_builders import TrainedRuns
+
+
+class Stopwatch:
+    """A clock that only moves when someone works."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def row(finding, mode):
+    return next(row for row in finding.rows if row.labels["mode"] == mode)
+
+
+def test_every_call_is_timed_alone_and_the_median_counts():
+    watch, slow = Stopwatch(), iter([2.0, 100.0, 3.0])
+
+    def work(seconds):
+        watch.now += seconds
+
+    found = interleaved({"a": lambda: work(next(slow)), "b": lambda: work(7.0)}, 3, watch)
+    assert found == {"a": 3.0, "b": 7.0}
+
+
+def test_rounds_begin_with_another_call_each_time():
+    seen = []
+    interleaved({name: lambda name=name: seen.append(name) for name in "abc"}, 3, Stopwatch())
+    assert "".join(seen) == "abcbcacab"
+
+
+def test_each_turn_leaves_another_patch_out():
+    out = [int((~without_patch(50, turn)).nonzero()) for turn in range(5)]
+    assert len(set(out)) == 5
+
+
+def test_handed_rows_count_with_their_bytes():
+    assert held_bytes((torch.zeros(10, 4), torch.zeros(10, 2, dtype=torch.int64), None)) == 160 + 160
+
+
+def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> FoldBench:
+    """The plain run's fold with a host whose pass takes a second per patch."""
+
+    def model(features):
+        watch.now += len(features)
+        return features.mean(dim=0)[:2], features[:, 0]
+
+    fold = FoldBench.open(runs.host, 0)
+    return replace(fold, host=CallableHost(model, fold.cohort.card.feature_dim, 2, scores="model"))
+
+
+def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_runs: TrainedRuns):
+    watch = Stopwatch()
+    finding = measured(counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2)
+    assert [row.labels["mode"] for row in finding.rows] == ["full", "attention", "occlusion"]
+    for mode in ("attention", "occlusion"):
+        for slide in (one for one in finding.slides if one["mode"] == mode):
+            n, k = slide["n_patches"], max(1, round(0.1 * slide["n_patches"]))
+            assert slide["patch_ratio"] == pytest.approx(k / n)
+            assert slide["aggregation_time"] == pytest.approx(k / n)
+            # One more pass to find the patches; occlusion needs one pass without each of them.
+            found = (n + k) / n if mode == "attention" else (n + n * (n - 1) + k) / n
+            assert slide["explained_time"] == pytest.approx(found)
+            assert slide["peak_memory"] < 0.2
+    assert row(finding, "full").values["aggregation_time"] == 1
+    assert row(finding, "full").values["relative_utility"] == 1
+    assert row(finding, "occlusion").labels["timing"] == "extrapolated"
+    assert row(finding, "occlusion").values["relative_utility"] is None
+    assert any("no wrapper" in note for note in finding.notes)
+
+
+def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: TrainedRuns):
+    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
+    seen = []
+    finding = measured(fold, repeats=1, timed_bags=2, on_bag=lambda done, total: seen.append((done, total)))
+    assert [(row.labels["mode"], row.labels["network"]) for row in finding.rows] == [
+        ("full", "plain"),
+        ("soft", "wrapped"),
+        ("discrete", "wrapped"),
+        ("attention", "plain"),
+        ("occlusion_closed_form", "plain"),
+        ("occlusion", "plain"),
+    ]
+    assert any("No prefilter" in note for note in finding.notes)
+    n_bags = len(fold.specs())
+    assert seen[-1] == (n_bags, n_bags)
+    assert len({slide["bag_id"] for slide in finding.slides}) == finding.settings["timed_bags"] <= 2
+    discrete, attention = row(finding, "discrete").values, row(finding, "attention").values
+    assert discrete["patch_ratio"] == attention["patch_ratio"]
+    assert 0 < discrete["peak_memory"] < 1
+    assert row(finding, "soft").values["patch_ratio"] == 1
+    # The closed form gives the scores that one pass per patch would give.
+    assert (
+        row(finding, "occlusion").values["relative_utility"]
+        == row(finding, "occlusion_closed_form").values["relative_utility"]
+    )
+
+
+def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):
+    fold = FoldBench.open(survival_runs.gce, 0)
+    found = row(measured(fold, repeats=1, timed_bags=1), "discrete").values
+    assert found["relative_utility"] >= 0
+
+
+def test_bags_of_one_patch_cost_the_same_every_way(classification_runs: TrainedRuns, tmp_path):
+    watch = Stopwatch()
+    fold = one_patch_fold(counted_fold(classification_runs, watch), tmp_path / "cohort")
+    finding = measured(fold, clock=watch, repeats=1)
+    assert row(finding, "attention").values["aggregation_time"] == 1
+    assert row(finding, "attention").values["patch_ratio"] == 1
+    # Nothing is left to ask once the only patch is out.
+    assert row(finding, "occlusion").values["explained_time"] == 2
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"timed_bags": 0}])
+def test_nothing_timed_is_an_error(classification_runs: TrainedRuns, wrong):
+    with pytest.raises(UsageError, match="repeats and timed_bags are at least 1"):
+        measured(FoldBench.open(classification_runs.host, 0), **wrong)

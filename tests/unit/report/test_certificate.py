@@ -1,0 +1,104 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from gcemil.errors import RunError
+from gcemil.report.certificate import (
+    AnchorCoverage,
+    Certificate,
+    Prediction,
+    Predictions,
+    Subject,
+    Verdict,
+    read_certificate,
+    write_certificate,
+)
+
+
+def prediction(probability):
+    return Prediction({"prob_normal": 1 - probability, "prob_tumour": probability}, probability)
+
+
+SUBJECT = Subject(
+    "a", "a", ("a",), "test", n_patches=40, n_selected=2, slide_n_patches=40, slide_n_selected=2
+)
+CERTIFICATE = Certificate(
+    subject=SUBJECT,
+    rule="recovered evidence",
+    output_name="probability of tumour",
+    predictions=Predictions(prediction(0.9), prediction(0.875), prediction(0.88), prediction(0.25)),
+    verdicts={
+        "sufficient": Verdict(True, 0.02, 0.05),
+        "necessary": Verdict(True, 0.65, 0.05),
+        "recoverable": Verdict(False, 0.005, 0.001),
+    },
+    stop_reason="covered",
+    anchors=(AnchorCoverage("necrosis", 0.97, 0.95, 1.0), AnchorCoverage("mucin", 0.2, 0.0, 0.1)),
+    settings={"budget": 0.05},
+    provenance={"fold": 0},
+    notes=("one more thing",),
+)
+
+
+def test_the_headline_says_every_verdict_with_its_numbers():
+    assert CERTIFICATE.headline == (
+        "sufficient: change 0.020, at most 0.05; necessary: change 0.650, at least 0.05; "
+        "not recoverable: change 0.005, at most 0.001"
+    )
+
+
+def test_a_whole_bag_is_not_necessary_and_a_rule_without_gates_has_no_verdict():
+    assert Verdict(False, None, 0.05).sentence("necessary") == (
+        "not necessary: the evidence is the whole bag, nothing is left without it"
+    )
+    assert (
+        Verdict(None, None, 0.01).sentence("recoverable")
+        == "recoverable or not cannot be said: the rule has no gates"
+    )
+
+
+def test_an_anchor_is_covered_at_its_target_and_only_where_it_counts():
+    assert AnchorCoverage("a", 0.95, 0.95, 1.0).covered is True
+    assert AnchorCoverage("a", 0.94, 0.95, 1.0).covered is False
+    assert AnchorCoverage("a", 0.99, 0.0, 0.1).covered is None
+
+
+def test_a_certificate_is_read_as_it_was_written(tmp_path):
+    path = write_certificate(tmp_path / "c.json", CERTIFICATE)
+    assert read_certificate(path) == CERTIFICATE
+    value = json.loads(path.read_text())
+    assert value["headline"] == CERTIFICATE.headline
+    assert value["subject"]["fraction"] == 0.05
+    assert [anchor["covered"] for anchor in value["anchors"]] == [True, None]
+
+
+def test_predictions_that_do_not_exist_are_null(tmp_path):
+    whole = replace(CERTIFICATE, predictions=replace(CERTIFICATE.predictions, gated=None, removed=None))
+    path = write_certificate(tmp_path / "c.json", whole)
+    assert json.loads(path.read_text())["predictions"]["removed"] is None
+    assert read_certificate(path) == whole
+
+
+def test_of_a_case_it_says_that_it_is_about_the_case(tmp_path):
+    case = replace(SUBJECT, bag_id="case-1", bag_slides=("a", "b"), slide_n_patches=10, slide_n_selected=1)
+    (note,) = case.notes
+    assert note.startswith("Case 'case-1' has 2 slides, which form one bag")
+    assert "1 of its 2 selected patches lie on slide 'a'" in note
+    written = write_certificate(tmp_path / "c.json", replace(CERTIFICATE, subject=case))
+    assert read_certificate(written).subject == case
+    assert json.loads(written.read_text())["notes"] == [note, "one more thing"]
+
+
+def test_a_slide_the_model_has_seen_is_said_to_be_seen():
+    assert replace(SUBJECT, part="train").notes == (
+        "The model is not new to this slide: it is in the train part of the fold.",
+    )
+    assert SUBJECT.notes == ()
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"subject": {"fraction": 1}}', "[]"])
+def test_another_file_is_no_certificate(tmp_path, text):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(RunError, match=r"c.json is no certificate of gcemil"):
+        read_certificate(tmp_path / "c.json")

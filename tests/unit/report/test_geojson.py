@@ -1,0 +1,177 @@
+import json
+import uuid
+
+import numpy as np
+import pytest
+
+from gcemil.errors import BagError, StoreError, UsageError
+from gcemil.records import SlideEvidence
+from gcemil.report.geojson import (
+    ATTENTION,
+    UNSELECTED,
+    bounds_of,
+    evidence_measurements,
+    feature_collection,
+    numbers,
+    write_geojson,
+)
+from geojson_rules import violations
+
+COORDS = np.array([[0, 0], [512, 0], [1024, 512]])
+SELECTED = np.array([True, False, True])
+GATES = np.array([0.5, 0.1, 0.9], dtype=np.float32)
+
+
+def collection(**changes):
+    given = {
+        "coords": COORDS,
+        "selected": SELECTED,
+        "patch_size": 512,
+        "ranked_by": GATES,
+        "measurements": {"gate": GATES},
+        "model": "abc",
+        **changes,
+    }
+    return feature_collection("slide.1", given.pop("coords"), given.pop("selected"), **given)
+
+
+def test_selected_patches_become_closed_squares_in_whole_pixels():
+    found = collection()
+    assert [feature["geometry"] for feature in found["features"]] == [
+        {"type": "Polygon", "coordinates": [[[0, 0], [512, 0], [512, 512], [0, 512], [0, 0]]]},
+        {
+            "type": "Polygon",
+            "coordinates": [[[1024, 512], [1536, 512], [1536, 1024], [1024, 1024], [1024, 512]]],
+        },
+    ]
+
+
+def test_an_object_is_a_locked_tile_with_class_colour_and_measurements():
+    (first, second) = (feature["properties"] for feature in collection()["features"])
+    assert first == {
+        "objectType": "tile",
+        "isLocked": True,
+        "name": "GCE evidence #2",
+        "classification": {"name": "GCE evidence", "color": [214, 39, 40]},
+        "measurements": {"gate": 0.5},
+        "metadata": {"slide_id": "slide.1", "model": "abc", "patch": "0"},
+    }
+    # The highest gate is number one.
+    assert second["name"] == "GCE evidence #1"
+
+
+def test_bounds_of_the_slide_are_subtracted():
+    (first, _) = collection(coords=COORDS + np.array([3000, 700]), bounds=(3000, 700))["features"]
+    assert first["geometry"]["coordinates"][0][0] == [0, 0]
+
+
+def test_a_patch_over_the_edge_of_the_bounds_stays_and_one_beyond_it_is_refused():
+    (first, _) = collection(bounds=(511, 0))["features"]
+    assert first["geometry"]["coordinates"][0][0] == [-511, 0]
+    with pytest.raises(BagError, match=r"'slide.1': with bounds 512, 0 patch 0 would lie at \(-512, 0\)"):
+        collection(bounds=(512, 0))
+
+
+def test_ids_depend_on_slide_model_and_patch_alone():
+    ids = [feature["id"] for feature in collection()["features"]]
+    assert ids == [feature["id"] for feature in collection(measurements={}, bounds=(5, 5))["features"]]
+    assert {uuid.UUID(text).version for text in ids} == {5}
+    assert not set(ids) & {feature["id"] for feature in collection(model="other")["features"]}
+
+
+def test_unselected_patches_are_shown_where_they_have_a_class():
+    found = collection(unselected_class=UNSELECTED, selected_class=ATTENTION)["features"]
+    assert [feature["properties"]["classification"]["name"] for feature in found] == [
+        "Attention top-k",
+        "Not selected",
+        "Attention top-k",
+    ]
+    assert found[1]["properties"]["name"] == "patch 1"
+
+
+def test_what_json_cannot_say_is_written_as_qupath_reads_it():
+    values = np.array([np.nan, np.inf, -np.inf, 0.1], dtype=np.float32)
+    assert numbers(values) == ["NaN", "inf", "-inf", 0.1]
+    assert numbers(np.array([3, 4])) == [3, 4]
+
+
+@pytest.mark.parametrize("selected", [[True] * 3, [False] * 3, [False, True, False]])
+def test_the_file_satisfies_every_rule(tmp_path, selected):
+    measurements = {"gate": GATES, "odd": np.array([np.nan, np.inf, 1.0])}
+    found = collection(selected=np.array(selected), measurements=measurements)
+    text = write_geojson(tmp_path / "new" / "e.geojson", found).read_text()
+    assert violations(text) == []
+    assert json.loads(text) == found
+
+
+def test_one_file_is_one_patch_per_line_and_leaves_nothing_beside_it(tmp_path):
+    path = write_geojson(tmp_path / "e.geojson", collection())
+    assert len(path.read_text().splitlines()) == 4
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_patch_without_size_is_refused():
+    with pytest.raises(UsageError, match="at least 1 level-0 pixel, got 0"):
+        collection(patch_size=0)
+
+
+def spoiled(change):
+    value = collection()
+    change(value["features"][0])
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda f: f["properties"]["classification"].pop("color"), "no colour"),
+        (lambda f: f["properties"].pop("objectType"), "imported as an annotation"),
+        (lambda f: f.update(objectType="tile"), "outside properties"),
+        (lambda f: f.update(id="patch-1"), "no UUID"),
+        (lambda f: f["properties"]["measurements"].update(gate=None), "measurement 'gate'"),
+        (lambda f: f["properties"]["measurements"].update(gate=float("nan")), "NaN is no JSON"),
+        (lambda f: f["properties"]["metadata"].update(patch=1), "no string"),
+        (lambda f: f["geometry"]["coordinates"][0].pop(), "not closed"),
+        (lambda f: f["geometry"]["coordinates"][0][1].__setitem__(0, 0.5), "no whole pixel"),
+        (lambda f: f["properties"]["classification"].update(color=[1, 2, 300]), r"not [r, g, b]"),
+    ],
+)
+def test_the_checker_finds_what_qupath_would_not_forgive(change, problem):
+    assert any(problem in found for found in violations(spoiled(change)))
+
+
+def test_the_checker_finds_an_id_that_stands_twice():
+    value = collection()
+    value["features"][1]["id"] = value["features"][0]["id"]
+    assert violations(json.dumps(value)) == ["two features share an id"]
+
+
+def test_measurements_name_every_anchor_once():
+    ones = np.ones(2, dtype=np.float32)
+    evidence = SlideEvidence(
+        slide_id="s",
+        selected=np.array([True, False]),
+        coords=None,
+        gates=ones,
+        scores=ones * 2,
+        evidence_scores=ones * 3,
+        responses=np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32),
+        marginal_gain=ones * 4,
+        coverage=ones,
+        stop_reason="covered",
+        prompts=("necrosis", "necrosis"),
+    )
+    found = evidence_measurements(evidence)
+    assert list(found) == [
+        "gate", "attention_score", "evidence_score", "marginal_gain", "anchor: necrosis", "anchor: necrosis (1)",
+    ]  # fmt: skip
+    assert found["anchor: necrosis (1)"].tolist() == pytest.approx([0.2, 0.4])
+
+
+def test_bounds_are_found_among_the_attributes_of_a_feature_file():
+    assert bounds_of({"openslide.bounds-x": "120", "openslide.bounds-y": 80}, "f.h5") == (120, 80)
+    assert bounds_of({"bounds_x": 1, "bounds_y": 2}, "f.h5") == (1, 2)
+    assert bounds_of({"bounds_x": "None", "bounds_y": "None"}, "f.h5") is None
+    assert bounds_of({}, "f.h5") is None
+    with pytest.raises(StoreError, match="f.h5: 'bounds_x' is 'left'"):
+        bounds_of({"bounds_x": "left", "bounds_y": 2}, "f.h5")
