@@ -8,10 +8,12 @@ import typer
 
 from gcemil import __version__
 from gcemil.cli import (
+    audit,
     demo,
     diagnose,
     doctor,
     evaluate,
+    explain,
     foreign,
     predict,
     repack,
