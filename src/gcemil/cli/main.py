@@ -15,6 +15,7 @@ from gcemil.cli import (
     evaluate,
     explain,
     foreign,
+    patch,
     predict,
     repack,
     simulate,
@@ -38,6 +39,7 @@ app.command("doctor")(doctor.doctor)
 app.command("simulate")(simulate.simulate)
 app.command("inspect")(foreign.inspect)
 app.command("import")(foreign.import_)
+app.command("patch")(patch.patch)
 app.command("repack")(repack.repack)
 app.command("validate")(validate.validate)
 app.command("split")(split.split)

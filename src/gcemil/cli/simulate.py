@@ -25,6 +25,9 @@ def simulate(
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
     dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
     seed: int = typer.Option(0, help="Each seed is a new world."),
+    pixels: bool = typer.Option(
+        False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
+    ),
     force: bool = typer.Option(False, "--force", help="Write into a folder that is not empty."),
 ) -> None:
     """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
@@ -45,6 +48,9 @@ def simulate(
         if not value:
             raise UsageError(f"A dial is written name=value, got '{text}'.")
         overrides[name] = yaml.safe_load(value)
+    if pixels:
+        _draw(profile, out, size.value, seed, slides, dim, overrides)
+        return
     with progress("simulating slides") as advance:
         cohort = simulate_cohort(
             profile,
@@ -59,3 +65,27 @@ def simulate(
     typer.echo(
         f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}."
     )
+
+
+def _draw(
+    profile: str,
+    out: Path,
+    size: str,
+    seed: int,
+    slides: int | None,
+    dim: int | None,
+    dials: dict[str, object],
+) -> None:
+    """Slides as pixels; features come later, from an encoder."""
+    from gcemil.bags.simulated.pixel_cohort import simulate_pixels
+    from gcemil.cli.console import progress
+    from gcemil.errors import UsageError
+
+    if dim is not None:
+        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
+    with progress("drawing slides") as advance:
+        cohort = simulate_pixels(
+            profile, out, size=size, seed=seed, slides=slides, dials=dials, on_slide=advance
+        )
+    typer.echo(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
+    typer.echo(f"next: gcemil patch {out / 'slides'} --out {out}")

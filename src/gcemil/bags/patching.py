@@ -1,0 +1,226 @@
+"""Slides in; coordinates, thumbnails and pictures to check out: `gcemil patch`.
+
+Slide by slide. The coordinates are written last and whole, so a slide that has them is done and an interrupted batch goes on
+where it stopped. A slide that fails is a line in the result; the others are not concerned.
+
+<out>/<mag>x_<px>px_<overlap>px_overlap/patches/<slide>_patches.h5    coordinates, TRIDENT's layout
+<out>/<mag>x_<px>px_<overlap>px_overlap/patching.csv                  one line per slide: patches, pixel size, what went wrong
+<out>/thumbnails/<slide>.jpg   <out>/contours/<slide>.jpg             the slide · what was kept of it
+<out>/contours_geojson/<slide>.geojson                                the tissue's outlines for QuPath
+<out>/contact_sheets/sheet_<k>.jpg                                    all slides at a glance
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
+from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
+from gcemil.bags.tables import file_fingerprint, write_table
+from gcemil.errors import GcemilError, InputError, StoreError, UsageError
+from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
+from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
+from gcemil.slides.patches import probe_patches
+from gcemil.slides.reader import SlideReader, open_slide
+from gcemil.slides.thumbnails import (
+    SheetEntry,
+    contact_sheets,
+    kept_picture,
+    save_bytes,
+    save_jpeg,
+    thumbnail,
+)
+from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
+
+Status = Literal["patched", "already done", "no tissue", "failed"]
+COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
+
+
+@dataclass(frozen=True)
+class PatchingRules:
+    """Everything that decides which patches a slide gets."""
+
+    patches: PatchSettings = field(default_factory=PatchSettings)
+    tissue: TissueSettings = field(default_factory=TissueSettings)
+    masks: Path | None = None
+    """A folder of masks in place of the segmenter."""
+    mpp: float | Mapping[str, float] | None = None
+    """Pixel size for slides that state none, or a table by slide id that overrules them."""
+
+
+@dataclass(frozen=True)
+class SlideOutcome:
+    """What became of one slide."""
+
+    slide_id: str
+    status: Status
+    patches: int = 0
+    mpp: float | None = None
+    message: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        return self.status in {"no tissue", "failed"}
+
+
+@dataclass(frozen=True)
+class PatchingReport:
+    """What became of a batch."""
+
+    out: Path
+    slides: tuple[SlideOutcome, ...]
+    notes: tuple[str, ...] = ()
+    """What concerns the batch as a whole, such as a contact sheet that could not be written."""
+
+    @property
+    def problems(self) -> tuple[SlideOutcome, ...]:
+        return tuple(slide for slide in self.slides if slide.is_problem)
+
+
+def patch_slides(
+    sources: Iterable[Path],
+    out: Path,
+    rules: PatchingRules | None = None,
+    *,
+    force: bool = False,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> PatchingReport:
+    """Patch every slide of these files and folders; `force` does again what was done with other settings."""
+    chosen = rules or PatchingRules()
+    slides = found_slides(sources)
+    outcomes = []
+    for done, (slide_id, path) in enumerate(slides.items(), start=1):
+        outcomes.append(outcome_of(path, slide_id, out, chosen, force=force))
+        if on_slide is not None:
+            on_slide(done, len(slides))
+    notes = write_summary(out, chosen.patches, outcomes)
+    return PatchingReport(out, tuple(outcomes), notes)
+
+
+def found_slides(sources: Iterable[Path]) -> dict[str, Path]:
+    """Slide id → file, in the order of ids; a folder is searched with all its folders."""
+    files: list[Path] = []
+    for source in sources:
+        if source.is_dir():
+            files += [path for path in source.rglob("*") if path.is_file() and _is_slide(path)]
+        elif source.is_file():
+            files.append(source)
+        else:
+            raise UsageError(f"{source} does not exist. Give slide files, or a folder of them.")
+    slides: dict[str, Path] = {}
+    for path in sorted(files):
+        if slides.setdefault(plain_id(path.name), path) != path:
+            raise UsageError(
+                f"{slides[plain_id(path.name)]} and {path} would both be slide '{plain_id(path.name)}'. Rename one of them."
+            )
+    if not slides:
+        raise UsageError(f"No slides found. Known are files that end in {', '.join(SLIDE_EXTENSIONS)}.")
+    return dict(sorted(slides.items()))
+
+
+def outcome_of(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
+    """Patch one slide; whatever goes wrong with it is its outcome and nobody else's."""
+    try:
+        return patch_slide(path, slide_id, out, rules, force=force)
+    except GcemilError as error:
+        return SlideOutcome(slide_id, "failed", message=str(error))
+    except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
+        return SlideOutcome(slide_id, "failed", message=f"{path}: {type(error).__name__}: {error}")
+
+
+def patch_slide(
+    path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool = False
+) -> SlideOutcome:
+    """Coordinates and pictures of one slide, unless it has them already."""
+    mask = None if rules.masks is None else mask_file(rules.masks, slide_id)
+    origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
+    target = patch_file(out, rules.patches, slide_id)
+    table = rules.mpp if isinstance(rules.mpp, Mapping) else {}
+    fallback = None if isinstance(rules.mpp, Mapping) else rules.mpp
+    with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
+        if target.is_file() and not force:
+            return SlideOutcome(slide_id, "already done", len(finished(target, origin, slide.mpp)), slide.mpp)
+        tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
+        grid = patch_grid(slide, tissue, rules.patches)
+        if len(grid):
+            probe_patches(slide, grid)
+        write_pictures(out, slide_id, slide, tissue, grid)
+        if not len(grid):
+            return SlideOutcome(slide_id, "no tissue", 0, slide.mpp, no_tissue_message(tissue, rules, mask))
+        write_patch_file(target, grid, slide, slide_id, origin)
+    return SlideOutcome(slide_id, "patched", len(grid), grid.mpp)
+
+
+def finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
+    """The patches of an earlier run, which must have been made from the same slide by the same rules."""
+    found, grid = read_origin(target), read_patch_file(target)
+    for what, is_same in (
+        ("another slide", found.slide == origin.slide),
+        ("other settings", found.rules == origin.rules),
+        (f"another pixel size ({grid.mpp:g} then, {mpp:g} now)", grid.mpp == mpp),
+    ):
+        if not is_same:
+            raise InputError(
+                f"{target} was made from {what}. Add --force to replace it, or choose another --out; "
+                "features made from it must be made again."
+            )
+    return grid
+
+
+def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
+    """One hash of all that decides which patches a slide gets, apart from the slide and its pixel size."""
+    content = {
+        "patches": asdict(rules.patches),
+        "tissue": asdict(rules.tissue) if mask is None else file_fingerprint(mask),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_pictures(out: Path, slide_id: str, slide: SlideReader, tissue: TissueMask, grid: PatchGrid) -> None:
+    """The thumbnail, what was kept of it, and the outlines of the tissue."""
+    small = thumbnail(slide)
+    save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
+    save_jpeg(picture_file(out, slide_id), kept_picture(small, tissue, grid))
+    outlines = json.dumps(tissue_geojson(tissue, slide_id)).encode()
+    save_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
+
+
+def picture_file(out: Path, slide_id: str) -> Path:
+    return out / "contours" / f"{slide_id}.jpg"
+
+
+def no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | None) -> str:
+    """Why a slide got no patch."""
+    if not tissue.kept.any():
+        where = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
+    else:
+        where = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
+    return f"{where}. Look at the picture in contours/, then give a mask with --masks or leave the slide out."
+
+
+def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
+    """The table and the contact sheets; what could not be written is told, as the coordinates are safe by now."""
+    rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in outcomes]
+    notes = []
+    try:
+        write_table(out / settings.folder_name / "patching.csv", COLUMNS, rows)
+        for number, sheet in enumerate(contact_sheets([entry_of(outcome, out) for outcome in outcomes])):
+            save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
+    except (OSError, StoreError) as error:
+        notes.append(f"The summary of {out} could not be written ({error}). Run the command again.")
+    return tuple(notes)
+
+
+def entry_of(outcome: SlideOutcome, out: Path) -> SheetEntry:
+    detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
+    picture = None if outcome.status == "failed" else picture_file(out, outcome.slide_id)
+    return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
+
+
+def _is_slide(path: Path) -> bool:
+    return path.name.lower().endswith(SLIDE_EXTENSIONS) and not path.name.startswith(".")

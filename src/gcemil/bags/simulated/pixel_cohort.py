@@ -1,0 +1,183 @@
+"""The same cohorts as drawn slides: `gcemil simulate PROFILE --pixels`.
+
+Plans, labels, outcomes, sites and layouts come from the very functions that make simulated features, so a label is caused by
+what is drawn. Only the last step differs: a layout is drawn as an H&E-like slide instead of being encoded.
+
+slides/<id>.tif                                   pyramidal TIFF, 0.5 micrometres per pixel
+masks/{concept,evidence,tissue}/<id>.png          truth at 2 micrometres per pixel: index of the concept + 1, number of the
+                                                  evidence region, tissue
+annotations/<id>.xml                              the evidence as ASAP polygons
+slides.csv  targets.csv  pixels.yaml              what is recorded · what would be recorded without noise · all it takes to draw
+                                                  the slides again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from gcemil import __version__
+from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
+from gcemil.bags.simulated.dials import resolved_dials
+from gcemil.bags.simulated.profile import Profile, profile_named
+from gcemil.bags.simulated.simulate import PlannedSlide, check_arguments, planned_slides
+from gcemil.bags.simulated.sizes import size_named
+from gcemil.bags.simulated.tissue import Layout, draw_layout
+from gcemil.bags.simulated.world import World, draw_world
+from gcemil.bags.tables import write_table
+from gcemil.errors import CohortError
+from gcemil.slides.drawn.label_map import SquarePlan
+from gcemil.slides.drawn.recipes import Recipe, mimic_of, recipe_of
+from gcemil.slides.drawn.slide import DRAWN_MPP, MASK_DOWNSAMPLE, DrawnSlide, draw_slide, write_drawn_slide
+from gcemil.slides.drawn.stains import STANDARD, Dyes, varied
+from gcemil.slides.thumbnails import save_bytes
+
+GENERATION = 1
+"""Raised whenever equal arguments would draw other slides than before."""
+PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
+    "tiny": (8, (64, 64)),
+    "default": (120, (64, 160)),
+    "wide": (120, (64, 160)),
+}
+"""Slides, and fewest and most patches of a slide; `full` has those of the profile."""
+PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
+"""Drawn slides are small: a share of 0.4 % of 64 patches is not even one."""
+PEN_RATE = 0.2
+SITE_STAIN, SLIDE_STAIN = 0.7, 0.25
+"""How far stains move per unit of the dials `site_shift` and `slide_shift`."""
+CARD = "pixels.yaml"
+
+
+@dataclass(frozen=True)
+class PixelCohort:
+    """A cohort of drawn slides, not yet encoded."""
+
+    folder: Path
+    card: Mapping[str, Any]
+    slides: tuple[SlideRow, ...]
+
+
+def simulate_pixels(
+    profile: str,
+    out: Path,
+    *,
+    size: str = "default",
+    seed: int = 0,
+    slides: int | None = None,
+    patches: tuple[int, int] | None = None,
+    dials: Mapping[str, object] | None = None,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> PixelCohort:
+    """Draw a cohort; `patches` are the fewest and most per slide, the rest is as for simulated features."""
+    chosen, rung = profile_named(profile), size_named(size)
+    check_arguments(seed, slides, None)
+    resolved = resolved_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
+    world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
+    count, bounds = PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
+    planned = planned_slides(world, chosen.name, slides or count, patches or bounds)
+    for done, slide in enumerate(planned, start=1):
+        write_pixels(world, slide, out)
+        if on_slide is not None:
+            on_slide(done, len(planned))
+    return write_tables(world, planned, out, size, patches or bounds)
+
+
+def write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
+    """Slide, masks and annotations of one planned slide."""
+    layout, drawn = drawn_pixels(world, slide)
+    names = [concept.name for concept in world.profile.concepts]
+    region_names = {
+        int(number): names[int(layout.concept[layout.region == number][0])]
+        for number in np.unique(layout.region[layout.evidence])
+    }
+    write_drawn_slide(drawn, out, slide.row.slide_id, region_names)
+
+
+def drawn_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
+    """The layout that the plan gets, and the slide drawn from it, from random streams of its own."""
+    name = slide.row.slide_id
+    layout = draw_layout(
+        world.profile, world.dials, slide.n_patches, slide.regions, world.draws("layout", name)
+    )
+    plan = SquarePlan(
+        cells=layout.cells,
+        texture=layout.concept,
+        is_region=layout.concept >= len(world.profile.tissues),
+        evidence=layout.region,
+    )
+    draws = world.draws("pixels", name)
+    dyes = slide_dyes(world, slide)
+    pen = bool(draws.random() < PEN_RATE)
+    recipes = profile_recipes(world.profile, world.dials.mimic_similarity)
+    return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
+
+
+def slide_dyes(world: World, slide: PlannedSlide) -> Dyes:
+    """The stain of the slide's site, and what is its own."""
+    site = varied(STANDARD, SITE_STAIN * world.dials.site_shift, world.draws("stain of site", slide.site))
+    return varied(
+        site, SLIDE_STAIN * world.dials.slide_shift, world.draws("stain of slide", slide.row.slide_id)
+    )
+
+
+def profile_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
+    """A texture for every concept of the profile, in the order of its concepts."""
+    recipes = []
+    for concept in profile.concepts:
+        if concept.imitates is None:
+            recipes.append(recipe_of(concept.name, concept.kind))
+        else:
+            imitated = recipe_of(concept.imitates, profile.kinds[concept.imitates])
+            recipes.append(mimic_of(imitated, mimic_similarity))
+    return recipes
+
+
+def write_tables(
+    world: World, planned: list[PlannedSlide], out: Path, size: str, patches: tuple[int, int]
+) -> PixelCohort:
+    """slides.csv, targets.csv and pixels.yaml."""
+    profile = world.profile
+    columns = [*columns_of(profile.task), "site"]
+    rows = [{column: getattr(slide.row, column) for column in columns} for slide in planned]
+    write_table(out / "slides.csv", columns, rows)
+    truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
+    write_table(out / "targets.csv", list(truth[0]), truth)
+    card = {
+        "name": f"drawn-{profile.name}",
+        "task": profile.task,
+        "classes": list(profile.class_names),
+        "anchors": profile.family,
+        "provenance": {
+            "simulator": {"pixel_generation": GENERATION, "gcemil": __version__},
+            "profile": profile.name,
+            "size": size,
+            "seed": world.seed,
+            "patches": list(patches),
+            "mpp": DRAWN_MPP,
+            "mask_downsample": MASK_DOWNSAMPLE,
+            "concepts": [concept.name for concept in profile.concepts],
+            "dials": world.dials.model_dump(mode="json"),
+        },
+    }
+    save_bytes(out / CARD, yaml.safe_dump(card, sort_keys=False).encode())
+    return PixelCohort(out, card, tuple(slide.row for slide in planned))
+
+
+def encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:
+    """The card of a drawn cohort once its slides are encoded; CohortCard.save writes cohort.yaml from it."""
+    path = folder / CARD
+    if not path.is_file():
+        raise CohortError(
+            f"{folder} holds no drawn slides: it has no {CARD}. Make them with 'gcemil simulate --pixels'."
+        )
+    return CohortCard(
+        **yaml.safe_load(path.read_text(encoding="utf-8")),
+        feature_dim=feature_dim,
+        encoder=encoder,
+        patch_size_level0=patch_size_level0,
+    )

@@ -1,0 +1,1 @@
+"""From a slide file to patches as arrays: reader, tissue, grid. No torch, no HDF5."""

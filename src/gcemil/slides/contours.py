@@ -1,0 +1,107 @@
+"""Outlines of a mask along the edges of its pixels: exact, closed, holes included.
+
+Every edge between a pixel inside and one outside is walked once with the inside on its right, so outer rings run
+clockwise as seen on the screen and holes the other way round. Pixels that touch at a corner only are separate pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import ndimage
+
+Mask = Bool[np.ndarray, "h w"]
+Ring = Int[np.ndarray, "_ 2"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """One connected piece: its outer ring and its holes as (x, y) corners, the first not repeated at the end."""
+
+    outer: Ring
+    holes: tuple[Ring, ...]
+
+
+def outlines(mask: Mask) -> list[Outline]:
+    """Every piece of the mask, in raster order of its first pixel."""
+    pieces, count = ndimage.label(mask)
+    padded = np.pad(pieces, 1)
+    outer: dict[int, Ring] = {}
+    holes: dict[int, list[Ring]] = {piece: [] for piece in range(1, count + 1)}
+    for ring in _rings(mask):
+        piece = int(_pixel_on_the_right(padded, ring))
+        if signed_area(ring) > 0:
+            outer[piece] = _corners(ring)
+        else:
+            holes[piece].append(_corners(ring))
+    return [Outline(outer[piece], tuple(holes[piece])) for piece in range(1, count + 1)]
+
+
+def signed_area(ring: Int[np.ndarray, "k 2"] | Float[np.ndarray, "k 2"]) -> float:
+    """Area by the shoelace rule: positive where the ring runs clockwise on the screen."""
+    x, y = ring[:, 0].astype(np.float64), ring[:, 1].astype(np.float64)
+    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
+
+
+def _rings(mask: Mask) -> list[Ring]:
+    following = _directed_edges(np.pad(mask, 1))
+    rings = []
+    while following:
+        start = min(following)
+        rings.append(np.array(_walk(following, start)))
+    return rings
+
+
+def _directed_edges(padded: Bool[np.ndarray, "rows columns"]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Corner → where the edges that begin there lead; at most two."""
+    above, below = padded[:-1], padded[1:]
+    left, right = padded[:, :-1], padded[:, 1:]
+    parts = []
+    # A corner of the unpadded mask is one less than its index in the padded one.
+    for at, (dx, dy), shift in (
+        (~above & below, (1, 0), (-1, 0)),
+        (above & ~below, (-1, 0), (0, 0)),
+        (~left & right, (0, -1), (0, 0)),
+        (left & ~right, (0, 1), (0, -1)),
+    ):
+        y, x = np.nonzero(at)
+        begin = np.stack([x + shift[0], y + shift[1]], axis=1)
+        parts.append(np.concatenate([begin, begin + np.array([dx, dy])], axis=1))
+    following: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for x, y, to_x, to_y in np.concatenate(parts).tolist():
+        following.setdefault((x, y), []).append((to_x, to_y))
+    return following
+
+
+def _walk(
+    following: dict[tuple[int, int], list[tuple[int, int]]], start: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """One closed ring, taken out of the edges."""
+    ring, here, heading = [start], start, (0, 0)
+    while True:
+        choices = following[here]
+        # Where two pixels touch at a corner, turning right stays with the pixel the walk came along.
+        right_turn = (here[0] - heading[1], here[1] + heading[0])
+        there = right_turn if right_turn in choices else choices[0]
+        choices.remove(there)
+        if not choices:
+            del following[here]
+        if there == start:
+            return ring
+        heading, here = (there[0] - here[0], there[1] - here[1]), there
+        ring.append(here)
+
+
+def _pixel_on_the_right(padded: Int[np.ndarray, "rows columns"], ring: Ring) -> int:
+    (x, y), (to_x, to_y) = ring[0].tolist(), ring[1].tolist()
+    dx, dy = to_x - x, to_y - y
+    # Half a step along the edge and half a step to its right, then back to padded pixels.
+    return int(padded[(2 * y + dy + dx - 1) // 2 + 1, (2 * x + dx - dy - 1) // 2 + 1])
+
+
+def _corners(ring: Ring) -> Ring:
+    """The ring without the points at which it goes straight on."""
+    before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
+    return ring[(before != after).any(axis=1)]

@@ -1,0 +1,107 @@
+"""The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gcemil.errors import InputError, UsageError
+from gcemil.slides.area import covered_share
+from gcemil.slides.reader import SlideReader
+from gcemil.slides.resolution import level0_length, magnification, physical_side, positions
+from gcemil.slides.tissue import TissueMask
+from gcemil.units import LevelZeroPx, Microns, PatchPx
+
+LARGEST_MAGNIFIED = 1.2
+"""A slide coarser than asked for by more than this factor has no such detail to show."""
+
+
+@dataclass(frozen=True)
+class PatchSettings:
+    """What a patch is: pixels of the encoder's image at a physical resolution."""
+
+    patch_px: int = 256
+    target_mpp: float = 0.5
+    overlap_px: int = 0
+    min_tissue: float = 0.25
+    """Smallest share of tissue in a patch that is kept."""
+
+    def __post_init__(self) -> None:
+        if self.patch_px < 8 or not 0 <= self.overlap_px < self.patch_px:
+            raise UsageError(
+                f"A patch has at least 8 pixels and overlaps its neighbour by less than itself, "
+                f"got {self.patch_px} and {self.overlap_px}."
+            )
+        if not 0.02 <= self.target_mpp <= 20:
+            raise UsageError(
+                f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x is 0.5."
+            )
+        if not 0 < self.min_tissue <= 1:
+            raise UsageError(f"The smallest share of tissue is above 0 and at most 1, got {self.min_tissue}.")
+
+    @property
+    def side(self) -> Microns:
+        return physical_side(PatchPx(self.patch_px), self.target_mpp)
+
+    @property
+    def step(self) -> Microns:
+        return physical_side(PatchPx(self.patch_px - self.overlap_px), self.target_mpp)
+
+    @property
+    def folder_name(self) -> str:
+        """How TRIDENT names a folder of such patches."""
+        return f"{magnification(self.target_mpp)}x_{self.patch_px}px_{self.overlap_px}px_overlap"
+
+
+@dataclass(frozen=True, eq=False)
+class PatchGrid:
+    """The patches of one slide by their top-left corners, row by row."""
+
+    coords: Int[np.ndarray, "n 2"]
+    settings: PatchSettings
+    mpp: float
+    tissue_share: Float[np.ndarray, "n"]
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+    @property
+    def level0_side(self) -> float:
+        """The exact side of a patch in level-0 pixels."""
+        return level0_length(self.settings.side, self.mpp)
+
+    @property
+    def patch_size_level0(self) -> LevelZeroPx:
+        """The side of a patch in whole level-0 pixels, as files state it."""
+        return LevelZeroPx(round(self.level0_side))
+
+
+def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None) -> PatchGrid:
+    """Every patch inside the scanned part that holds enough tissue; none where there is none."""
+    chosen = settings or PatchSettings()
+    refuse_coarse(slide, chosen)
+    bounds = slide.bounds
+    columns = positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    rows = positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
+    share = tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
+    kept = share >= chosen.min_tissue
+    return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
+
+
+def tissue_share(coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask) -> Float[np.ndarray, "n"]:
+    """Share of tissue in each square patch of this level-0 side."""
+    scale_x, scale_y = tissue.scale
+    left = (coords[:, 0] - tissue.bounds.x) / scale_x
+    top = (coords[:, 1] - tissue.bounds.y) / scale_y
+    return covered_share(tissue.kept, left, top, width=side / scale_x, height=side / scale_y)
+
+
+def refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
+    if slide.mpp > settings.target_mpp * LARGEST_MAGNIFIED:
+        raise InputError(
+            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "
+            f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
+        )

@@ -1,0 +1,166 @@
+"""Masks of your own in place of the segmenter's: `<slide id>.png`, or `<slide id>.geojson` from QuPath.
+
+Both lie in the frame in which viewers show the slide: its origin is the corner of the scanned part. A picture may have
+any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels, of which holes are cut out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import numpy as np
+from jaxtyping import Bool, Float
+from PIL import Image, UnidentifiedImageError
+
+from gcemil.errors import InputError
+from gcemil.slides.contours import outlines
+from gcemil.slides.reader import Bounds, SlideReader
+from gcemil.slides.tissue import TissueMask
+from gcemil.slides.view import overview_size
+
+MASK_MPP = 8.0
+SUFFIXES = (".png", ".geojson", ".json")
+SHAPE_TOLERANCE = 0.02
+TISSUE_COLOR = [0, 170, 90]
+
+Mask = Bool[np.ndarray, "h w"]
+Corners = Float[np.ndarray, "k 2"]
+Polygon = list[list[tuple[float, float]]]
+"""Rings of one polygon, the outer one first."""
+
+
+def mask_file(folder: Path, slide_id: str) -> Path:
+    """The mask of a slide in a folder of masks."""
+    for suffix in SUFFIXES:
+        if (path := folder / f"{slide_id}{suffix}").is_file():
+            return path
+    raise InputError(
+        f"{folder} holds no mask of slide '{slide_id}' ({', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)}). "
+        "Add one, or leave the slide out."
+    )
+
+
+def read_mask(path: Path, slide: SlideReader, *, mpp: float = MASK_MPP) -> TissueMask:
+    """The tissue that a picture or a GeoJSON file marks."""
+    kept = (
+        _picture(path, slide.bounds)
+        if path.suffix.lower() == ".png"
+        else rasterised(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
+    )
+    return TissueMask(kept, slide.bounds)
+
+
+def rasterised(polygons: Iterable[Polygon], bounds: Bounds, *, downsample: float) -> Mask:
+    """Polygons in pixels of the scanned part as a mask whose pixels span `downsample` of them."""
+    width, height = overview_size(bounds, downsample)
+    scale = np.array([width / bounds.width, height / bounds.height])
+    kept = np.zeros((height, width), dtype=bool)
+    for rings in polygons:
+        corners = [np.asarray(ring, dtype=np.float64) * scale for ring in rings]
+        begin = np.concatenate(corners)
+        end = np.concatenate([np.roll(ring, -1, axis=0) for ring in corners])
+        top = int(np.clip(np.floor(begin[:, 1].min()), 0, height))
+        bottom = int(np.clip(np.ceil(begin[:, 1].max()), 0, height))
+        kept[top:bottom] |= _inside(begin - (0, top), end - (0, top), bottom - top, width)
+    return kept
+
+
+def _inside(begin: Corners, end: Corners, height: int, width: int) -> Mask:
+    """Pixels whose centre lies inside these edges by the even-odd rule, so holes cut themselves out.
+
+    Every edge marks the first centre to its right in each row it crosses; a pixel is inside after an odd number of marks.
+    """
+    upper, lower = np.minimum(begin[:, 1], end[:, 1]), np.maximum(begin[:, 1], end[:, 1])
+    first = np.clip(np.ceil(upper - 0.5), 0, height).astype(np.int64)
+    counts = np.clip(np.ceil(lower - 0.5), 0, height).astype(np.int64) - first
+    edge = np.repeat(np.arange(len(begin)), counts)
+    row = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
+    x, y = begin[edge].T
+    to_x, to_y = end[edge].T
+    crossing = x + (row + 0.5 - y) * (to_x - x) / (to_y - y)
+    column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(np.int64)
+    marks = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
+    return np.cumsum(marks.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1
+
+
+def read_polygons(path: Path) -> list[Polygon]:
+    """Every polygon of a GeoJSON file: a collection, a bare list, one feature or one geometry."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = [polygon for geometry in _geometries(content) for polygon in _polygons(geometry)]
+        checked = [[[(float(x), float(y)) for x, y, *_ in ring] for ring in polygon] for polygon in found]
+    except (OSError, UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{path} is no GeoJSON of polygons ({error}). Export it from QuPath again."
+        ) from error
+    if not checked or any(len(ring) < 3 for polygon in checked for ring in polygon):
+        raise InputError(
+            f"{path} holds no polygon of three points or more. Mark the tissue as an annotation and export it again."
+        )
+    return checked
+
+
+def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
+    """The outlines of a mask as QuPath annotations, to be corrected there and given back as a mask."""
+    scale = np.array(tissue.scale)
+    features = []
+    for number, outline in enumerate(outlines(tissue.kept)):
+        rings = [(ring * scale).round(2).tolist() for ring in (outline.outer, *outline.holes)]
+        features.append(
+            {
+                "type": "Feature",
+                "id": str(uuid5(NAMESPACE_URL, f"{name}/tissue/{number}")),
+                "geometry": {"type": "Polygon", "coordinates": [[*ring, ring[0]] for ring in rings]},
+                "properties": {
+                    "objectType": "annotation",
+                    "name": f"tissue {number}",
+                    "tissue_id": number,
+                    "classification": {"name": "Tissue", "color": TISSUE_COLOR},
+                },
+            }
+        )
+    return {"type": "FeatureCollection", "features": features}
+
+
+def _picture(path: Path, bounds: Bounds) -> Mask:
+    try:
+        with Image.open(path) as image:
+            kept = np.asarray(image.convert("L")) > 0
+    except (OSError, UnidentifiedImageError) as error:
+        raise InputError(
+            f"The mask {path} cannot be read as a picture ({error}). Save it as PNG again."
+        ) from error
+    height, width = kept.shape
+    # The tolerance allows for a side that was rounded to whole pixels when the picture was made small.
+    wanted, found = bounds.width / bounds.height, width / height
+    if abs(found / wanted - 1) > SHAPE_TOLERANCE + 1 / min(width, height):
+        raise InputError(
+            f"The mask {path} is {width} x {height}, of another shape than the slide's {bounds.width} x {bounds.height}. "
+            "It must show the whole slide, in any size."
+        )
+    return kept
+
+
+def _geometries(content: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(content, list):
+        for entry in content:
+            yield from _geometries(entry)
+    elif content["type"] == "FeatureCollection":
+        yield from _geometries(content["features"])
+    elif content["type"] == "Feature":
+        yield from _geometries(content["geometry"])
+    elif content["type"] == "GeometryCollection":
+        yield from _geometries(content["geometries"])
+    else:
+        yield content
+
+
+def _polygons(geometry: dict[str, Any]) -> list[Any]:
+    """Rings of every polygon; points and lines mark no area and are passed over."""
+    if geometry["type"] == "Polygon":
+        return [geometry["coordinates"]]
+    return list(geometry["coordinates"]) if geometry["type"] == "MultiPolygon" else []

@@ -1,0 +1,183 @@
+"""Which part of a slide is tissue, found on an overview of a few micrometres per pixel.
+
+Tissue is coloured and glass is not: Otsu's threshold on the saturation parts them. It is held above the tint of the glass, so
+that an empty slide gives no tissue, and below what pale tissue shows, so that a strong stain does not cost the fat. Ink and black edges are coloured or dark as well; they are taken out by hue
+and value. Gaps are closed, small holes filled, specks dropped; all sizes are physical, so every scanner is cut alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import ndimage
+
+from gcemil.errors import UsageError
+from gcemil.slides.reader import Bounds, Pixels, SlideReader
+from gcemil.slides.view import overview
+
+BINS = 256
+GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
+"""Glass is at least this bright and at most this tinted."""
+MARGIN_OVER_TINT = 0.02
+
+Mask = Bool[np.ndarray, "h w"]
+Channel = Float[np.ndarray, "h w"]
+
+
+@dataclass(frozen=True)
+class TissueSettings:
+    """Rules of the segmenter; lengths in micrometres, areas in square millimetres."""
+
+    mpp: float = 8.0
+    """Resolution of the overview."""
+    saturation_floor: float = 0.035
+    """Nothing below is tissue: the noise of the scanner."""
+    saturation_ceiling: float = 0.07
+    """Everything above is tissue, however strong the stain of the rest, unless the glass itself is tinted."""
+    close_gap: float = 24.0
+    """Gaps up to this width inside tissue are closed, such as fat cells and alveoli."""
+    fill_hole: float = 0.15
+    """Holes up to this area are filled."""
+    drop_speck: float = 0.02
+    """Pieces up to this area are dropped: dust, debris, stray cells."""
+    darkest_tissue: float = 0.22
+    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge, a scanner's frame."""
+    smallest_ink: float = 0.002
+    """Dark or oddly coloured spots up to this area are tissue all the same: pigment, folds, crowded nuclei."""
+    ink_margin: float = 16.0
+    """What lies this close to ink counts as ink: the rim of a pen stroke is pale."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.saturation_floor <= self.saturation_ceiling <= 1:
+            raise UsageError(
+                f"The saturation bounds must rise within 0 and 1, got {self.saturation_floor} and {self.saturation_ceiling}."
+            )
+        if (
+            min(self.mpp, self.close_gap, self.fill_hole, self.drop_speck, self.ink_margin) < 0
+            or not self.mpp
+        ):
+            raise UsageError(
+                "The lengths and areas of the tissue rules are 0 or more, the resolution above 0."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class TissueMask:
+    """Which pixels of the overview are tissue, and where on the slide the overview lies."""
+
+    kept: Mask
+    bounds: Bounds
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Level-0 pixels per pixel of the mask, along x and y."""
+        height, width = self.kept.shape
+        return self.bounds.width / width, self.bounds.height / height
+
+
+def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> TissueMask:
+    """The tissue of a slide; a mask of nothing where there is none."""
+    rules = settings or TissueSettings()
+    return TissueMask(tissue_mask(overview(slide, rules.mpp), rules), slide.bounds)
+
+
+def tissue_mask(image: Pixels, rules: TissueSettings) -> Mask:
+    """Tissue on an overview of `rules.mpp`."""
+    hue, saturation, value = hue_saturation_value(image)
+    smooth = ndimage.median_filter(saturation, size=3)
+    threshold = saturation_threshold(smooth, value, rules)
+    per_pixel = (rules.mpp / 1000) ** 2
+    ink = is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
+    rejected = ndimage.binary_dilation(
+        without_small(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
+    )
+    coloured = (smooth > threshold) & ~rejected
+    closed = _closed(coloured, rules.close_gap / 2 / rules.mpp) & ~rejected
+    return without_small(
+        with_holes_filled(closed, ~rejected, rules.fill_hole / per_pixel), rules.drop_speck / per_pixel
+    )
+
+
+def saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
+    """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
+    glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
+    held = float(np.clip(otsu_threshold(saturation), rules.saturation_floor, rules.saturation_ceiling))
+    if not glass.size:
+        return held
+    tint = float(np.median(glass))
+    # Four times the usual deviation: glass is even, tissue is not.
+    return max(held, tint + 4 * float(np.median(np.abs(glass - tint))) + MARGIN_OVER_TINT)
+
+
+def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
+    """Hue in degrees from 0 to 360, saturation and value from 0 to 1."""
+    rgb = image.astype(np.float32) / 255
+    red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
+    value = rgb.max(axis=2)
+    spread = value - rgb.min(axis=2)
+    divisor = np.where(spread > 0, spread, 1)
+    sector = np.select(
+        [value == red, value == green],
+        [(green - blue) / divisor % 6, (blue - red) / divisor + 2],
+        (red - green) / divisor + 4,
+    )
+    return (
+        sector * np.float32(60),
+        np.where(value > 0, spread / np.where(value > 0, value, 1), 0),
+        value,
+    )
+
+
+def otsu_threshold(values: Channel) -> float:
+    """The value in [0, 1] that parts the pixels into two groups of the largest variance between them."""
+    counts, edges = np.histogram(values, bins=BINS, range=(0, 1))
+    centres = (edges[:-1] + edges[1:]) / 2
+    below = np.cumsum(counts)
+    above = below[-1] - below
+    sums = np.cumsum(counts * centres)
+    both = (below > 0) & (above > 0)
+    mean_below = sums / np.where(below > 0, below, 1)
+    mean_above = (sums[-1] - sums) / np.where(above > 0, above, 1)
+    between = np.where(both, below * above * (mean_above - mean_below) ** 2.0, -1)
+    return float(edges[1 + int(np.argmax(between))])
+
+
+def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
+    """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
+    green = (hue > 60) & (hue < 190) & (saturation > 0.18)
+    # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.
+    blue = (hue >= 190) & (hue < 235) & (saturation > 0.3)
+    red = ((hue < 20) | (hue > 350)) & (saturation > 0.75) & (value > 0.6)
+    black = (saturation < 0.25) & (value < 0.35)
+    return green | blue | red | black
+
+
+def with_holes_filled(mask: Mask, allowed: Mask, largest: float) -> Mask:
+    """The mask with holes of at most so many pixels filled where filling is allowed."""
+    holes = ndimage.binary_fill_holes(mask) & ~mask
+    return mask | (holes & ~without_small(holes, largest) & allowed)
+
+
+def without_small(mask: Mask, largest: float) -> Mask:
+    """The mask without connected pieces of at most so many pixels."""
+    pieces, _ = ndimage.label(mask)
+    sizes = np.bincount(pieces.ravel())
+    keep = sizes > largest
+    keep[0] = False
+    return keep[pieces]
+
+
+def disk(radius: float) -> Mask:
+    """A filled circle; a single pixel below radius 1."""
+    reach = int(radius)
+    offset = np.arange(-reach, reach + 1)
+    return offset[:, None] ** 2 + offset[None, :] ** 2 <= max(radius, 0) ** 2
+
+
+def _closed(mask: Mask, radius: float) -> Mask:
+    # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
+    reach = int(radius) + 1
+    padded = np.pad(mask, reach, mode="edge")
+    return ndimage.binary_closing(padded, disk(radius))[reach:-reach, reach:-reach]

@@ -1,0 +1,156 @@
+"""What can go wrong with a batch of slides: each fault is a clear line, nothing is half-written, the rest is done."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gcemil.bags import patching
+from gcemil.bags.patch_files import patch_file, read_patch_file
+from gcemil.bags.patching import PatchingRules, patch_slides
+from gcemil.slides.grid import PatchSettings
+from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """Two good slides, one before and one after whatever a test adds."""
+    for name in ("a", "z"):
+        write_slide(tmp_path / "slides" / f"{name}.tif")
+    return tmp_path
+
+
+def done(folder: Path):
+    """Slides with whole coordinate files."""
+    files = sorted((folder / "out").rglob("*_patches.h5"))
+    return [path.name.removesuffix("_patches.h5") for path in files if len(read_patch_file(path)) == 2]
+
+
+def fault(folder: Path, rules: PatchingRules | None = None):
+    """The one line about the bad slide, once the good ones are done and nothing is half-written."""
+    report = patch_slides([folder / "slides"], folder / "out", rules)
+    (problem,) = report.problems
+    assert done(folder) == ["a", "z"]
+    assert not list((folder / "out").rglob("*.partial"))
+    assert not patch_file(folder / "out", PatchSettings(), problem.slide_id).exists()
+    assert "\n" not in problem.message
+    assert (folder / "out" / "contact_sheets" / "sheet_0.jpg").is_file()
+    return problem
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+def test_a_truncated_slide(batch, share):
+    truncate(write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200, seed=3)), share)
+    problem = fault(batch)
+    assert problem.status == "failed"
+    assert "m.tif" in problem.message
+    assert "copy it again or leave it out" in problem.message
+
+
+def test_an_empty_file(batch):
+    (batch / "slides" / "m.svs").touch()
+    assert "cannot be opened as a slide" in fault(batch).message
+
+
+def test_a_slide_without_tissue(batch):
+    write_slide(batch / "slides" / "m.tif", glass())
+    problem = fault(batch)
+    assert problem.status == "no tissue"
+    assert "The segmenter found no tissue" in problem.message
+    # The picture is there to be looked at.
+    assert (batch / "out" / "contours" / "m.jpg").is_file()
+
+
+def test_a_slide_without_a_pixel_size(batch):
+    write_plain_tiff(batch / "slides" / "m.tif", tissue_image())
+    assert "Give it with --mpp" in fault(batch).message
+
+
+def test_a_slide_with_an_unreadable_level(batch):
+    path = write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200))
+    damage_level(path, 1)
+    assert "level 1 cannot be read" in fault(batch).message
+
+
+def test_a_slide_whose_pixels_are_damaged_below_an_intact_overview(batch):
+    path = write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200, box=(100, 100, 1100, 1100)))
+    damage_level(path, 0)
+    assert "level 0 cannot be read" in fault(batch).message
+
+
+def test_a_library_that_breaks_in_its_own_way(batch, monkeypatch):
+    write_slide(batch / "slides" / "m.tif")
+    whole = patching.find_tissue
+
+    def breaking(slide, settings):
+        if slide.name == "m.tif":
+            raise ZeroDivisionError("no such thing")
+        return whole(slide, settings)
+
+    monkeypatch.setattr(patching, "find_tissue", breaking)
+    assert fault(batch).message.endswith("m.tif: ZeroDivisionError: no such thing")
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".geojson"])
+def test_a_full_disk_while_pictures_are_written(batch, monkeypatch, suffix):
+    write_slide(batch / "slides" / "m.tif")
+    whole = Path.write_bytes
+
+    def failing(path, content):
+        if path.name.startswith(f".m{suffix}"):
+            whole(path, content[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", failing)
+    message = fault(batch).message
+    assert "No space left on device" in message
+    assert "Check free space and permissions" in message
+
+
+def test_a_full_disk_while_coordinates_are_written(batch, monkeypatch):
+    write_slide(batch / "slides" / "m.tif")
+    whole = Path.replace
+
+    def failing(path, target):
+        if path.name.startswith(".m_patches"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    assert "No space left on device" in fault(batch).message
+
+
+def test_a_full_disk_at_the_summary_is_told_and_costs_no_coordinates(batch, monkeypatch):
+    def failing(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(patching, "write_table", failing)
+    report = patch_slides([batch / "slides"], batch / "out")
+    assert done(batch) == ["a", "z"]
+    assert not report.problems
+    assert "No space left on device" in report.notes[0]
+
+
+@pytest.mark.parametrize("step", ["find_tissue", "kept_picture", "write_patch_file"])
+def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
+    whole = getattr(patching, step)
+    calls = []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(patching, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            patch_slides([batch / "slides"], batch / "out")
+    assert done(batch) == ["a"]
+    assert not list((batch / "out").rglob("*.partial"))
+
+    report = patch_slides([batch / "slides"], batch / "out")
+    assert [slide.status for slide in report.slides] == ["already done", "patched", "patched"]
+    assert done(batch) == ["a", "m", "z"]

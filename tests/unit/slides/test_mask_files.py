@@ -1,0 +1,163 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gcemil.errors import InputError
+from gcemil.slides.mask_files import mask_file, rasterised, read_mask, read_polygons, tissue_geojson
+from gcemil.slides.reader import Bounds
+from gcemil.slides.tissue import TissueMask
+from slide_builders import ArraySlide, glass
+
+
+def slide(**options):
+    return ArraySlide(glass(400, 800), mpp=0.5, **options)
+
+
+def write_png(path, mask):
+    Image.fromarray((np.asarray(mask) * 255).astype(np.uint8)).save(path)
+    return path
+
+
+def write_geojson(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def polygon(*rings):
+    return {"type": "Polygon", "coordinates": [[*ring, ring[0]] for ring in rings]}
+
+
+SQUARE = [[160, 80], [480, 80], [480, 320], [160, 320]]
+HOLE = [[320, 160], [400, 160], [400, 240], [320, 240]]
+
+
+def test_a_picture_of_any_size_is_a_mask(tmp_path):
+    mask = np.zeros((10, 20), bool)
+    mask[2:8, 4:12] = True
+    found = read_mask(write_png(tmp_path / "s.png", mask), slide())
+    np.testing.assert_array_equal(found.kept, mask)
+    assert found.scale == (40.0, 40.0)
+
+
+def test_any_grey_that_is_not_black_is_tissue(tmp_path):
+    Image.fromarray(np.array([[0, 1], [127, 255]], np.uint8).repeat(2, axis=1)).save(tmp_path / "s.png")
+    assert read_mask(tmp_path / "s.png", slide()).kept.tolist() == [[False, False, True, True], [True] * 4]
+
+
+def test_a_picture_of_another_shape_is_refused(tmp_path):
+    path = write_png(tmp_path / "s.png", np.ones((20, 20)))
+    with pytest.raises(InputError, match=r"s.png is 20 x 20, of another shape than the slide's 800 x 400"):
+        read_mask(path, slide())
+
+
+def test_a_picture_covers_the_scanned_part(tmp_path):
+    path = write_png(tmp_path / "s.png", np.ones((10, 10)))
+    found = read_mask(path, slide(bounds_box=(300, 100, 200, 200)))
+    assert found.bounds == Bounds(300, 100, 200, 200)
+    assert found.kept.all()
+
+
+def test_a_broken_picture_is_named(tmp_path):
+    (tmp_path / "s.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"s.png cannot be read as a picture"):
+        read_mask(tmp_path / "s.png", slide())
+
+
+def test_a_polygon_with_a_hole_by_hand(tmp_path):
+    path = write_geojson(
+        tmp_path / "s.geojson", {"type": "Feature", "geometry": polygon(SQUARE, HOLE), "properties": {}}
+    )
+    kept = read_mask(path, slide(), mpp=20.0).kept
+    expected = np.zeros((10, 20), bool)
+    expected[2:8, 4:12] = True
+    expected[4:6, 8:10] = False
+    np.testing.assert_array_equal(kept, expected)
+
+
+@pytest.mark.parametrize("form", ["collection", "list", "multi", "geometries", "bare"])
+def test_every_form_of_geojson_is_read(tmp_path, form):
+    feature = {"type": "Feature", "geometry": polygon(SQUARE), "properties": {}}
+    content = {
+        "collection": {"type": "FeatureCollection", "features": [feature]},
+        "list": [feature],
+        "multi": {"type": "MultiPolygon", "coordinates": [polygon(SQUARE)["coordinates"]]},
+        "geometries": {"type": "GeometryCollection", "geometries": [polygon(SQUARE)]},
+        "bare": polygon(SQUARE),
+    }[form]
+    assert read_polygons(write_geojson(tmp_path / "s.geojson", content)) == [
+        [[(x, y) for x, y in [*SQUARE, SQUARE[0]]]]
+    ]
+
+
+def test_a_hole_of_one_polygon_does_not_cut_another():
+    far = [[(0, 0), (800, 0), (800, 400), (0, 400)], [(100, 100), (300, 100), (300, 300), (100, 300)]]
+    near = [[(150, 150), (250, 150), (250, 250), (150, 250)]]
+    kept = rasterised([far, near], Bounds(0, 0, 800, 400), downsample=10)
+    assert kept[17:23, 17:23].all()
+    assert not kept[12:14, 12:14].any()
+
+
+def test_a_polygon_is_filled_as_scikit_image_fills_it():
+    draw = pytest.importorskip("skimage.draw")
+    corners = np.random.default_rng(1).uniform(0, 100, size=(9, 2))
+    kept = rasterised([[[(x, y) for x, y in corners.tolist()]]], Bounds(0, 0, 100, 100), downsample=1)
+    # Its pixels have their centres at whole numbers.
+    rows, columns = draw.polygon(corners[:, 1] - 0.5, corners[:, 0] - 0.5, (100, 100))
+    expected = np.zeros((100, 100), bool)
+    expected[rows, columns] = True
+    assert (kept != expected).sum() <= 3
+
+
+def test_a_polygon_that_leaves_the_slide_is_cut_off():
+    ring = [(-50.0, -50.0), (40.0, -50.0), (40.0, 500.0), (-50.0, 500.0)]
+    kept = rasterised([[ring]], Bounds(0, 0, 100, 100), downsample=10)
+    assert kept[:, :4].all()
+    assert not kept[:, 4:].any()
+    outside = [(200.0, 200.0), (300.0, 200.0), (300.0, 300.0)]
+    assert not rasterised([[outside]], Bounds(0, 0, 100, 100), downsample=10).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no GeoJSON of polygons"),
+        ('{"features": []}', "is no GeoJSON of polygons"),
+        ('{"type": "FeatureCollection", "features": []}', "holds no polygon"),
+        ('{"type": "Point", "coordinates": [1, 2]}', "holds no polygon"),
+        ('{"type": "Polygon", "coordinates": [[["a", 2], [1, 2], [3, 4]]]}', "is no GeoJSON of polygons"),
+        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "three points or more"),
+    ],
+)
+def test_geojson_without_polygons_is_refused(tmp_path, text, message):
+    (tmp_path / "s.geojson").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_polygons(tmp_path / "s.geojson")
+
+
+def test_outlines_read_back_are_the_mask_itself(tmp_path):
+    generator = np.random.default_rng(0)
+    mask = np.kron(generator.random((10, 20)) < 0.6, np.ones((3, 3), bool)).astype(bool)
+    whole = ArraySlide(glass(300, 600), mpp=0.5, bounds_box=(0, 0, 600, 300))
+    path = write_geojson(tmp_path / "s.geojson", tissue_geojson(TissueMask(mask, whole.bounds), "s"))
+    found = read_mask(path, whole, mpp=5.0).kept
+    np.testing.assert_array_equal(found, mask)
+
+
+def test_outlines_are_what_qupath_reads():
+    mask = TissueMask(np.ones((2, 2), bool), Bounds(0, 0, 20, 20))
+    (feature,) = tissue_geojson(mask, "s")["features"]
+    assert feature["geometry"]["coordinates"] == [[[0, 0], [20, 0], [20, 20], [0, 20], [0, 0]]]
+    assert feature["properties"]["objectType"] == "annotation"
+    assert feature["properties"]["classification"]["color"]
+    assert tissue_geojson(mask, "s") == tissue_geojson(mask, "s")
+
+
+def test_the_mask_of_a_slide_is_found_by_its_id(tmp_path):
+    write_png(tmp_path / "a.b.png", np.ones((2, 2)))
+    write_geojson(tmp_path / "c.geojson", polygon(SQUARE))
+    assert mask_file(tmp_path, "a.b").name == "a.b.png"
+    assert mask_file(tmp_path, "c").name == "c.geojson"
+    with pytest.raises(InputError, match=r"holds no mask of slide 'd' \(d.png, d.geojson"):
+        mask_file(tmp_path, "d")

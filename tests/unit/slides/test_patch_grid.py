@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+
+from gcemil.errors import InputError, UsageError
+from gcemil.slides.area import covered_share
+from gcemil.slides.contours import outlines, signed_area
+from gcemil.slides.grid import PatchSettings, patch_grid
+from gcemil.slides.patches import patch_batches, probe_patches, read_patch
+from gcemil.slides.reader import Bounds
+from gcemil.slides.tissue import TissueMask, find_tissue
+from slide_builders import PINK, ArraySlide, SceneSlide, glass, tissue_image
+
+
+def everywhere(slide, rows=8, columns=8):
+    return TissueMask(np.ones((rows, columns), bool), slide.bounds)
+
+
+def test_covered_share_by_hand():
+    mask = np.array([[1, 0], [0, 0]], bool)
+    left, top = np.array([0.0, 0.5, 1.0, -0.5, 0.0]), np.array([0.0, 0.5, 1.0, -0.5, 0.0])
+    share = covered_share(mask, left, top, width=1.0, height=1.0)
+    assert share.tolist() == [1.0, 0.25, 0.0, 0.25, 1.0]
+    assert covered_share(mask, left[:1], top[:1], width=2.0, height=2.0).tolist() == [0.25]
+
+
+def test_a_full_grid_in_rows():
+    slide = ArraySlide(glass(600, 800))
+    grid = patch_grid(slide, everywhere(slide))
+    assert grid.coords.tolist() == [[0, 0], [256, 0], [512, 0], [0, 256], [256, 256], [512, 256]]
+    assert grid.patch_size_level0 == 256
+    assert grid.tissue_share.tolist() == [1.0] * 6
+
+
+def test_patches_begin_at_the_corner_of_the_scanned_part():
+    slide = ArraySlide(glass(900, 900), bounds_box=(100, 50, 520, 300))
+    assert patch_grid(slide, everywhere(slide)).coords.tolist() == [[100, 50], [356, 50]]
+
+
+def test_a_patch_needs_its_share_of_tissue():
+    slide = ArraySlide(glass(256, 768))
+    kept = np.zeros((4, 12), bool)
+    kept[:, 0] = True  # a quarter of the first patch
+    kept[:, 4:7] = True  # three quarters of the second
+    found = {
+        share: patch_grid(slide, TissueMask(kept, slide.bounds), PatchSettings(min_tissue=share))
+        .coords[:, 0]
+        .tolist()
+        for share in (0.1, 0.25, 0.5, 0.8)
+    }
+    assert found == {0.1: [0, 256], 0.25: [0, 256], 0.5: [256], 0.8: []}
+
+
+def test_overlapping_patches_share_pixels():
+    slide = ArraySlide(glass(256, 512))
+    grid = patch_grid(slide, everywhere(slide), PatchSettings(overlap_px=128))
+    assert grid.coords[:, 0].tolist() == [0, 128, 256]
+
+
+@pytest.mark.parametrize("mpp", [0.25, 0.3127, 0.4637])
+def test_the_same_tissue_gives_the_same_patches_in_micrometres_on_every_scanner(mpp):
+    def blob(x, y):
+        return ((x - 900) / 500) ** 2 + ((y - 700) / 420) ** 2 < 1
+
+    grids = []
+    for size in (0.5, mpp):
+        slide = SceneSlide(blob, size, 1800, 1400)
+        grids.append(patch_grid(slide, find_tissue(slide)))
+    reference, found = grids
+    cells = [np.round(grid.coords * grid.mpp / 128).astype(int) for grid in grids]
+    common = {tuple(cell) for cell in cells[0].tolist()} & {tuple(cell) for cell in cells[1].tolist()}
+    # Patches at the rim may fall on either side of the smallest share; all others are common.
+    assert len(reference) >= 40
+    assert len(common) >= max(len(reference), len(found)) - 1
+    assert np.abs(found.coords * mpp - cells[1] * 128).max() <= mpp / 2 + 1e-9
+    assert np.abs(reference.coords * 0.5 - cells[0] * 128).max() <= 0.25 + 1e-9
+
+
+def test_a_slide_smaller_than_a_patch_has_none():
+    slide = ArraySlide(glass(200, 800))
+    assert len(patch_grid(slide, everywhere(slide))) == 0
+
+
+def test_a_slide_without_tissue_has_no_patch():
+    slide = ArraySlide(glass())
+    assert len(patch_grid(slide, find_tissue(slide))) == 0
+
+
+def test_a_slide_too_coarse_for_the_patches_is_refused():
+    slide = ArraySlide(glass(), mpp=1.0)
+    with pytest.raises(
+        InputError, match=r"'array' has 1 micrometres per pixel, too coarse .* --target-mpp 1"
+    ):
+        patch_grid(slide, everywhere(slide))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patch_px": 4}, "at least 8 pixels"),
+        ({"overlap_px": 256}, "overlaps its neighbour by less than itself, got 256 and 256"),
+        ({"target_mpp": 50.0}, "0.02 to 20 micrometres per pixel, got 50"),
+        ({"min_tissue": 0.0}, "above 0 and at most 1, got 0"),
+    ],
+)
+def test_settings_out_of_bounds_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        PatchSettings(**settings)
+
+
+def test_the_folder_is_named_as_trident_names_it():
+    assert PatchSettings().folder_name == "20x_256px_0px_overlap"
+    assert PatchSettings(512, 0.25, 64).folder_name == "40x_512px_64px_overlap"
+
+
+def test_patches_are_arrays_at_the_resolution_asked_for():
+    image = tissue_image(1024, 1024, box=(512, 0, 1024, 1024))
+    slide = ArraySlide(image, mpp=0.25)
+    grid = patch_grid(slide, find_tissue(slide))
+    assert grid.coords.tolist() == [[512, 0], [512, 512]]
+    patch = read_patch(slide, grid, 0)
+    assert patch.shape == (256, 256, 3)
+    assert patch.mean(axis=(0, 1)) == pytest.approx(PINK, abs=1)
+    assert read_patch(slide, grid, 0, patch_px=16).shape == (16, 16, 3)
+
+
+def test_batches_hold_every_patch_once_in_order():
+    image = np.zeros((512, 768, 3), np.uint8)
+    image[:, 256:] = 100
+    image[256:] += 50
+    slide = ArraySlide(image)
+    grid = patch_grid(slide, everywhere(slide))
+    batches = list(patch_batches(slide, grid, 4))
+    assert [len(batch) for batch in batches] == [4, 2]
+    assert np.concatenate(batches)[:, 0, 0, 0].tolist() == [0, 100, 100, 50, 150, 150]
+    chosen = list(patch_batches(slide, grid, 4, rows=np.array([5, 3])))
+    assert chosen[0][:, 9, 9, 0].tolist() == [150, 50]
+    assert list(patch_batches(slide, grid, 4, rows=np.array([], int))) == []
+
+
+def test_probing_reads_the_first_and_the_last_patch():
+    slide = ArraySlide(glass(512, 768))
+    probe_patches(slide, patch_grid(slide, everywhere(slide)))
+    assert len(slide.levels_read) == 5
+    slide.levels_read.clear()
+    probe_patches(slide, patch_grid(ArraySlide(glass(256, 256)), everywhere(slide)))
+    assert len(slide.levels_read) == 1
+
+
+def test_outlines_by_hand():
+    mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
+    ring, single = outlines(mask)
+    assert ring.outer.tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
+    assert [hole.tolist() for hole in ring.holes] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
+    assert single.outer.tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
+    assert outlines(np.zeros((3, 3), bool)) == []
+
+
+def test_areas_of_outlines_add_up_to_the_mask():
+    mask = np.random.default_rng(0).random((40, 50)) < 0.55
+    area = sum(signed_area(ring) for outline in outlines(mask) for ring in (outline.outer, *outline.holes))
+    assert area == mask.sum()
+    assert all(signed_area(hole) < 0 for outline in outlines(mask) for hole in outline.holes)
+
+
+def test_bounds_are_plain_values():
+    assert Bounds(1, 2, 3, 4) == Bounds(1, 2, 3, 4)

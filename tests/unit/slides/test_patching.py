@@ -1,0 +1,286 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from gcemil.bags import store
+from gcemil.bags.foreign.inspect_hdf5 import inspect_hdf5
+from gcemil.bags.foreign.trident import level0_patch_size, read_trident
+from gcemil.bags.patch_files import patch_file, read_patch_file
+from gcemil.bags.patching import PatchingRules, found_slides, patch_slides
+from gcemil.cli.patch import patch
+from gcemil.errors import StoreError, UsageError
+from gcemil.slides.grid import PatchSettings
+from gcemil.slides.patches import read_patch
+from gcemil.slides.reader import open_slide
+from slide_builders import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
+
+RUN = "20x_256px_0px_overlap"
+
+
+def one_slide(folder: Path, **options) -> Path:
+    return write_slide(folder / "slides" / "a.svs.tif", **options)
+
+
+def outcome(report):
+    (slide,) = report.slides
+    return slide
+
+
+def test_a_slide_becomes_coordinates_and_pictures(tmp_path):
+    report = patch_slides([one_slide(tmp_path)], tmp_path / "out")
+    assert outcome(report).status == "patched"
+    assert outcome(report).slide_id == "a"
+    grid = read_patch_file(tmp_path / "out" / RUN / "patches" / "a_patches.h5")
+    assert grid.coords.tolist() == [[256, 256], [512, 256]]
+    assert grid.mpp == pytest.approx(0.5)
+    for name in (
+        "thumbnails/a.jpg",
+        "contours/a.jpg",
+        "contours_geojson/a.geojson",
+        "contact_sheets/sheet_0.jpg",
+    ):
+        assert (tmp_path / "out" / name).stat().st_size > 100
+    with Image.open(tmp_path / "out" / "contours" / "a.jpg") as picture:
+        assert picture.size == (1024, 768)
+        # Kept tissue shows as it is, glass is made pale.
+        assert picture.getpixel((400, 400)) == pytest.approx(PINK, abs=25)
+    assert not list((tmp_path / "out").rglob("*.partial"))
+
+
+def test_attributes_are_those_of_trident(tmp_path):
+    image = tissue_image(box=(0, 0, 1024, 768))
+    patch_slides([one_slide(tmp_path, image=image, mpp=0.25)], tmp_path / "out")
+    found = store.attributes(tmp_path / "out" / RUN / "patches" / "a_patches.h5", "coords")
+    expected = {
+        "patch_size": 256,
+        "patch_size_level0": 512,
+        "level0_magnification": 40,
+        "target_magnification": 20,
+        "overlap": 0,
+        "name": "a",
+        "savetodir": RUN,
+        "level0_width": 1024,
+        "level0_height": 768,
+        "target_mpp": 0.5,
+    }
+    assert expected.items() <= found.items()
+
+
+def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
+    image = tissue_image(1024, 2048, box=(0, 0, 2048, 1024))
+    patch_slides([one_slide(tmp_path, image=image, mpp=0.2527)], tmp_path / "out")
+    path = tmp_path / "out" / RUN / "patches" / "a_patches.h5"
+    assert inspect_hdf5(path).kind == "trident_patches"
+    assert level0_patch_size(store.attributes(path, "coords")) == 507
+
+    coords = store.read(path, "coords")
+    features = tmp_path / "out" / RUN / "features_test" / "a.h5"
+    store.write(
+        features,
+        {"features": np.zeros((len(coords), 4), np.float32), "coords": coords},
+        dataset_attributes={"coords": store.attributes(path, "coords")},
+    )
+    (slide,) = read_trident(tmp_path / "out").slides
+    assert (slide.slide_id, slide.n_patches, slide.patch_size) == ("a", 8, 507)
+    assert slide.load()[1].tolist() == [
+        [0, 0],
+        [507, 0],
+        [1013, 0],
+        [1520, 0],
+        [0, 507],
+        [507, 507],
+        [1013, 507],
+        [1520, 507],
+    ]
+
+
+def test_a_second_run_does_nothing(tmp_path):
+    slide = one_slide(tmp_path)
+    patch_slides([slide], tmp_path / "out")
+    path = patch_file(tmp_path / "out", PatchSettings(), "a")
+    before = path.stat().st_mtime_ns
+    report = patch_slides([slide], tmp_path / "out")
+    assert outcome(report).status == "already done"
+    assert outcome(report).patches == 2
+    assert path.stat().st_mtime_ns == before
+    assert not report.problems
+
+
+def test_equal_slides_give_equal_bytes(tmp_path):
+    for name in ("x", "y"):
+        patch_slides([one_slide(tmp_path)], tmp_path / name)
+    files = [patch_file(tmp_path / name, PatchSettings(), "a").read_bytes() for name in ("x", "y")]
+    assert files[0] == files[1]
+
+
+def test_other_settings_are_refused_until_forced(tmp_path):
+    slide = one_slide(tmp_path)
+    patch_slides([slide], tmp_path / "out")
+    strict = PatchingRules(patches=PatchSettings(min_tissue=0.9))
+    found = outcome(patch_slides([slide], tmp_path / "out", strict))
+    assert found.status == "failed"
+    assert "was made from other settings" in found.message
+    assert "--force" in found.message
+    assert outcome(patch_slides([slide], tmp_path / "out", strict, force=True)).status == "patched"
+
+
+def test_another_slide_of_the_same_name_is_refused(tmp_path):
+    patch_slides([one_slide(tmp_path)], tmp_path / "out")
+    changed = one_slide(tmp_path, image=tissue_image(seed=1))
+    assert "was made from another slide" in outcome(patch_slides([changed], tmp_path / "out")).message
+
+
+def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    kept = np.zeros((3, 4), np.uint8)
+    kept[0, 0] = 255
+    Image.fromarray(kept).save(masks / "a.png")
+    rules = PatchingRules(masks=masks)
+    assert outcome(patch_slides([one_slide(tmp_path)], tmp_path / "out", rules)).patches == 1
+    assert read_patch_file(patch_file(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
+
+
+def test_outlines_written_are_accepted_as_masks(tmp_path):
+    slide = one_slide(tmp_path)
+    patch_slides([slide], tmp_path / "out")
+    rules = PatchingRules(masks=tmp_path / "out" / "contours_geojson")
+    patch_slides([slide], tmp_path / "again", rules)
+    grids = [read_patch_file(patch_file(tmp_path / name, PatchSettings(), "a")) for name in ("out", "again")]
+    np.testing.assert_array_equal(grids[0].coords, grids[1].coords)
+    np.testing.assert_allclose(grids[0].tissue_share, grids[1].tissue_share)
+
+
+def test_a_slide_without_a_mask_is_a_problem_of_its_own(tmp_path):
+    (tmp_path / "masks").mkdir()
+    found = outcome(
+        patch_slides([one_slide(tmp_path)], tmp_path / "out", PatchingRules(masks=tmp_path / "masks"))
+    )
+    assert "holds no mask of slide 'a'" in found.message
+
+
+def test_pixel_sizes_fill_in_or_overrule(tmp_path):
+    plain = write_plain_tiff(tmp_path / "slides" / "p.tif", tissue_image())
+    stated = one_slide(tmp_path)
+    filled = patch_slides([plain, stated], tmp_path / "one", PatchingRules(mpp=0.25))
+    assert [slide.mpp for slide in filled.slides] == [pytest.approx(0.5), 0.25]
+    table = patch_slides([plain, stated], tmp_path / "two", PatchingRules(mpp={"a": 0.25, "p": 0.5}))
+    assert [slide.mpp for slide in table.slides] == [0.25, 0.5]
+
+
+def test_a_pixel_size_given_later_concerns_only_the_slide_that_needs_it(tmp_path):
+    slides = [write_plain_tiff(tmp_path / "slides" / "p.tif", tissue_image()), one_slide(tmp_path)]
+
+    def statuses(mpp):
+        return [
+            slide.status for slide in patch_slides(slides, tmp_path / "out", PatchingRules(mpp=mpp)).slides
+        ]
+
+    assert statuses(None) == ["patched", "failed"]
+    assert statuses(0.5) == ["already done", "patched"]
+    assert statuses(0.5) == ["already done", "already done"]
+    assert statuses(0.4) == ["already done", "failed"]
+    report = patch_slides(slides, tmp_path / "out", PatchingRules(mpp=0.4))
+    assert "another pixel size (0.5 then, 0.4 now)" in report.problems[0].message
+
+
+def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
+    for name in ("x/b.tif", "x/y/a.svs", "x/.c.tif", "x/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(found_slides([tmp_path / "x"])) == ["a", "b"]
+
+
+def test_two_files_of_one_slide_are_refused(tmp_path):
+    (tmp_path / "a.tif").touch()
+    (tmp_path / "a.svs").touch()
+    with pytest.raises(UsageError, match=r"would both be slide 'a'"):
+        found_slides([tmp_path])
+
+
+def test_no_slides_and_no_folder_are_bad_usage(tmp_path):
+    with pytest.raises(UsageError, match="No slides found"):
+        found_slides([tmp_path])
+    with pytest.raises(UsageError, match="does not exist"):
+        found_slides([tmp_path / "gone"])
+
+
+def test_a_file_without_a_pixel_size_is_refused(tmp_path):
+    path = tmp_path / "a_patches.h5"
+    store.write(path, {"coords": np.zeros((1, 2), np.int64)})
+    with pytest.raises(StoreError, match=r"'coords' has no attribute 'level0_mpp'"):
+        read_patch_file(path)
+
+
+def test_more_than_48_slides_fill_a_second_sheet(tmp_path):
+    from gcemil.slides.thumbnails import SheetEntry, contact_sheets
+
+    sheets = contact_sheets([SheetEntry(f"slide {k}\n5 patches", None) for k in range(50)])
+    assert [sheet.shape for sheet in sheets] == [(8 * 270, 6 * 240, 3), (270, 2 * 240, 3)]
+    assert contact_sheets([]) == []
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(patch)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_says_what_it_did(tmp_path):
+    one_slide(tmp_path)
+    result = run(tmp_path / "slides", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "2 patches of 1 slides" in result.output
+    with (tmp_path / "out" / RUN / "patching.csv").open() as file:
+        assert [(row["slide_id"], row["status"], row["patches"]) for row in csv.DictReader(file)] == [
+            ("a", "patched", "2")
+        ]
+
+
+def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
+    one_slide(tmp_path)
+    (tmp_path / "slides" / "bad.svs").write_bytes(b"rubbish")
+    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 1
+    found = {slide["slide_id"]: slide["status"] for slide in json.loads(result.output)["slides"]}
+    assert found == {"a": "patched", "bad": "failed"}
+    plain = run(tmp_path / "slides", "--out", tmp_path / "out")
+    assert "Slides without patches: 1" in plain.output
+    assert "bad" in plain.output
+
+
+def test_the_command_refuses_a_folder_of_masks_that_is_not_there(tmp_path):
+    one_slide(tmp_path)
+    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--masks", tmp_path / "gone")
+    assert isinstance(result.exception, UsageError)
+    assert "is no folder of masks" in str(result.exception)
+
+
+@pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
+def test_a_real_slide_is_patched(tmp_path):
+    report = patch_slides([REAL_SLIDE], tmp_path)
+    assert outcome(report).status == "patched"
+    assert 38 <= outcome(report).patches <= 48
+    grid = read_patch_file(patch_file(tmp_path, PatchSettings(), "cmu_small_region"))
+    assert grid.patch_size_level0 == 257
+    with open_slide(REAL_SLIDE) as slide:
+        patches = np.stack([read_patch(slide, grid, index) for index in range(0, len(grid), 8)])
+    assert patches.std(axis=(1, 2, 3)).min() > 15
+
+
+def test_a_real_stain_rewritten_as_a_pyramid_is_patched(tmp_path):
+    data = pytest.importorskip("skimage.data")
+    image = np.asarray(Image.open(Path(data.__file__).parent / "ihc.png").convert("RGB"))
+    write_slide(tmp_path / "slides" / "ihc.tif", image)
+    report = patch_slides([tmp_path / "slides"], tmp_path / "out")
+    # Its lower right is glass.
+    assert outcome(report).patches == 3
+    with open_slide(tmp_path / "slides" / "ihc.tif") as slide:
+        grid = read_patch_file(patch_file(tmp_path / "out", PatchSettings(), "ihc"))
+        np.testing.assert_array_equal(read_patch(slide, grid, 2), image[256:512, :256])

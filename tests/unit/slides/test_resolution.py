@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from gcemil.slides.resolution import (
+    best_level,
+    is_plausible,
+    level0_length,
+    magnification,
+    physical_side,
+    positions,
+)
+
+
+@pytest.mark.parametrize(
+    ("mpp", "power"), [(0.25, 40), (0.2527, 40), (0.5, 20), (0.499, 20), (1.0, 10), (20.0, 1)]
+)
+def test_magnification_is_the_nominal_power_of_a_pixel_size(mpp, power):
+    assert magnification(mpp) == power
+
+
+def test_a_patch_spans_the_same_glass_on_every_scanner():
+    side = physical_side(256, 0.5)
+    assert side == 128
+    assert level0_length(side, 0.25) == 512
+    assert level0_length(side, 0.5) == 256
+    assert level0_length(side, 0.2527) == pytest.approx(506.529, abs=1e-3)
+
+
+def test_positions_by_hand():
+    assert positions(0, 1024, side=128.0, step=128.0, mpp=0.5).tolist() == [0, 256, 512, 768]
+    assert positions(10, 1023, side=128.0, step=128.0, mpp=0.5).tolist() == [10, 266, 522]
+    assert positions(0, 600, side=128.0, step=64.0, mpp=0.5).tolist() == [0, 128, 256]
+
+
+def test_rounding_errors_do_not_add_up():
+    found = positions(0, 300_000, side=128.0, step=128.0, mpp=0.2527)
+    exact = np.arange(len(found)) * 128 / 0.2527
+    assert len(found) == 592
+    assert np.abs(found - exact).max() <= 0.5
+    # A grid of the rounded step would be half a patch off by now.
+    assert abs(591 * round(128 / 0.2527) - exact[-1]) > 250
+
+
+def test_patches_lie_at_the_same_micrometres_at_40x_20x_and_odd_pixel_sizes():
+    extent = 20_000.0
+    grids = {
+        mpp: positions(0, int(extent / mpp), side=128.0, step=128.0, mpp=mpp)
+        for mpp in (0.25, 0.5, 0.3127, 0.4637)
+    }
+    for mpp, found in grids.items():
+        assert len(found) == len(grids[0.5])
+        assert np.abs(found * mpp - grids[0.5] * 0.5).max() <= mpp / 2 + 1e-9
+
+
+def test_a_slide_smaller_than_a_patch_has_no_position():
+    assert positions(0, 255, side=128.0, step=128.0, mpp=0.5).tolist() == []
+    assert positions(0, 256, side=128.0, step=128.0, mpp=0.5).tolist() == [0]
+
+
+def test_the_level_read_is_the_coarsest_that_has_the_pixels():
+    downsamples = (1.0, 4.0004, 16.0)
+    assert best_level(downsamples, 1.0) == 0
+    assert best_level(downsamples, 3.9) == 0
+    assert best_level(downsamples, 4.0) == 1
+    assert best_level(downsamples, 100.0) == 2
+    assert best_level(downsamples, 0.5) == 0
+
+
+def test_pixels_of_photographs_are_implausible():
+    assert is_plausible(0.25)
+    assert not is_plausible(25400 / 72)
+    assert not is_plausible(0.0)

@@ -1,0 +1,183 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gcemil.errors import UsageError
+from gcemil.slides.tissue import (
+    TissueSettings,
+    disk,
+    find_tissue,
+    hue_saturation_value,
+    otsu_threshold,
+    tissue_mask,
+    with_holes_filled,
+    without_small,
+)
+from slide_builders import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
+
+# Overviews here have 10 micrometres per pixel: 100 pixels are 0.01 square millimetres.
+RULES = TissueSettings(
+    mpp=10.0, close_gap=20.0, fill_hole=0.01, drop_speck=0.01, smallest_ink=0.001, ink_margin=20.0
+)
+
+
+def scene(color=PINK, height=100, width=120):
+    """Glass with a square of 50 x 50 pixels."""
+    image = np.full((height, width, 3), GLASS, np.uint8)
+    image[20:70, 30:80] = color
+    return image
+
+
+def square(height=100, width=120):
+    mask = np.zeros((height, width), bool)
+    mask[20:70, 30:80] = True
+    return mask
+
+
+@pytest.mark.parametrize("color", [PINK, PURPLE, (240, 200, 222), (200, 90, 120), (90, 50, 110)])
+def test_stained_tissue_is_kept_to_the_pixel(color):
+    np.testing.assert_array_equal(
+        _without_corners(tissue_mask(scene(color), RULES)), _without_corners(square())
+    )
+
+
+def _without_corners(mask):
+    # A median filter rounds the corners of a square by a pixel.
+    kept = mask.copy()
+    for row in (20, 69):
+        for column in (30, 79):
+            kept[row, column] = False
+    return kept
+
+
+def test_an_empty_slide_has_no_tissue():
+    noise = np.random.default_rng(0).normal(0, 2, size=(80, 80, 3))
+    image = np.clip(np.array(GLASS) + noise, 0, 255).astype(np.uint8)
+    assert not tissue_mask(image, RULES).any()
+    assert not tissue_mask(np.full((80, 80, 3), 255, np.uint8), RULES).any()
+
+
+def test_tinted_glass_is_no_tissue():
+    assert not tissue_mask(np.full((80, 80, 3), (250, 246, 232), np.uint8), RULES).any()
+    image = scene()
+    image[~square()] = (250, 244, 226)
+    assert tissue_mask(image, RULES).sum() == pytest.approx(2500, abs=8)
+
+
+def test_a_slide_full_of_tissue_is_kept_as_a_whole():
+    noise = np.random.default_rng(0).normal(0, 12, size=(80, 80, 1))
+    image = np.clip(np.array(PINK) + noise, 0, 255).astype(np.uint8)
+    assert tissue_mask(image, RULES).all()
+
+
+@pytest.mark.parametrize(
+    "ink",
+    [(30, 70, 170), (20, 130, 80), (25, 25, 28), (210, 25, 30), (0, 0, 0)],
+    ids=["blue", "green", "black", "red", "edge"],
+)
+def test_ink_and_black_edges_are_rejected_with_a_margin(ink):
+    image = scene()
+    image[:, 100:110] = ink
+    image[40:50, 60:80] = ink
+    kept = tissue_mask(image, RULES)
+    assert not kept[:, 98:112].any()
+    assert not kept[38:52, 60:80].any()
+    assert kept[25:35, 35:75].all()
+
+
+def test_a_black_frame_around_the_scan_is_rejected():
+    image = scene()
+    image[:6] = image[-6:] = 0
+    image[:, :6] = image[:, -6:] = 0
+    np.testing.assert_array_equal(_without_corners(tissue_mask(image, RULES)), _without_corners(square()))
+
+
+def test_a_tiny_dark_spot_does_not_cost_tissue():
+    image = scene()
+    image[40:43, 50:53] = (10, 10, 10)
+    assert tissue_mask(image, RULES)[36:47, 46:57].all()
+
+
+def test_small_holes_are_filled_and_large_ones_stay():
+    image = scene()
+    image[25:33, 35:43] = GLASS
+    image[40:60, 50:70] = GLASS
+    kept = tissue_mask(image, RULES)
+    assert kept[25:33, 35:43].all()
+    assert not kept[43:57, 53:67].any()
+
+
+def test_specks_are_dropped():
+    image = scene()
+    image[80:88, 5:13] = PINK
+    assert not tissue_mask(image, RULES)[75:].any()
+    assert tissue_mask(image, replace(RULES, drop_speck=0.0))[81:87, 6:12].all()
+
+
+def test_the_mask_lies_where_the_slide_was_scanned():
+    slide = ArraySlide(tissue_image(800, 800, box=(400, 400, 720, 720)), bounds_box=(320, 320, 480, 480))
+    found = find_tissue(slide, replace(RULES, mpp=5.0, drop_speck=0.001))
+    assert found.kept.shape == (48, 48)
+    assert found.scale == (10.0, 10.0)
+    assert found.kept[9:39, 9:39].all()
+    assert not found.kept[:7].any()
+
+
+def test_a_slide_of_one_pixel_does_not_break():
+    assert tissue_mask(np.full((1, 1, 3), 255, np.uint8), RULES).tolist() == [[False]]
+
+
+def test_hue_saturation_value_by_hand():
+    hue, saturation, value = hue_saturation_value(
+        np.array([[[255, 0, 0], [0, 128, 0], [0, 0, 64], [128, 128, 128], [0, 0, 0]]], np.uint8)
+    )
+    assert hue[0, :3].tolist() == [0, 120, 240]
+    assert saturation[0].tolist() == [1, 1, 1, 0, 0]
+    assert value[0] == pytest.approx([1, 128 / 255, 64 / 255, 128 / 255, 0])
+
+
+def test_otsu_parts_two_groups_as_scikit_image_does():
+    filters = pytest.importorskip("skimage.filters")
+    generator = np.random.default_rng(3)
+    values = np.concatenate([generator.normal(0.1, 0.03, 900), generator.normal(0.6, 0.08, 300)]).clip(0, 1)
+    found = otsu_threshold(values.reshape(30, 40).astype(np.float32))
+    assert 0.2 < found < 0.45
+    parted = values > filters.threshold_otsu(values)
+    assert ((values > found) == parted).mean() > 0.99
+
+
+def test_otsu_of_one_value_is_a_number():
+    assert 0 <= otsu_threshold(np.full((4, 4), 0.3, np.float32)) <= 1
+
+
+def test_morphology_by_hand():
+    ring = np.array([[1, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], bool)
+    everywhere = np.ones((4, 4), bool)
+    assert with_holes_filled(ring, everywhere, 1).sum() == 10
+    assert with_holes_filled(ring, everywhere, 0).sum() == 9
+    assert with_holes_filled(ring, ~everywhere, 1).sum() == 9
+    assert without_small(ring, 1).sum() == 8
+    assert not without_small(np.zeros((3, 3), bool), 0).any()
+    assert disk(0.4).tolist() == [[True]]
+    assert disk(1.0).sum() == 5
+
+
+def test_rules_out_of_bounds_are_refused():
+    with pytest.raises(UsageError, match=r"must rise within 0 and 1, got 0.5 and 0.1"):
+        TissueSettings(saturation_floor=0.5, saturation_ceiling=0.1)
+    with pytest.raises(UsageError, match="0 or more"):
+        TissueSettings(drop_speck=-1)
+
+
+@pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
+def test_tissue_of_a_real_slide_is_found_and_its_ink_is_not():
+    from gcemil.slides.reader import open_slide
+
+    with open_slide(REAL_SLIDE) as slide:
+        found = find_tissue(slide)
+    assert 0.3 < found.kept.mean() < 0.5
+    # The slide's lower middle is dermis, its upper right and left edges are glass.
+    assert found.kept[150:180, 60:80].mean() > 0.9
+    assert not found.kept[:60, 105:].any()
+    assert not found.kept[100:130, :25].any()
