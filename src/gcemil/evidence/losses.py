@@ -61,9 +61,12 @@ def necessity_cross_entropy(removed_logits: Logits, null_target: Logits) -> Loss
     return -(null_target.detach() * F.log_softmax(removed_logits, dim=0)).sum()
 
 
-def necessity_risk_error(removed_risk: Loss, null_risk: Loss) -> Loss:
-    """Survival: squared distance of the complement's risk from the null."""
-    return (removed_risk - null_risk.detach()).square()
+def necessity_risk_error(removed_risk: Loss, null_risk: Loss, spread: Loss) -> Loss:
+    """Survival: squared distance of the complement's risk from the null, in units of the spread of the risks.
+
+    Cox leaves the scale of a risk open. Without a unit the term would grow with it until it outweighs the task.
+    """
+    return ((removed_risk - null_risk.detach()) / spread.detach()).square()
 
 
 class NullTarget(nn.Module):
@@ -96,19 +99,26 @@ class NullTarget(nn.Module):
 
 
 class NullRisk(nn.Module):
-    """Running mean of the training risks; exact over the first bags, then with the given momentum."""
+    """Running mean and spread of the training risks; exact over the first bags, then with the given momentum."""
 
     running_mean: Tensor
+    running_square: Tensor
     seen: Tensor
 
     def __init__(self, *, momentum: float = 0.95) -> None:
         super().__init__()
         self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(()))
+        self.register_buffer("running_square", torch.zeros(()))
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self) -> Loss:
         return self.running_mean.clone()
+
+    @property
+    def spread(self) -> Loss:
+        """Standard deviation of the risks seen, at least 1: risks that barely differ yet are no unit."""
+        return (self.running_square - self.running_mean.square()).clamp_min(1.0).sqrt()
 
     @torch.no_grad()
     def update(self, risk: Loss) -> None:
@@ -116,3 +126,4 @@ class NullRisk(nn.Module):
         self.seen.add_(1)
         share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
         self.running_mean.add_(share * (risk - self.running_mean))
+        self.running_square.add_(share * (risk.square() - self.running_square))

@@ -207,7 +207,7 @@ def necessity_term(null: NullTarget | NullRisk, output: EvidenceOutput, removed:
     if isinstance(null, NullRisk):
         # First the update: the null is the mean risk seen so far, and before the first bag there is none.
         null.update(output.full_logits.detach().squeeze(0))
-        return necessity_risk_error(removed.squeeze(0), null())
+        return necessity_risk_error(removed.squeeze(0), null(), null.spread)
     distance = necessity_cross_entropy(removed, null())
     null.update(removed.detach())
     return distance

@@ -115,7 +115,16 @@ def test_the_null_risk_is_the_mean_of_the_first_risks() -> None:
     for risk in (2.0, 4.0, 9.0):
         null.update(torch.tensor(risk))
     assert float(null()) == pytest.approx(5.0)
-    assert float(necessity_risk_error(torch.tensor(7.0), null())) == pytest.approx(4.0)
+    # Risks 2, 4 and 9: mean 5, variance 26/3.
+    assert float(null.spread) == pytest.approx((26 / 3) ** 0.5)
+    assert float(necessity_risk_error(torch.tensor(7.0), null(), null.spread)) == pytest.approx(4.0 / (26 / 3))
+
+
+def test_risks_that_barely_differ_are_no_unit() -> None:
+    null = NullRisk()
+    for risk in (0.10, 0.11):
+        null.update(torch.tensor(risk))
+    assert float(null.spread) == 1.0
 
 
 def test_the_null_risk_forgets_with_its_momentum() -> None:
