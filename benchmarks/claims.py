@@ -1,0 +1,202 @@
+"""Do the claims hold? One table per host from the results of a grid whose folds have `snr` and `budget`.
+
+  python benchmarks/claims.py RESULTS [--json FILE] [--markdown] [--no-stability]
+Every figure is a mean over worlds and seeds of paired runs; sd is between runs. `better` counts the runs in which the
+evidence beats the attention of the plain host at the same number of patches per slide. The best rival is the best rule of
+either network, smoothed ones included, chosen after the fact: the hardest comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.stability import across_runs
+from gcemil.findings import Finding, read_finding
+
+CONTROLS = {"random", "oracle", "gce_soft", "gce_discrete"}
+Figures = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="Print the table of docs/results.md.")
+    parser.add_argument("--no-stability", action="store_true")
+    arguments = parser.parse_args()
+    folds = sorted(arguments.results.glob("runs/*/*/gce/seed_*/fold_*/diagnostics/budget.json"))
+    hosts = sorted({path.parts[-6] for path in folds})
+    report = {}
+    for host in hosts:
+        chosen = [path.parent.parent for path in folds if path.parts[-6] == host]
+        runs = [paired_figures(fold) for fold in chosen]
+        stability = [] if arguments.no_stability else seed_stability(chosen)
+        report[host] = {"runs": len(runs), "rows": rows_of(runs, stability)}
+        if arguments.markdown:
+            print(markdown(host, len(runs), report[host]["rows"]))
+            continue
+        print(f"{host}: {len(runs)} runs")
+        for name, row in report[host]["rows"].items():
+            print("  " + f"{name:<32}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def paired_figures(fold: Path) -> Figures:
+    """The evidence of one fold beside the rules of the plain host trained on the same fold with the same seed."""
+    budget, snr = (read_finding(fold / "diagnostics" / f"{name}.json") for name in ("budget", "snr"))
+    metrics = json.loads((fold / "metrics.json").read_text())
+    task = "macro_f1" if "macro_f1" in metrics["soft"] else "c_index"
+    figures = {
+        "soft": metrics["soft"][task],
+        "discrete": metrics["discrete"][task],
+        "full": metrics["full"][task],
+    }
+    for arm in ("host", "host_long"):
+        path = fold.parents[2] / arm / fold.parent.name / fold.name / "metrics.json"
+        if path.is_file():
+            figures[arm] = json.loads(path.read_text())["full"][task]
+    evidence = row(snr, rule="evidence", comparison="full-kept", **{"class": "all"})
+    figures |= {name: evidence[name] for name in ("keep_only_drop", "evidence_fraction")}
+    figures["cd_gap"] = row(snr, rule="evidence", comparison="soft-kept", **{"class": "all"})["cd_gap"]
+    ours = row(budget, rule="gce_discrete", budget="recovered", comparison="full-kept")
+    for network in ("plain", "wrapped"):
+        chance = row(budget, rule="random", network=network, budget="recovered")
+        figures[f"random_degradation_{network}"] = chance["complement_degradation"]
+    for name, rule, network in (
+        ("evidence", "gce_discrete", "wrapped"),
+        ("attention", "attention", "plain"),
+        ("attention_smoothed", "attention_smoothed", "plain"),
+        ("oracle", "oracle", "plain"),
+    ):
+        found = row(budget, rule=rule, network=network, budget="recovered", comparison="full-kept")
+        figures[f"precision_{name}"] = found["precision"]
+        figures[f"average_precision_{name}"] = found["average_precision"]
+        excess = found["complement_degradation"] - figures[f"random_degradation_{network}"]
+        figures[f"degradation_{name}"] = excess
+        figures[f"kept_{name}"] = found["evidence_sufficiency"]
+    rivals = [
+        found
+        for found in budget.rows
+        if found.labels["rule"] not in CONTROLS and found.labels["budget"] == "recovered"
+    ]
+    for metric in ("precision", "average_precision"):
+        figures[f"{metric}_best_rival"] = max(found.values[metric] or 0.0 for found in rivals)
+    figures["average_precision_evidence"] = ours["average_precision"]
+    return figures
+
+
+def row(finding: Finding, **labels: str) -> dict[str, float]:
+    """The one row with these labels."""
+    found = [r for r in finding.rows if all(r.labels.get(key) == value for key, value in labels.items())]
+    return {name: value for name, value in found[0].values.items() if value is not None}
+
+
+def rows_of(runs: list[Figures], stability: list[Figures]) -> dict[str, Figures]:
+    rows = {name: spread([run[name] for run in runs if name in run]) for name in runs[0]}
+    for metric in ("precision", "average_precision", "degradation"):
+        ours, theirs = ([run[f"{metric}_{who}"] for run in runs] for who in ("evidence", "attention"))
+        rows[f"{metric}: evidence / attention"] = {
+            "ratio": fmean(ours) / fmean(theirs),
+            "better": sum(a > b for a, b in zip(ours, theirs, strict=True)) / len(runs),
+        }
+    oracle = fmean(run["precision_oracle"] for run in runs)
+    rows["precision: evidence / oracle"] = {
+        "ratio": fmean(run["precision_evidence"] for run in runs) / oracle
+    }
+    rival = fmean(run["precision_best_rival"] for run in runs)
+    rows["precision: evidence / best rival"] = {
+        "ratio": fmean(run["precision_evidence"] for run in runs) / rival
+    }
+    if "host" in runs[0]:
+        gain = [run["soft"] - run["host"] for run in runs]
+        rows["soft - host"] = {**spread(gain), "better": sum(value > 0 for value in gain) / len(runs)}
+    if stability:
+        for name in stability[0]:
+            rows[f"jaccard_{name}"] = spread([world[name] for world in stability])
+    return rows
+
+
+LINES = (
+    ("Task metric: plain host", "host"),
+    ("plain host, twice the epochs", "host_long"),
+    ("wrapped, all patches ungated", "full"),
+    ("wrapped, gated (soft)", "soft"),
+    ("wrapped, evidence alone (discrete)", "discrete"),
+    ("Keep-only drop", "keep_only_drop"),
+    ("C-D gap", "cd_gap"),
+    ("Evidence fraction", "evidence_fraction"),
+    ("Precision: evidence", "precision_evidence"),
+    ("attention of the plain host", "precision_attention"),
+    ("the same, smoothed", "precision_attention_smoothed"),
+    ("best rival", "precision_best_rival"),
+    ("oracle", "precision_oracle"),
+    ("Average precision: evidence", "average_precision_evidence"),
+    ("attention of the plain host", "average_precision_attention"),
+    ("best rival", "average_precision_best_rival"),
+    ("Complement degradation beyond random: evidence", "degradation_evidence"),
+    ("attention of the plain host", "degradation_attention"),
+    ("oracle", "degradation_oracle"),
+    ("Jaccard across seeds: evidence", "jaccard_evidence"),
+    ("attention of the plain host", "jaccard_attention"),
+)
+RATIOS = (
+    ("precision, evidence / attention", "precision: evidence / attention"),
+    ("precision, evidence / oracle", "precision: evidence / oracle"),
+    ("precision, evidence / best rival", "precision: evidence / best rival"),
+    ("average precision, evidence / attention", "average_precision: evidence / attention"),
+    ("degradation, evidence / attention", "degradation: evidence / attention"),
+)
+
+
+def markdown(host: str, n_runs: int, rows: dict[str, Figures]) -> str:
+    """The figures of one host, and the ratios the claims are about."""
+    lines = [f"| {host}, {n_runs} runs | mean | sd |", "|---|---|---|"]
+    lines += [
+        f"| {label} | {rows[name]['mean']:.3f} | {rows[name]['sd']:.3f} |"
+        for label, name in LINES
+        if name in rows
+    ]
+    lines += ["", "| ratio of means | | runs better |", "|---|---|---|"]
+    for label, name in RATIOS:
+        better = f"{rows[name]['better']:.0%}" if "better" in rows[name] else ""
+        lines.append(f"| {label} | {rows[name]['ratio']:.2f} | {better} |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> Figures:
+    return {"mean": fmean(values), "sd": pstdev(values)}
+
+
+def seed_stability(folds: list[Path]) -> list[Figures]:
+    """Jaccard across seeds, world by world: of the evidence, and of the plain host's attention at the same share."""
+    worlds: dict[Path, list[Path]] = {}
+    for fold in folds:
+        worlds.setdefault(fold.parents[2], []).append(fold)
+    found = []
+    for world, of_world in worlds.items():
+        number = int(of_world[0].name.removeprefix("fold_"))
+        wrapped = [fold.parent for fold in of_world if fold.name == of_world[0].name]
+        if len(wrapped) < 2:
+            continue
+        plain = [world / "host" / run.name for run in wrapped]
+        ours, theirs = (
+            across_runs([FoldBench.open(run, number) for run in runs]) for runs in (wrapped, plain)
+        )
+        found.append(
+            {
+                "evidence": row(ours, rule="evidence")["jaccard"],
+                "attention": row(theirs, rule="attention")["jaccard"],
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main()
