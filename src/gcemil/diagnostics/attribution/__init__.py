@@ -1,0 +1,1 @@
+"""Patch scorers that explain a finished host: `table.py` lists them."""

@@ -1,0 +1,105 @@
+"""Layer-wise relevance propagation: the predicted output f shared out over the patches, layer by layer.
+
+  linear      R_i = sum_j x_i w_ij / (sum_i' x_i' w_i'j + b_j) R_j      the 0-rule; a bias keeps its share
+  attention   y = A(x) V x: A is held constant, relevance flows through the values alone
+  LayerNorm   y = (x - mean x) / sd: the denominator is held constant, the centring is linear
+  gated pools likewise: the weights of the patches are held constant
+With these rules the network is linear in what is not held, and relevance is gradient times input (Ali et al., 2022;
+xMIL, Hense et al., 2024). So the host's own forward pass runs, with hooks that cut the gradient where a rule holds
+something constant. No division, hence no epsilon.
+
+Relevance is read at the embedded patches. Below them every patch is on its own, and a rule that conserves relevance
+cannot move any from one patch to another. The sum over patches is f minus the share of biases and of the class token.
+
+For softmax pooling with a linear head this is R_i = a_i w_c m_i: the host's contribution, before it is centred over
+the classes. Hosts without a rule for one of their parts are not supported: hdmil (Chebyshev head), camil (its fusion
+of two branches by a product of both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.hosts.abmil import Abmil
+from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.dsmil import Dsmil
+from gcemil.hosts.dtfd import Dtfd
+from gcemil.hosts.ibmil import Ibmil
+from gcemil.hosts.mhim import Mhim
+from gcemil.hosts.nystrom import NystromAttention
+from gcemil.hosts.transmil import TransMil
+from gcemil.shapes import Scores
+
+HELD: dict[type, tuple[str, ...]] = {
+    Abmil: ("attention",),
+    ClamSb: ("attention",),
+    Mhim: ("student.attention",),
+    # The query of the bag feature sets the mixture of the dictionary, whose rows are constants.
+    Ibmil: ("attention", "query"),
+    Dtfd: ("attention", "bag_attention"),
+    Dsmil: ("query",),
+    TransMil: (),
+}
+"""The modules of each host that make pooling weights."""
+
+
+def has_rules(host: Any) -> bool:
+    # A subclass may add a part without a rule, so only the type itself counts.
+    return type(host) in HELD
+
+
+def lrp(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+    """The relevance of every patch for the predicted output."""
+    index = predicted(host, features, coords).index
+    with torch.enable_grad(), held_constant(host):
+        embedded = host.embed(features.detach().clone().requires_grad_())
+        logit = host.aggregate(embedded, coords).logits[index]
+        (slope,) = torch.autograd.grad(logit, embedded.tokens)
+    return (slope * embedded.tokens.detach()).sum(dim=1)
+
+
+@contextmanager
+def held_constant(host: nn.Module) -> Iterator[None]:
+    """Within, the host computes the same values but passes relevance instead of gradients."""
+    with ExitStack() as stack:
+        for name in HELD[type(host)]:
+            stack.callback(host.get_submodule(name).register_forward_hook(without_gradient).remove)
+        for module in host.modules():
+            if (handle := rule_of(module)) is not None:
+                stack.callback(handle.remove)
+        yield
+
+
+def rule_of(module: nn.Module) -> RemovableHandle | None:
+    """The rule for a kind of layer, put on this one."""
+    if isinstance(module, NystromAttention):
+        return module.qkv.register_forward_hook(values_alone)
+    if isinstance(module, nn.LayerNorm):
+        return module.register_forward_hook(constant_deviation)
+    return None
+
+
+def without_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.detach()
+
+
+def values_alone(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Queries and keys, which make the attention, pass nothing on."""
+    query, key, value = output.chunk(3, dim=1)
+    return torch.cat([query.detach(), key.detach(), value], dim=1)
+
+
+def constant_deviation(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The same values, the standard deviation being a constant."""
+    (rows,) = inputs
+    centred = rows - rows.mean(dim=-1, keepdim=True)
+    deviation = (centred.square().mean(dim=-1, keepdim=True) + module.eps).sqrt().detach()
+    scaled = centred / deviation * module.weight
+    return scaled if module.bias is None else scaled + module.bias

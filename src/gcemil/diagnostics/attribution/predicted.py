@@ -1,0 +1,41 @@
+"""What every attribution explains: the logit of the class predicted on the whole bag, or the risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gcemil.errors import UsageError
+from gcemil.hosts.host import HostOutput, check_bag, check_finite, embedded_bag
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """A bag embedded and pooled once: the pass that every attribution starts from."""
+
+    embedded: Any
+    """An `Embedded` of the host's own kind."""
+    full: HostOutput
+    index: int
+    """The output that is explained."""
+
+    @property
+    def logit(self) -> Float[Tensor, ""]:
+        return self.full.logits[self.index]
+
+
+@torch.no_grad()
+def predicted(host: Any, features: Tensor, coords: Tensor | None) -> Predicted:
+    """One pass of a host in evaluation mode over the whole bag."""
+    # The user's door: shapes are checked here with a message, not by annotation.
+    check_bag(features, coords, in_dim=host.in_dim)
+    if getattr(host, "training", False):
+        raise UsageError("A host is explained in evaluation mode. Call host.eval() first.")
+    embedded = embedded_bag(host, features)
+    full = host.aggregate(embedded, coords)
+    check_finite(full, features)
+    return Predicted(embedded, full, int(full.logits.argmax()))

@@ -1,0 +1,88 @@
+"""Subset rules by name: each is a ranking of the patches of a bag, of which a subset takes the first so many.
+
+  random            one draw per bag, the same for every network
+  <attribution>     every scorer of attribution/table.py that can explain the host: attention, occlusion, lrp ...
+  <..>_smoothed     the same under the half smoothing of our selector: 1/2 s + 1/2 mean of s over the 3 x 3 patches
+  gce_soft          the selector's scores: the first k are those whose gates open first
+  gce_discrete      the recovered evidence first, then the rest, both by the selector's scores: at the size of the
+                    evidence it is the evidence, and at any other size it has as many patches as the other rules
+  oracle            truth first, one region after another, then attention; only where the truth is known
+
+Rivals are made from the host that is asked, wrapped or plain. The two gce rules are the wrapper's, whose gates exist
+under the wrapped host only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, Attribution, supported
+from gcemil.diagnostics.bench import BagBench, NetworkName
+from gcemil.diagnostics.truth import oracle_scores
+from gcemil.errors import UsageError
+from gcemil.evidence.spatial import Neighbourhood, smoothed
+from gcemil.explain import Explanation
+from gcemil.recovery.rules import ranking
+from gcemil.shapes import Scores, Selected
+
+SMOOTHED = "_smoothed"
+GATED_RULES = ("gce_soft", "gce_discrete")
+
+
+def rule_scores(
+    bag: BagBench,
+    network: NetworkName,
+    attributions: Mapping[str, Scores],
+    *,
+    random: Scores,
+    smooths: bool = True,
+) -> dict[str, Scores]:
+    """Scores of every rule for the patches of a bag, from the attributions of the network that is asked."""
+    found = {"random": random, **attributions}
+    if smooths:
+        found |= smoothed_scores(bag, attributions)
+    if network == "wrapped" and bag.explanation is not None:
+        found |= evidence_scores(bag.explanation)
+    if bag.truth is not None:
+        found["oracle"] = oracle_scores(bag.truth, bag.regions, attributions["attention"])
+    return found
+
+
+def attributed(bag: BagBench, host: object, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+    """What each attribution says of the patches of a bag."""
+    return {name: one.scores(host, bag.features, bag.coords) for name, one in attributions.items()}
+
+
+def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """The same rules under the selector's half smoothing; none for a bag without coordinates."""
+    if bag.coords is None:
+        return {}
+    around = Neighbourhood.of(bag.coords, bag.bag.patch_size)
+    return {name + SMOOTHED: smoothed(values, around) for name, values in scores.items()}
+
+
+def evidence_scores(explanation: Explanation) -> dict[str, Scores]:
+    """The wrapper's own two rules."""
+    soft = explanation.output.scores
+    return {"gce_soft": soft, "gce_discrete": placed_first(explanation.recovery.selected, soft)}
+
+
+def placed_first(selected: Selected, scores: Scores) -> Scores:
+    """Ranks from n down to 1: the selected patches before the others, both by score."""
+    order = ranking(scores)
+    order = torch.cat([order[selected[order]], order[~selected[order]]])
+    ranks = torch.empty_like(scores)
+    ranks[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype, device=scores.device)
+    return ranks
+
+
+def chosen_attributions(host: object, names: Sequence[str] | None = None) -> dict[str, Attribution]:
+    """The attributions that can explain the host, or those of them that are asked for; attention always."""
+    found = supported(host)
+    if names is None:
+        return found
+    if unknown := [name for name in names if name not in ATTRIBUTIONS]:
+        raise UsageError(f"Unknown attribution '{unknown[0]}'. Choose from: {', '.join(ATTRIBUTIONS)}.")
+    return {name: one for name, one in found.items() if name in names or name == "attention"}

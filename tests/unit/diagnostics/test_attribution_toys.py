@@ -1,0 +1,164 @@
+"""Toys whose patch scores are known by hand: f is the mean of three patches, 3, 1 and 2."""
+
+import pytest
+import torch
+
+from gcemil.diagnostics.attribution import ablation
+from gcemil.diagnostics.attribution.ablation import (
+    block_occlusion,
+    block_single,
+    blocks_of,
+    captum_occlusion,
+    keep_one,
+    leave_one_out,
+)
+from gcemil.diagnostics.attribution.gradient import integrated_gradients
+from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, supported
+from gcemil.errors import UsageError
+from gcemil.hosts.abmil import Abmil
+from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.table import HOSTS, create_host
+from wrapper_builders import prepared_host, tensor_bag
+
+THREE = torch.tensor([[3.0], [1.0], [2.0]])
+THIRD = 1 / 3
+KNOWN = {
+    "attention": [0, 0, 0],
+    "contribution": [1, THIRD, 2 * THIRD],
+    "saliency": [THIRD, THIRD, THIRD],
+    "gradient_x_input": [1, THIRD, 2 * THIRD],
+    "integrated_gradients": [1, THIRD, 2 * THIRD],
+    "occlusion": [2 - 1.5, 2 - 2.5, 0],
+    "single": [3, 1, 2],
+    "lrp": [1, THIRD, 2 * THIRD],
+}
+
+
+def mean_host(n_outputs=2, host_class=Abmil):
+    """Uniform attention; the logits are the mean of the patches, and its negative where there are two."""
+    host = host_class(1, n_outputs, width=1, hidden=1).eval()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            parameter.zero_()
+        host.project[0].weight.fill_(1.0)
+        host.head.weight.copy_(torch.tensor([[1.0], [-1.0]])[:n_outputs])
+    return host
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2])
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_mean_of_three_patches_is_explained_as_by_hand(name, n_outputs):
+    scores = ATTRIBUTIONS[name].scores(mean_host(n_outputs), THREE, None)
+    torch.testing.assert_close(scores, torch.tensor(KNOWN[name], dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("naive", "name"), [(leave_one_out, "occlusion"), (captum_occlusion, "occlusion"), (keep_one, "single")])  # fmt: skip
+def test_the_loops_give_the_same_by_hand(naive, name):
+    torch.testing.assert_close(
+        naive(mean_host(), THREE, None), torch.tensor(KNOWN[name], dtype=torch.float32)
+    )
+
+
+def test_the_class_predicted_on_the_whole_bag_is_explained():
+    host = mean_host()
+    with torch.no_grad():
+        # Patches speak for the second class only once there are two of them.
+        host.head.weight.copy_(torch.tensor([[1.0], [2.0]]))
+        host.head.bias.copy_(torch.tensor([1.5, 0.0]))
+    assert predicted(host, THREE, None).index == 1
+    # Alone, the patch of 1 would be of the first class; its score is still the logit of the second.
+    assert ATTRIBUTIONS["single"].scores(host, THREE, None).tolist() == [6, 2, 4]
+
+
+def test_integrated_gradients_sum_to_what_the_bag_has_over_an_empty_one():
+    host, (features, coords) = prepared_host("abmil"), tensor_bag(30)
+    index = predicted(host, features, coords).index
+    with torch.no_grad():
+        gained = host(features).logits[index] - host(torch.zeros_like(features)).logits[index]
+    total = integrated_gradients(host, features, coords).sum()
+    assert float(total) == pytest.approx(float(gained), abs=2e-3)
+
+
+@pytest.mark.parametrize("host_name", HOSTS)
+def test_every_attribution_of_a_host_scores_every_patch(host_name):
+    host = prepared_host(host_name)
+    for n_patches in (1, 10):
+        features, coords = tensor_bag(n_patches)
+        for name, attribution in supported(host).items():
+            scores = attribution.scores(host, features, coords)
+            assert scores.shape == (n_patches,), name
+            assert bool(torch.isfinite(scores).all()), name
+            assert not scores.requires_grad, name
+
+
+def test_attributions_leave_the_host_as_it_was():
+    host, (features, coords) = prepared_host("transmil"), tensor_bag(12)
+    before = host(features, coords).logits
+    for attribution in supported(host).values():
+        attribution.scores(host, features, coords)
+    assert host(features, coords).logits.equal(before)
+    assert all(parameter.grad is None for parameter in host.parameters())
+    assert not any(module._forward_hooks for module in host.modules())
+
+
+def test_the_attention_of_clam_has_its_own_row_on_clam_alone():
+    assert "clam_attention" in supported(mean_host(host_class=ClamSb))
+    assert "clam_attention" not in supported(mean_host())
+
+
+def test_a_black_box_without_gradients_is_explained_by_its_scores_and_by_removal():
+    host = CallableHost(
+        lambda features: features.mean(dim=0), in_dim=2, n_outputs=2, scores="keep-one"
+    ).eval()
+    assert list(supported(host)) == ["attention", "occlusion_blocks", "single_blocks"]
+    features = torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    torch.testing.assert_close(block_occlusion(host, features, None), torch.tensor([0.5, -0.5, 0.0]))
+
+
+def test_a_black_box_scored_by_slope_has_gradients():
+    host = CallableHost(lambda features: features.sum(dim=0), in_dim=2, n_outputs=2).eval()
+    features = torch.tensor([[3.0, 0.0], [-1.0, 0.0]])
+    assert ATTRIBUTIONS["gradient_x_input"].scores(host, features, None).tolist() == [3, -1]
+
+
+@pytest.mark.parametrize("name", ["transmil", "camil"])
+def test_blocks_of_one_patch_are_the_loop_over_patches(name):
+    host, (features, coords) = prepared_host(name), tensor_bag(9)
+    torch.testing.assert_close(block_occlusion(host, features, coords), leave_one_out(host, features, coords))
+    torch.testing.assert_close(block_single(host, features, coords), keep_one(host, features, coords))
+
+
+def test_blocks_are_squares_of_the_grid_as_small_as_their_number_allows(monkeypatch):
+    monkeypatch.setattr(ablation, "MAX_BLOCKS", 4)
+    _, coords = tensor_bag(36)
+    blocks = blocks_of(coords, 36).view(6, 6)
+    # Six by six patches in at most four blocks: squares of three.
+    assert [len(blocks[r : r + 3, c : c + 3].unique()) for r in (0, 3) for c in (0, 3)] == [1, 1, 1, 1]
+    assert len(blocks.unique()) == 4
+
+
+def test_blocks_without_coordinates_are_runs_of_rows(monkeypatch):
+    monkeypatch.setattr(ablation, "MAX_BLOCKS", 3)
+    assert blocks_of(None, 6).tolist() == [0, 0, 1, 1, 2, 2]
+    assert blocks_of(None, 2).tolist() == [0, 1]
+
+
+def test_a_patch_has_the_score_of_its_block(monkeypatch):
+    monkeypatch.setattr(ablation, "MAX_BLOCKS", 2)
+    features = torch.tensor([[1.0], [3.0], [5.0], [7.0]])
+    assert block_single(mean_host(), features, None).tolist() == [2, 2, 6, 6]
+    assert block_occlusion(mean_host(), features, None).tolist() == [4 - 6, 4 - 6, 4 - 2, 4 - 2]
+
+
+def test_a_host_that_still_trains_is_not_explained():
+    host = create_host("abmil", in_dim=1, n_outputs=2)
+    for attribution in supported(mean_host()).values():
+        with pytest.raises(UsageError, match="evaluation mode"):
+            attribution.scores(host, THREE, None)
+
+
+def test_contributions_are_asked_of_hosts_that_give_them():
+    with pytest.raises(UsageError, match="Ibmil gives no contributions"):
+        ATTRIBUTIONS["contribution"].scores(prepared_host("ibmil"), *tensor_bag(3))

@@ -1,0 +1,105 @@
+"""Relevance is conserved, and flows where the rules say it does."""
+
+import pytest
+import torch
+from torch import nn
+
+from gcemil.diagnostics.attribution.lrp import HELD, constant_deviation, has_rules, held_constant, lrp
+from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.hosts.table import HOSTS
+from wrapper_builders import prepared_host, tensor_bag
+
+LINEAR_HEADS = ["abmil", "clam_sb", "mhim", "dtfd", "dsmil"]
+
+
+def head_of(host):
+    return host.student.head if hasattr(host, "student") else host.head
+
+
+def without_biases(host):
+    """Biases take a share of the relevance; without them the patches have all of it."""
+    with torch.no_grad():
+        for name, parameter in host.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    return host
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+@pytest.mark.parametrize("name", LINEAR_HEADS)
+def test_the_patches_share_the_logit_without_its_bias(name, n_outputs):
+    host, (features, coords) = prepared_host(name, n_outputs=n_outputs), tensor_bag(25)
+    bag = predicted(host, features, coords)
+    expected = bag.logit - head_of(host).bias[bag.index]
+    torch.testing.assert_close(lrp(host, features, coords).sum(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("n_patches", [1, 7, 25])
+def test_transmil_without_biases_and_class_token_gives_all_of_the_logit_to_the_patches(n_patches):
+    host = without_biases(prepared_host("transmil"))
+    with torch.no_grad():
+        host.class_token.zero_()
+    features, coords = tensor_bag(n_patches)
+    total = lrp(host, features, coords).sum()
+    torch.testing.assert_close(total, predicted(host, features, coords).logit, atol=1e-4, rtol=0)
+
+
+def test_the_dictionary_of_ibmil_keeps_its_share():
+    host, (features, coords) = prepared_host("ibmil"), tensor_bag(10)
+    bag = predicted(host, features, coords)
+    of_bag = host.head.weight[bag.index, : bag.full.bag_feature.shape[0]] @ bag.full.bag_feature
+    torch.testing.assert_close(lrp(host, features, coords).sum(), of_bag, atol=1e-5, rtol=0)
+
+
+def test_softmax_pooling_shares_by_attention_times_value():
+    host, (features, coords) = prepared_host("abmil"), tensor_bag(8)
+    bag = predicted(host, features, coords)
+    weights = bag.full.scores.softmax(dim=0)
+    expected = weights * (bag.embedded.tokens @ host.head.weight[bag.index])
+    torch.testing.assert_close(lrp(host, features, coords), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTS if name not in ("camil", "hdmil")])
+def test_holding_parts_constant_changes_no_value(name):
+    host, (features, coords) = prepared_host(name), tensor_bag(17)
+    with torch.no_grad():
+        before = host(features, coords).logits
+        with held_constant(host):
+            during = host(features, coords).logits
+    torch.testing.assert_close(during, before, atol=1e-6, rtol=0)
+
+
+def test_the_hooks_leave_even_when_the_pass_fails():
+    host = prepared_host("transmil")
+    with pytest.raises(RuntimeError, match="stop"), held_constant(host):
+        raise RuntimeError("stop")
+    assert not any(module._forward_hooks for module in host.modules())
+
+
+def test_the_rule_of_the_normalisation_by_hand():
+    norm = nn.LayerNorm(2, eps=0.0, elementwise_affine=True)
+    rows = torch.tensor([[3.0, 1.0]], requires_grad=True)
+    output = constant_deviation(norm, (rows,), norm(rows))
+    assert output.tolist() == [[1.0, -1.0]]
+    # (x1 - x2) / 2 over the constant deviation 1: relevance 3/2 and -1/2, in sum the output.
+    (slope,) = torch.autograd.grad(output[0, 0], rows)
+    assert (slope * rows).tolist() == [[1.5, -0.5]]
+
+
+def test_hosts_without_a_rule_for_one_of_their_parts_are_not_supported():
+    assert [name for name in HOSTS if not has_rules(prepared_host(name))] == ["camil", "hdmil"]
+
+
+def test_every_held_part_exists():
+    for name in HOSTS:
+        host = prepared_host(name)
+        for part in HELD.get(type(host), ()):
+            assert isinstance(host.get_submodule(part), nn.Module)
+
+
+def test_relevance_works_on_frozen_weights_and_without_gradients():
+    host, (features, coords) = prepared_host("abmil"), tensor_bag(5)
+    expected = lrp(host, features, coords)
+    host.requires_grad_(False)
+    with torch.no_grad():
+        assert lrp(host, features, coords).equal(expected)

@@ -1,0 +1,99 @@
+"""Flipping curves that can be drawn by hand: a host that says 'tumour' while it sees a patch above 0."""
+
+import pytest
+import torch
+
+from gcemil.diagnostics.answers import Answers
+from gcemil.diagnostics.perturbation import area, flipping_curves
+from gcemil.diagnostics.prefixes import NetworkView
+from gcemil.diagnostics.snr import RiskScale
+from gcemil.errors import UsageError
+from gcemil.hosts.adapters import CallableHost
+from gcemil.interventions import Interventions
+from wrapper_builders import prepared_host, tensor_bag
+
+CLASSES = Answers(2, RiskScale())
+SURE, UNSURE = float(torch.tensor(8.0).sigmoid()), float(torch.tensor(-8.0).sigmoid())
+
+
+def any_positive(features):
+    return torch.tensor([-4.0, 4.0] if bool((features > 0).any()) else [4.0, -4.0])
+
+
+def view_of(host, features, coords=None):
+    bench = Interventions(host, features, coords)
+    with torch.no_grad():
+        return NetworkView(host, host.embed(features), bench, bench.full())
+
+
+def toy(*values, model=any_positive, n_outputs=2):
+    host = CallableHost(model, in_dim=1, n_outputs=n_outputs, scores="keep-one").eval()
+    return view_of(host, torch.tensor(values, dtype=torch.float32).unsqueeze(1))
+
+
+def curves(view, *order, answers=CLASSES, **options):
+    return flipping_curves(view, torch.tensor(order), answers, **options)
+
+
+def test_a_ranking_that_finds_the_one_patch_falls_at_once_and_stays_up_to_the_end():
+    found = curves(toy(1, -1, -1, -1), 0, 1, 2, 3)
+    assert found.removed.tolist() == [0, 0.25, 0.5, 0.75]
+    assert found.most_first.tolist() == pytest.approx([SURE, UNSURE, UNSURE, UNSURE])
+    assert found.least_first.tolist() == pytest.approx([SURE, SURE, SURE, SURE])
+    assert found.least_first_area == pytest.approx(SURE)
+    assert found.most_first_area == pytest.approx((0.5 * SURE + 2.5 * UNSURE) / 3)
+    assert found.symmetric_gain == pytest.approx((2.5 * SURE - 2.5 * UNSURE) / 3)
+
+
+def test_the_ranking_turned_round_has_the_gain_with_the_other_sign():
+    view = toy(1, -1, -1, 2, -1)
+    one, other = curves(view, 0, 3, 1, 2, 4), curves(view, 4, 2, 1, 3, 0)
+    assert other.symmetric_gain == pytest.approx(-one.symmetric_gain)
+    assert one.symmetric_gain > 0
+
+
+def test_a_host_that_looks_at_nothing_gives_no_ranking_a_gain():
+    found = curves(toy(1, 2, 3, model=lambda features: torch.tensor([1.0, 0.0])), 2, 0, 1)
+    assert found.symmetric_gain == 0
+    assert found.most_first_area == pytest.approx(float(torch.tensor(1.0).sigmoid()))
+
+
+def test_a_risk_is_read_in_units_of_the_training_risks():
+    view = toy(1, 3, 8, model=lambda features: features.mean().unsqueeze(0), n_outputs=1)
+    found = curves(view, 2, 1, 0, answers=Answers(1, RiskScale(mean=1.0, deviation=2.0)))
+    assert found.most_first.tolist() == pytest.approx([1.5, 0.5, 0])
+    assert found.least_first.tolist() == pytest.approx([1.5, 2.25, 3.5])
+    assert found.symmetric_gain == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
+
+
+def test_one_patch_is_a_curve_of_one_point():
+    found = curves(toy(1), 0)
+    assert found.removed.tolist() == [0]
+    assert found.most_first_area == pytest.approx(SURE)
+    assert found.symmetric_gain == 0
+
+
+def test_a_curve_ends_with_the_last_patch_whatever_the_shares():
+    found = curves(toy(1, -1, -1, -1), 0, 1, 2, 3, removed_shares=(0.5, 1.0))
+    assert found.removed.tolist() == [0, 0.5, 0.75]
+
+
+def test_the_area_is_the_mean_height_on_an_uneven_axis():
+    assert area(torch.tensor([0.0, 0.1, 0.5]), torch.tensor([1.0, 1.0, 0.0])) == pytest.approx(0.3 / 0.5)
+
+
+@pytest.mark.parametrize("name", ["abmil", "ibmil", "dsmil"])
+def test_points_of_a_curve_are_real_removals(name):
+    view = view_of(prepared_host(name), *tensor_bag(12))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    found = flipping_curves(view, order, Answers(3, RiskScale()))
+    for position, share in enumerate(found.removed.tolist()):
+        gone = torch.zeros(12, dtype=torch.bool)
+        gone[order[: round(share * 12)]] = True
+        left = view.bench.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
+        assert float(found.most_first[position]) == pytest.approx(float(left), abs=1e-5)
+
+
+def test_a_share_beyond_the_bag_is_refused():
+    with pytest.raises(UsageError, match=r"lies in \[0, 1\], got 1.5"):
+        curves(toy(1, 2), 0, 1, removed_shares=(1.5,))

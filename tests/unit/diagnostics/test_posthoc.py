@@ -1,0 +1,126 @@
+from itertools import count
+
+import pytest
+import torch
+
+from fold_builders import few_bags, one_patch_fold
+from gcemil.diagnostics import posthoc
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.findings import read_finding, write_finding
+from planted_folds import planted_fold
+from run_builders import TrainedRuns
+
+TRUTH = ("precision", "recall", "average_precision", "region_coverage")
+ABMIL = {
+    "attention", "contribution", "saliency", "gradient_x_input", "integrated_gradients", "occlusion", "single",
+    "lrp",
+}  # fmt: skip
+
+
+def by_rule(finding, network="wrapped", comparison="full-kept"):
+    wanted = {"network": network, "comparison": comparison}
+    return {row.labels["rule"]: row.values for row in finding.rows if wanted.items() <= row.labels.items()}
+
+
+def ticking():
+    """A clock that moves by one each time it is read, so that everything timed takes one."""
+    return count().__next__
+
+
+def test_times_are_in_passes_of_the_host(classification_runs: TrainedRuns):
+    fold = few_bags(FoldBench.open(classification_runs.gce, 0, against=classification_runs.host), 2)
+    finding = posthoc.measured(fold, clock=ticking())
+    for network in fold.networks:
+        found = by_rule(finding, network)
+        assert {rule: found[rule]["runtime_ratio"] for rule in ABMIL} == dict.fromkeys(ABMIL, 1)
+        assert found["random"]["runtime_ratio"] is None
+        assert found["oracle"]["runtime_ratio"] is None
+    # The wrapper's pass, and the recovery after it.
+    assert by_rule(finding)["gce_soft"]["runtime_ratio"] == 1
+    assert by_rule(finding)["gce_discrete"]["runtime_ratio"] == 2
+
+
+def test_a_clock_too_coarse_for_a_pass_gives_no_ratio(tmp_path):
+    finding = posthoc.measured(
+        planted_fold(tmp_path, n_slides=2), attributions=("single",), clock=lambda: 0.0
+    )
+    assert all(values["runtime_ratio"] is None for values in by_rule(finding).values())
+
+
+def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
+    fold = planted_fold(tmp_path, n_slides=3)
+    reads = count()
+    now = 0.0
+
+    def clock():
+        nonlocal now
+        # Bag one: the fourth reading, the end of the first method, comes 99 late.
+        now += 100.0 if next(reads) == 3 else 1.0
+        return now
+
+    finding = posthoc.measured(fold, attributions=("single",), clock=clock)
+    assert by_rule(finding)["attention"]["runtime_ratio"] == 1
+    assert max(slide["runtime_ratio"] for slide in finding.slides if slide["rule"] == "attention") == 100
+
+
+@pytest.mark.parametrize("kind", ["classification_runs", "survival_runs"])
+def test_every_method_has_the_size_of_the_evidence_and_the_oracle_is_best_on_truth(kind, request):
+    runs: TrainedRuns = request.getfixturevalue(kind)
+    fold = FoldBench.open(runs.gce, 0, against=runs.host)
+    finding = posthoc.measured(fold, attributions=("occlusion",), clock=ticking())
+    assert {row.labels["budget"] for row in finding.rows} == {"recovered"}
+    for network in fold.networks:
+        rules = by_rule(finding, network)
+        assert len({round(values["evidence_fraction"], 12) for values in rules.values()}) == 1
+        for name in TRUTH:
+            assert all(rules["oracle"][name] >= values[name] for values in rules.values()), name
+            assert rules["oracle"][name] > rules["random"][name] or rules["oracle"][name] == 1, name
+
+
+def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
+    found = by_rule(posthoc.measured(planted_fold(tmp_path), attributions=("lrp",), clock=ticking()))
+    oracle, chance = found["oracle"], found["random"]
+    # Both patches are needed to be gone: after one, the other still decides; then the slide is a tie.
+    tokens, background = torch.exp(4 * torch.tanh(torch.tensor(3.0))), 1.0
+
+    def phi(n_evidence, n_background):
+        share = n_evidence * tokens / (n_evidence * tokens + n_background * background)
+        return float(torch.sigmoid(3 * share))
+
+    removed = [0, 1, 2, 5, 10, 15, 18, 19]
+    most = [phi(max(0, 2 - k), 18 - max(0, k - 2)) for k in removed]
+    least = [phi(min(2, 20 - k), max(0, 18 - k)) for k in removed]
+    axis = torch.tensor(removed) / 20
+    expected = [float(torch.trapezoid(torch.tensor(curve), axis)) / 0.95 for curve in (most, least)]
+    assert oracle["most_first_area"] == pytest.approx(expected[0], abs=1e-6)
+    assert oracle["least_first_area"] == pytest.approx(expected[1], abs=1e-6)
+    assert oracle["srg"] == pytest.approx(expected[1] - expected[0], abs=1e-6)
+    assert oracle["srg"] > chance["srg"]
+    assert oracle["full_kept_gap"] < chance["full_kept_gap"]
+    assert oracle["removal_effect"] > chance["removal_effect"]
+
+
+def test_bags_of_one_patch_have_flat_curves(tmp_path, survival_runs: TrainedRuns):
+    fold = few_bags(one_patch_fold(FoldBench.open(survival_runs.gce, 0), tmp_path / "cohort"))
+    finding = posthoc.measured(fold, clock=ticking())
+    # A case of several slides keeps one patch of each.
+    alone = [
+        slide for slide in finding.slides if slide["n_selected"] == 1 and slide["evidence_fraction"] == 1
+    ]
+    assert alone
+    assert all(slide["srg"] == 0 and slide["full_kept_gap"] == 0 for slide in alone)
+
+
+def test_a_budget_may_be_named(tmp_path):
+    finding = posthoc.measured(
+        planted_fold(tmp_path, n_slides=4), budget=1.0, attributions=("lrp",), clock=ticking()
+    )
+    assert {row.labels["budget"] for row in finding.rows} == {"1"}
+    assert all(row.values["complement_degradation"] is None for row in finding.rows)
+
+
+def test_the_finding_is_written_with_the_meaning_of_its_figures(tmp_path):
+    finding = posthoc.measured(planted_fold(tmp_path, n_slides=4), attributions=("lrp",), clock=ticking())
+    assert read_finding(write_finding(tmp_path, finding)).rows == finding.rows
+    assert finding.to_json()["metrics"]["srg"]["direction"] == "higher"
+    assert finding.to_json()["metrics"]["runtime_ratio"] == {"direction": "lower", "criterion": "cost"}
