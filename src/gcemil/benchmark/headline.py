@@ -1,0 +1,160 @@
+"""The claims of the paper's abstract, computed anew: from its own tables, and from the results.
+
+  gain         mean over hosts and cohorts of the paired difference soft +GCE minus host
+  gap ratio    attention's gap over GCE's. The paper divides by GCE's C-D gap, although attention has no gates: its gap
+               can only be full against kept. Both are given: that mixed ratio, and full-kept over full-kept.
+  necessity    complement degradation of the evidence over that of attention, same number of patches
+  speed        one over the end-to-end time with tile prefilter; utility is relative to the full bag
+
+Ratios are of means over the grid, not means of ratios, which a gap near 0 would rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+
+from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.paper_figures import TIMES, PaperFigures
+from gcemil.benchmark.tables.compare import legend, our_mark
+from gcemil.benchmark.tables.cost import PREFILTER
+from gcemil.benchmark.tables.layout import MISSING, UNDEFINED, Cell, Column, Line, Table
+from gcemil.benchmark.tables.query import Query, Unit, cell, differences, estimate, values
+from gcemil.benchmark.tables.rules import RULES
+
+Found = tuple[str, tuple[Cell, Cell]]
+"""What is added to the name of a claim, and the cells of its line."""
+COLUMNS = (Column("value", "Value"), Column("cells", "Over"))
+GAIN_TABLES = {"macro_f1": "cls_main", "c_index": "surv_main"}
+RATIO_TABLES = ("same_budget", "explain")
+"""Tables of the paper that have attention beside GCE discrete."""
+
+
+def headline(measured: Measured, paper: PaperFigures) -> Table:
+    lines = [
+        line
+        for claim in paper.claims
+        for line in (
+            Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
+            Line((claim.name, "paper (from its tables)"), "paper", from_tables(claim.key, paper)),
+            *our_lines(claim.key, claim.name, measured),
+        )
+    ]
+    return Table(
+        "headline", "the claims of the abstract", "tab:headline", ("claim", "figures"), COLUMNS, tuple(lines),
+        legend=legend(measured),
+        notes=(
+            "Gap ratio: the paper's puts attention's gap over GCE's C-D gap, two quantities; the second line of ours has "
+            "full-kept gaps on both sides.",
+        ),
+        remedy="gcemil benchmark GRID.yaml --out RESULTS, with the diagnostics snr and cost",
+    )  # fmt: skip
+
+
+def from_tables(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+    """What the paper's own tables give for a claim."""
+    if claim.endswith("_gain"):
+        table = paper.table(GAIN_TABLES[claim.removesuffix("_gain")])
+        gains = [
+            gain
+            for row in table.rows
+            if row.key.endswith(".delta")
+            for column in table.columns
+            if column.endswith(claim.removesuffix("_gain"))
+            and (gain := table.number(row.key, column)) is not None
+        ]
+        return Cell(f"{fmean(gains):+.4f}", fmean(gains)), Cell(f"{len(gains)} pairs of host and dataset")
+    if claim in ("cd_gap_ratio", "complement_degradation_ratio"):
+        return table_ratios("gap" if claim == "cd_gap_ratio" else "complement_degradation", paper)
+    cost = paper.table("cost")
+    column = "end_to_end_time" if claim == "speed_up" else "relative_utility"
+    found = cost.number("prefilter", column)
+    if found is None:
+        return MISSING, MISSING
+    value = 1 / found if claim == "speed_up" else found
+    return Cell(f"{value:.3g}{TIMES}", value), Cell(cost.label)
+
+
+def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+    """Smallest and largest ratio of attention and GCE discrete in the tables that have both."""
+    ratios = []
+    for name in RATIO_TABLES:
+        attention, gce = (paper.table(name).number(rule, column) for rule in ("attention", "gce_discrete"))
+        if attention and gce:
+            ratios.append(attention / gce if column == "gap" else gce / attention)
+    text = f"{min(ratios):.1f}{TIMES} to {max(ratios):.1f}{TIMES}"
+    return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
+
+
+def our_lines(claim: str, name: str, measured: Measured) -> list[Line]:
+    """The claim on the results; where a fairness control was run, its gain beside it."""
+    mark = our_mark(measured)
+    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in our_cells(claim, measured)]
+
+
+def our_cells(claim: str, measured: Measured) -> list[Found]:
+    if claim.endswith("_gain"):
+        return gains(claim.removesuffix("_gain"), measured)
+    snr = Query(source="snr", labels={"class": "all"})
+    attention = snr.narrowed(labels=RULES["attention"].labels)
+    evidence = snr.narrowed(labels=RULES["gce_discrete"].labels)
+    if claim == "cd_gap_ratio":
+        rival = values(measured, attention.narrowed(metric="full_kept_gap"))
+        return [
+            (", full-kept over C-D", ratio(rival, values(measured, evidence.narrowed(metric="cd_gap")))),
+            (", full-kept over full-kept", ratio(rival, values(measured, evidence.narrowed(metric="full_kept_gap")))),
+        ]  # fmt: skip
+    if claim == "complement_degradation_ratio":
+        found = [
+            values(measured, rule.narrowed(metric=claim.removesuffix("_ratio")))
+            for rule in (evidence, attention)
+        ]
+        return [("", ratio(*found))]
+    if claim == "speed_up":
+        return [
+            ("", speed("end_to_end_time", PREFILTER, measured)),
+            (": aggregation of cached evidence", speed("aggregation_time", "discrete", measured)),
+        ]
+    return [("", speed(claim, PREFILTER, measured)), (": evidence alone", speed(claim, "discrete", measured))]
+
+
+def gains(metric: str, measured: Measured) -> list[Found]:
+    plain = values(measured, Query(metric, label="host", labels={"mode": "full"}))
+    arms = {"": Query(metric, labels={"mode": "soft"})}
+    controls = {
+        " (control: host, twice the epochs)": Query(metric, label="host_long", labels={"mode": "full"}),
+        " (control: random anchors)": Query(metric, label="gce_random_anchors", labels={"mode": "soft"}),
+    }
+    ran = {run.label for run in measured.runs}
+    arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
+    found = {suffix: differences(values(measured, query), plain) for suffix, query in arms.items()}
+    return [
+        (suffix, (cell(gained, decimals=4, signed=True), counted(gained))) for suffix, gained in found.items()
+    ]
+
+
+def ratio(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
+    """Of the means over what both have."""
+    shared = above.keys() & below.keys()
+    top, bottom = (estimate({unit: found[unit] for unit in shared}) for found in (above, below))
+    if top is None or bottom is None:
+        return MISSING, MISSING
+    if bottom.mean <= 0:
+        return UNDEFINED, counted(shared)
+    value = top.mean / bottom.mean
+    return Cell(f"{value:.2f}{TIMES}", value), counted(shared)
+
+
+def speed(metric: str, mode: str, measured: Measured) -> tuple[Cell, Cell]:
+    """A ratio of the cost table; a time is turned over, so that more is faster."""
+    found = values(measured, Query(metric, source="cost", labels={"mode": mode}))
+    if metric == "relative_utility":
+        return cell(found, unit=TIMES), counted(found)
+    mean = estimate(found)
+    text = MISSING if mean is None else Cell(f"{1 / mean.mean:.2f}{TIMES}", 1 / mean.mean)
+    return text, counted(found)
+
+
+def counted(units: Iterable[Unit]) -> Cell:
+    pairs = len({(unit.cohort, unit.host) for unit in units})
+    return Cell(f"{pairs} pair{'s' if pairs > 1 else ''} of host and cohort") if pairs else MISSING

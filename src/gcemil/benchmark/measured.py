@@ -1,0 +1,169 @@
+"""A results folder as rows: every run that was found, its folds, and the labelled figures each of them wrote.
+
+What is known here and nowhere else in the tables: where runs, cohorts and findings lie. Every figure is a row of a
+*source*: `task` (metrics.json; labelled by mode), or a diagnostic by its name. Files are read when a table asks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from gcemil.benchmark.cohorts import read_cohort_record
+from gcemil.benchmark.grid import CohortSettings
+from gcemil.benchmark.results import Record, Results
+from gcemil.config import TrainSettings
+from gcemil.errors import RunError
+from gcemil.findings import Row, read_finding
+
+FoldRow = tuple[int | None, Row]
+"""A row and its fold; None for a row about the whole run."""
+TASK_METRIC = {"classification": "macro_f1", "survival": "c_index"}
+
+
+@dataclass(frozen=True)
+class CohortFacts:
+    """What a table says of a cohort: the dataset it is or stands for, its size, whether it is real."""
+
+    name: str
+    dataset: str
+    encoder: str | None
+    """The encoder as the grid names it; None where the grid does not say."""
+    record: Record | None
+    """What the benchmark counted when it prepared the cohort."""
+
+    @property
+    def task(self) -> str | None:
+        return self.record["task"] if self.record else None
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.record is not None and "simulator" in self.record["provenance"]
+
+    @property
+    def description(self) -> str:
+        if self.record is None:
+            return f"{self.name} (no record of it)"
+        kind = f"simulated, size {self.record['provenance'].get('size')}" if self.is_simulated else "real"
+        return f"{self.name} ({self.record['slides']} slides, {self.record['feature_dim']}-d, {kind})"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder of the results."""
+
+    cohort: CohortFacts
+    host: str
+    label: str
+    """The arm, or the ablation's name."""
+    seed: int
+    folder: Path
+    settings: TrainSettings
+    _read: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
+
+    def rows(self, source: str) -> list[FoldRow]:
+        """All rows of a source, fold by fold; empty when nobody made it."""
+        if source not in self._read:
+            self._read[source] = (
+                task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
+            )
+        return self._read[source]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything a results folder holds."""
+
+    folder: Path
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def cohorts(self) -> tuple[CohortFacts, ...]:
+        return tuple({run.cohort.name: run.cohort for run in self.runs}.values())
+
+    @cached_property
+    def main_encoders(self) -> dict[str, str | None]:
+        """Per dataset the encoder whose cohorts a table about other things takes: None, unless it comes from several."""
+        found: dict[str, str | None] = {}
+        for name in {cohort.dataset for cohort in self.cohorts}:
+            encoders = [cohort.encoder for cohort in self.dataset(name)]
+            several = None not in encoders and len(set(encoders)) > 1
+            found[name] = encoders[-1] if several else None
+        return found
+
+    def dataset(self, name: str) -> tuple[CohortFacts, ...]:
+        """The cohorts that are, or stand for, a dataset of the paper."""
+        return tuple(cohort for cohort in self.cohorts if cohort.dataset == name)
+
+
+def read_results(folder: Path) -> Measured:
+    """The runs of a results folder, by cohort, host, label and seed."""
+    configs = sorted((folder / "runs").glob("*/*/*/seed_*/config.yaml"))
+    if not configs:
+        raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
+    results = Results(folder)
+    planned = {name: cohort for grid in results.grids() for name, cohort in grid.cohorts.items()}
+    facts: dict[str, CohortFacts] = {}
+    runs = []
+    for path in configs:
+        cohort, host, label, seed = path.parent.relative_to(folder / "runs").parts
+        if cohort not in facts:
+            facts[cohort] = cohort_facts(results, cohort, planned.get(cohort))
+        settings = read_settings(path)
+        runs.append(Run(facts[cohort], host, label, int(seed.removeprefix("seed_")), path.parent, settings))
+    return Measured(folder, tuple(runs))
+
+
+def read_settings(path: Path) -> TrainSettings:
+    try:
+        return TrainSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))["settings"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValidationError) as error:
+        raise RunError(f"{path} is no config of a run ({error}). Run the grid again.") from error
+
+
+def cohort_facts(results: Results, name: str, planned: CohortSettings | None) -> CohortFacts:
+    """From the cohort's record and from the grid, which says what the cohort stands for."""
+    record = read_cohort_record(results, name)
+    provenance = record["provenance"] if record else {}
+    stated = (planned.dataset or planned.profile) if planned else None
+    dataset = stated or provenance.get("profile") or provenance.get("recipe") or name
+    return CohortFacts(name, str(dataset), planned.encoder if planned else None, record)
+
+
+def task_rows(run: Path) -> list[FoldRow]:
+    """metrics.json of every fold: one row per mode, with the task's own metric under `task_metric` too."""
+    rows: list[FoldRow] = []
+    for path in fold_files(run, "metrics.json"):
+        modes = json.loads(path.read_text(encoding="utf-8"))
+        for mode in ("full", "soft", "discrete"):
+            if mode in modes:
+                values = dict(modes[mode])
+                main = next((name for name in TASK_METRIC.values() if name in values), None)
+                rows.append(
+                    (fold_number(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)}))
+                )
+    return rows
+
+
+def finding_rows(run: Path, name: str) -> list[FoldRow]:
+    """A diagnostic's rows: of every fold that has it, or of the whole run where it is about that."""
+    files = fold_files(run, f"diagnostics/{name}.json")
+    if files:
+        return [(fold_number(path), row) for path in files for row in read_finding(path).rows]
+    whole = run / "diagnostics" / f"{name}.json"
+    return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
+
+
+def fold_files(run: Path, name: str) -> Sequence[Path]:
+    return sorted(run.glob(f"fold_*/{name}"), key=fold_number)
+
+
+def fold_number(path: Path) -> int:
+    part = next(part for part in reversed(path.parts) if part.startswith("fold_"))
+    return int(part.removeprefix("fold_"))

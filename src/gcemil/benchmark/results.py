@@ -1,0 +1,123 @@
+"""The results folder: where things lie, who is at work on what, and the log of everything that was executed.
+
+  grids/<grid>.yaml                   every grid that was run into this folder
+  cohorts/<cohort>, <cohort>.json     simulated cohorts; what each cohort is
+  runs/<cohort>/<host>/<arm>/seed_<s> run folders, in the layout of `gcemil train`
+  failures/**.json                    why a cohort or fold failed; gone once it succeeds
+  claims/**.lock                      held while something is at work
+  log.jsonl                           a line when an execution starts, ends or fails
+  summary.json, timing.json           figures of all finished folds; what took how long
+
+A claim is a lock of the operating system on a file, which dies with the process that holds it, however it dies: there
+are no stale claims to clear. On a network file system it needs working locks (NFS 4, or 3 with lockd); where the
+system has none, the claim fails with an error instead of being ignored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gcemil.benchmark.grid import Grid
+from gcemil.errors import RunError
+
+if TYPE_CHECKING:
+    from gcemil.benchmark.plan import Key, RunKey
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Paths inside one results folder."""
+
+    folder: Path
+
+    def path(self, key: Key) -> Path:
+        """The cohort, or the fold."""
+        return self.folder / key.path
+
+    def run(self, key: RunKey) -> Path:
+        return self.folder / key.run_path
+
+    def cohort_record(self, cohort: str) -> Path:
+        return self.folder / "cohorts" / f"{cohort}.json"
+
+    def failure(self, key: Key) -> Path:
+        return self.folder / "failures" / f"{key.path}.json"
+
+    def lock(self, name: object) -> Path:
+        return self.folder / "claims" / f"{name}.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "summary.json"
+
+    @property
+    def timing(self) -> Path:
+        return self.folder / "timing.json"
+
+    def grids(self) -> list[Grid]:
+        """Every grid of this folder, by name."""
+        return [Grid.from_yaml(path) for path in sorted((self.folder / "grids").glob("*.yaml"))]
+
+
+@contextmanager
+def claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether this process now holds the lock; with `wait` it does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be locked ({error.strerror}). Put the results on a file system with locks."
+            ) from error
+        file.truncate(0)
+        file.write(f"{socket.gethostname()} {os.getpid()}\n")
+        file.flush()
+        yield True
+
+
+def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
+    """One line, whole, also when several machines write."""
+    record = {
+        "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
+    }  # fmt: skip
+    with claimed(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_log(results: Results) -> list[Record]:
+    """Every line; what a killed process left half written is no record."""
+    if not results.log.is_file():
+        return []
+    records = []
+    for line in results.log.read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+def read_failure(results: Results, key: Key) -> str | None:
+    """Why this failed the last time, None when it did not."""
+    try:
+        reason: str = json.loads(results.failure(key).read_text(encoding="utf-8"))["reason"]
+    except FileNotFoundError:
+        return None
+    return reason

@@ -1,0 +1,181 @@
+"""One key executed: claimed, done, written down. Nothing that is finished is done again; a failure is a record.
+
+A fold is trained when metrics.json is there, and diagnosed when every diagnostic asked for is. Training goes on inside a
+fold where a killed process stopped, to the same bits.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gcemil.bags.cohort import Cohort
+from gcemil.benchmark.cohorts import open_cohort, prepare_cohort, read_cohort_record
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.plan import (
+    CohortKey,
+    DiagnosisKey,
+    Key,
+    RunKey,
+    fold_diagnostics,
+    needs,
+    other_seeds,
+    rival,
+    run_settings,
+)
+from gcemil.benchmark.results import Results, append_log, claimed, read_failure
+from gcemil.config import TrainSettings
+from gcemil.errors import ConfigError, GcemilError, RunError
+from gcemil.runs.folder import write_json
+from gcemil.runs.summary import write_summary
+from gcemil.training.fold import train_fold
+from gcemil.training.run import claim_run, one_thread
+
+
+class Ending(StrEnum):
+    """How an execution ended."""
+
+    finished = "finished"
+    failed = "failed"
+    busy = "busy"
+    """Another process is at work on it."""
+    found = "found"
+    """Somebody else had finished it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    ending: Ending
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def execute(grid: Grid, results: Results, key: Key) -> Outcome:
+    """Do the work of this key unless it is done or somebody else is at it."""
+    with claimed(results.lock(key.path)) as mine:
+        if not mine:
+            return Outcome(Ending.busy)
+        if is_finished(grid, results, key):
+            return Outcome(Ending.found)
+        whole = not results.path(key).exists()
+        append_log(results, key, "start", whole=whole)
+        started = time.monotonic()
+        try:
+            do(grid, results, key)
+        except Exception as error:  # one run that fails, for whatever reason, must not stop the others
+            reason = str(error) if isinstance(error, GcemilError) else f"{type(error).__name__}: {error}"
+            return failed(results, key, reason, detail=traceback.format_exc())
+        results.failure(key).unlink(missing_ok=True)
+        seconds = time.monotonic() - started
+        append_log(results, key, "end", seconds=seconds, whole=whole)
+        return Outcome(Ending.finished, seconds)
+
+
+def is_finished(grid: Grid, results: Results, key: Key) -> bool:
+    match key:
+        case CohortKey():
+            return read_cohort_record(results, key.cohort) is not None
+        case RunKey():
+            return is_trained(results, key)
+        case DiagnosisKey(run):
+            return not missing_diagnostics(grid, results, run)
+
+
+def is_trained(results: Results, run: RunKey) -> bool:
+    return (results.path(run) / "metrics.json").is_file()
+
+
+def missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
+    return [name for name in fold_diagnostics(grid, run) if not finding_file(results, run, name).is_file()]
+
+
+def finding_file(results: Results, run: RunKey, name: str) -> Path:
+    return results.path(DiagnosisKey(run)) / f"{name}.json"
+
+
+def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
+    """The failure on record: in its own file for the user, and in the log."""
+    path = results.failure(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"key": str(key.path), "reason": reason, "detail": detail})
+    append_log(results, key, "fail", reason=reason)
+    return Outcome(Ending.failed, reason=reason)
+
+
+def do(grid: Grid, results: Results, key: Key) -> None:
+    # One thread everywhere: results are equal on every engine, and workers do not fight for cores.
+    with one_thread():
+        match key:
+            case CohortKey():
+                prepare_cohort(grid, results, key)
+            case RunKey():
+                train(grid, results, key)
+            case DiagnosisKey():
+                diagnose(grid, results, key)
+
+
+def train(grid: Grid, results: Results, run: RunKey) -> None:
+    """Train and evaluate one fold."""
+    cohort, warnings = open_cohort(grid, results, run.cohort)
+    settings = run_settings(grid, run)
+    with claimed(results.lock(run.run_path), wait=True):
+        open_run(results.run(run), cohort, settings, warnings)
+    train_fold(cohort, run.fold, settings, results.path(run))
+    refresh_summary(results, run)
+
+
+def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: list[str]) -> None:
+    """The run folder with its card, whole or not at all; one that exists must agree."""
+    if folder.exists():
+        claim_run(folder, cohort, settings)
+        return
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    claim_run(aside, cohort, settings)
+    write_json(aside / "warnings.json", warnings)
+    aside.rename(folder)
+
+
+def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
+    """Every diagnostic of a fold that is not there yet."""
+    from gcemil.diagnostics.table import run_diagnostic
+
+    check_needs(grid, results, key)
+    run, plain = key.run, rival(grid, key.run)
+    for name in missing_diagnostics(grid, results, run):
+        run_diagnostic(
+            name,
+            results.run(run),
+            run.fold,
+            against=None if plain is None else results.run(plain),
+            others=[results.run(other) for other in other_seeds(grid, run)],
+            seed=run.seed,
+        )
+    refresh_summary(results, run)
+
+
+def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
+    for need in needs(grid, key):
+        if not is_finished(grid, results, need):
+            reason = read_failure(results, need) or "it was not trained"
+            raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
+
+
+def refresh_summary(results: Results, run: RunKey) -> None:
+    """The run's own summary, for everything that reads run folders."""
+    with claimed(results.lock(run.run_path), wait=True):
+        write_summary(results.run(run))
+
+
+def check_diagnostics(grid: Grid) -> None:
+    """A diagnostic that does not exist is found before anything runs."""
+    from gcemil.diagnostics.table import DIAGNOSTICS
+
+    if unknown := [name for name in grid.diagnostics if name not in DIAGNOSTICS]:
+        raise ConfigError(
+            f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(DIAGNOSTICS)}."
+        )

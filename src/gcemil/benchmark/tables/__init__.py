@@ -1,0 +1,1 @@
+"""The paper's tables: one small module per family, listed in table.py."""

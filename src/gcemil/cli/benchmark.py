@@ -1,0 +1,155 @@
+"""gcemil benchmark: a grid of runs, planned, executed, resumed and summarised."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gcemil.benchmark.cluster import RayPool
+    from gcemil.benchmark.grid import Grid
+    from gcemil.benchmark.local import LocalPool
+    from gcemil.benchmark.plan import Key
+    from gcemil.benchmark.results import Results
+    from gcemil.benchmark.runner import Outcome
+
+
+class Engine(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+def benchmark(
+    grid_file: Path = typer.Argument(metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."),
+    out: Path = typer.Option(..., help="The results folder; what it holds already is not done again."),
+    engine: Engine = typer.Option(Engine.local, help="Processes on this machine, or tasks on a Ray cluster."),
+    workers: int | None = typer.Option(
+        None, min=1, help="Runs side by side; by default what cores and memory carry."
+    ),
+    address: str | None = typer.Option(
+        None, help="Ray: the address of an existing cluster; without it a local one is started."
+    ),
+    seed: int | None = typer.Option(None, min=0, help="One training seed in place of the grid's."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan or the summary as JSON."),
+) -> None:
+    """Train and diagnose every fold of a grid; a grid that was stopped goes on where it was.
+
+    Example: gcemil benchmark grids/smoke.yaml --out results/smoke
+    """
+    from gcemil.benchmark.estimate import expected_seconds
+    from gcemil.benchmark.grid import Grid
+    from gcemil.benchmark.plan import work
+    from gcemil.benchmark.progress import board
+    from gcemil.benchmark.results import Results
+    from gcemil.benchmark.runner import check_diagnostics
+    from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run_grid
+    from gcemil.benchmark.summary import write_summary
+    from gcemil.cli.console import print_json
+    from gcemil.errors import UsageError
+
+    if address is not None and engine is not Engine.ray:
+        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
+    grid = Grid.load(grid_file)
+    if seed is not None:
+        grid = grid.model_copy(update={"seeds": (seed,)})
+    results = Results(out.resolve())
+    check_diagnostics(grid)
+    check_results(grid, results)
+    expected, todo = expected_seconds(grid, results), left_to_do(grid, results)
+    if dry_run:
+        show_plan(grid, results, expected, todo, workers, as_json)
+        return
+    outcomes: dict[Key, Outcome] = {}
+    if todo:
+        with (
+            open_pool(grid, results, engine, workers, address) as pool,
+            board(work(grid), todo, expected, pool.workers) as watch,
+        ):
+            outcomes = run_grid(grid, results, pool, watch)
+    else:
+        enter_grid(grid, results)
+    summary = write_summary(results)
+    if as_json:
+        print_json(summary)
+    else:
+        show_results(grid, results, summary, outcomes)
+    if any(outcome.ending == "failed" for outcome in outcomes.values()):
+        raise typer.Exit(1)
+
+
+def open_pool(
+    grid: Grid, results: Results, engine: Engine, workers: int | None, address: str | None
+) -> AbstractContextManager[LocalPool] | AbstractContextManager[RayPool]:
+    if engine is Engine.ray:
+        from gcemil.benchmark.cluster import RayPool
+
+        return RayPool(grid, results, address=address, workers=workers)
+    from gcemil.benchmark.local import LocalPool
+
+    return LocalPool(grid, results, workers=workers)
+
+
+def show_plan(
+    grid: Grid,
+    results: Results,
+    expected: dict[Key, float],
+    todo: list[Key],
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """What would run, how long it would take, and what it needs on disk."""
+    from gcemil.benchmark.estimate import cohort_shape
+    from gcemil.benchmark.local import affordable_workers
+    from gcemil.benchmark.plan import RunKey
+    from gcemil.benchmark.progress import duration
+    from gcemil.cli.console import print_json, print_table
+
+    left = set(todo)
+    if as_json:
+        print_json(
+            [{"key": str(k.path), "seconds": s, "finished": k not in left} for k, s in expected.items()]
+        )
+        return
+    rows = []
+    for name, settings in grid.cohorts.items():
+        shape = cohort_shape(grid, results, name)
+        folds = [key for key in expected if isinstance(key, RunKey) and key.cohort == name]
+        source = settings.folder or f"simulated '{settings.profile}', {settings.size}"
+        size = (shape.bags, f"{shape.patches:.0f}", shape.width, f"{shape.gigabytes:.2f}")
+        seconds = sum(expected[key] for key in todo if key.cohort == name)
+        rows.append((name, source, *size, len(folds), sum(key in left for key in folds), duration(seconds)))
+    columns = ("cohort", "from", "bags", "patches/bag", "width", "GB", "folds", "to train", "one worker")
+    print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
+    workers = workers or affordable_workers(grid.resources)
+    seconds = sum(expected[key] for key in todo)
+    typer.echo(
+        f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants))} · "
+        f"seeds {', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
+    )
+    typer.echo(
+        f"{len(todo)} of {len(expected)} steps left: about {duration(seconds)} for one worker, "
+        f"{duration(seconds / workers)} for {workers}."
+    )
+
+
+def show_results(grid: Grid, results: Results, summary: dict[str, Any], outcomes: dict[Key, Outcome]) -> None:
+    """The task metric of every arm by cohort and host, then what failed."""
+    from gcemil.cli.console import print_table
+
+    rows = []
+    for row in summary["means"]:
+        if row["cohort"] in grid.cohorts and row["host"] in grid.hosts:
+            mode = "soft" if "soft" in row["metrics"] else "full"
+            name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
+            value = row["metrics"][mode][name]
+            text = "-" if value["mean"] is None else f"{value['mean']:.3f} ± {value['std']:.3f}"
+            rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))
+    print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
+    for key, outcome in outcomes.items():
+        if outcome.ending == "failed":
+            typer.echo(f"failed: {key.path}: {outcome.reason}")

@@ -1,0 +1,41 @@
+"""gcemil tables: every table of the paper from a results folder, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+
+class Format(StrEnum):
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+def tables(
+    results: Path = typer.Argument(help="A results folder of 'gcemil benchmark'."),
+    table: list[str] = typer.Option(
+        [],
+        "--table",
+        help="A table by name, or headline; may be repeated, all by default. An unknown name lists the known ones.",
+    ),
+    form: Format = typer.Option(Format.markdown, "--format", help="csv has one line per cell."),
+) -> None:
+    """Print tables: ours from the results, the paper's from its data file, each marked as what it is.
+
+    Example: gcemil tables results/overnight --table classification --format latex
+    """
+    from gcemil.benchmark.headline import headline
+    from gcemil.benchmark.measured import read_results
+    from gcemil.benchmark.paper_figures import paper_figures
+    from gcemil.benchmark.render import rendered
+    from gcemil.benchmark.tables.table import TABLES, built
+
+    paper, measured = paper_figures(), read_results(results)
+    made = [
+        headline(measured, paper) if name == "headline" else built(name, measured, paper)
+        for name in (table or ["headline", *TABLES])
+    ]
+    typer.echo(rendered(made, form.value), nl=False)

@@ -1,0 +1,113 @@
+"""A real Ray cluster of two nodes: one dies half-way, and the summary is that of a run without Ray."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gcemil.benchmark.results import Results, read_log
+from grid_builders import events, executed_twice, run_inline, small_grid
+
+pytest.importorskip("ray", reason="needs the extra 'cluster': pip install 'gcemil[cluster]'")
+
+GRID = small_grid(settings={"epochs": 6}, diagnostics=["snr"], resources={"memory_gb": 0.5})
+
+CHILD = '''
+"""Runs the grid on two nodes and kills the second one while it trains the third fold or a later one."""
+import json, sys, threading, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from gcemil.benchmark.cluster import RayPool
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.results import Results, read_log
+from gcemil.benchmark.schedule import run_grid
+
+grid, results = Grid.model_validate_json(sys.argv[1]), Results(Path(sys.argv[2]))
+node_settings = {"num_cpus": 1, "memory": 2**30, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=node_settings)
+node = cluster.add_node(num_cpus=1, memory=2**30)
+raylet = node.all_processes["raylet"][0].process.pid
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def trains_on_second_node():
+    """The last fold that started there after half of the work was done and is not over yet."""
+    log = [record for record in read_log(results) if record["key"].count("/") == 5]
+    over = {record["key"] for record in log if record["event"] == "end"}
+    at_work = [record for record in log if record["event"] == "start" and record["key"] not in over]
+    for record in at_work if len(over) >= 2 else []:
+        try:
+            if parent(record["pid"]) == raylet:
+                return record["key"]
+        except FileNotFoundError:
+            pass
+    return None
+
+
+killed = []
+
+
+def kill_half_way():
+    while not killed:
+        if key := trains_on_second_node():
+            cluster.remove_node(node, allow_graceful=False)
+            killed.append(key)
+        time.sleep(0.02)
+
+
+threading.Thread(target=kill_half_way, daemon=True).start()
+with RayPool(grid, results, address=cluster.address) as pool:
+    outcomes = run_grid(grid, results, pool)
+print(json.dumps({"killed": killed, "endings": sorted({outcome.ending for outcome in outcomes.values()})}))
+cluster.shutdown()
+'''
+
+
+@pytest.fixture
+def cluster_environment():
+    """Everything Ray writes in a folder of its own with a short name (sockets have short paths), tokens on."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    settings = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    yield {**os.environ, **settings}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_node_that_dies_half_way_changes_nothing(tmp_path, cluster_environment):
+    run_inline(GRID, tmp_path / "here")
+    arguments = [GRID.model_dump_json(), str(tmp_path / "ray")]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments],
+        env=cluster_environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout.splitlines()[-1])
+    assert report["endings"] == ["finished"]
+    (lost,) = report["killed"]
+    # The fold that the node took with it was started again elsewhere; no other was, and none after its end.
+    started = [key for key, event in events(tmp_path / "ray") if event == "start"]
+    assert [key for key in set(started) if started.count(key) > 1] == [lost]
+    assert executed_twice(tmp_path / "ray") == []
+    assert len({record["pid"] for record in read_log(Results(tmp_path / "ray"))}) > 1
+    here, there = (tmp_path / name / "summary.json" for name in ("here", "ray"))
+    assert there.read_bytes() == here.read_bytes()

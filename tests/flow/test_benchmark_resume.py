@@ -1,0 +1,210 @@
+"""A grid killed at any moment goes on and ends with the summary of an undisturbed one, nothing done twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.local import LocalPool
+from gcemil.benchmark.plan import RunKey, plan
+from gcemil.benchmark.results import Results, read_failure, read_log
+from gcemil.benchmark.runner import Ending
+from gcemil.benchmark.schedule import run_grid
+from gcemil.cli.benchmark import benchmark
+from gcemil.errors import UsageError
+from grid_builders import events, executed_twice, run_inline, small_grid
+
+SMOKE = Path(__file__).parents[2] / "grids" / "smoke.yaml"
+CHILD = """
+import sys
+from pathlib import Path
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.local import LocalPool
+from gcemil.benchmark.results import Results
+from gcemil.benchmark.schedule import run_grid
+
+if __name__ == "__main__":
+    grid, results = Grid.model_validate_json(sys.argv[1]), Results(Path(sys.argv[2]))
+    with LocalPool(grid, results, workers=2) as pool:
+        run_grid(grid, results, pool)
+"""
+
+GRID = small_grid(diagnostics=["snr"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The results of a grid that ran here, in one go and without workers."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_inline(GRID, folder)
+    return folder
+
+
+@pytest.fixture
+def undisturbed(finished):
+    return (finished / "summary.json").read_bytes()
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Spawned workers import the main module of their parent, so it is a file."""
+    path = tmp_path / "child.py"
+    path.write_text(CHILD)
+    return path
+
+
+def start(script: Path, grid: Grid, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, str(script), grid.model_dump_json(), str(folder)])
+
+
+def kill_after(child: subprocess.Popen, folder: Path, lines: int, delay: float) -> None:
+    """SIGKILL once the log has so many lines, and a random moment later; its workers are not touched."""
+    while child.poll() is None and len(read_log(Results(folder))) < lines:
+        time.sleep(0.01)
+    time.sleep(delay)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+
+
+def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: int, last_line: int) -> None:
+    moment = random.Random(seed)
+    child = start(script, grid, folder)
+    kill_after(child, folder, moment.randrange(0, last_line), moment.uniform(0, 0.5))
+    assert start(script, grid, folder).wait() == 0
+    assert (folder / "summary.json").read_bytes() == expected
+    assert executed_twice(folder) == []
+    ended = [key for key, event in events(folder) if event == "end"]
+    assert len(ended) == len(set(ended))
+    assert not (folder / "failures").exists()
+
+
+def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed):
+    check_killed(script, GRID, tmp_path / "results", undisturbed, seed=int(time.time()), last_line=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_grid_killed_anywhere_ends_the_same(script, tmp_path, undisturbed, seed):
+    check_killed(script, GRID, tmp_path / "results", undisturbed, seed=seed, last_line=13)
+
+
+@pytest.mark.slow
+def test_smoke_killed_and_restarted_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path):
+    smoke = Grid.load(SMOKE)
+    assert start(script, smoke, tmp_path / "whole").wait() == 0
+    expected = (tmp_path / "whole" / "summary.json").read_bytes()
+    check_killed(script, smoke, tmp_path / "killed", expected, seed=1, last_line=50)
+
+
+def test_a_worker_that_dies_costs_its_own_run_alone(tmp_path):
+    grid, results = small_grid(arms=["gce"]), Results(tmp_path)
+    first = plan(grid)[0]
+
+    class Killer:
+        """Ends the process that trains the first fold."""
+
+        killed = False
+
+        def started(self, key):
+            if key == first and not self.killed:
+                self.killed = True
+                # The claim is taken before the line in the log.
+                while not [r for r in read_log(results) if r["key"] == str(key.path)]:
+                    time.sleep(0.01)
+                pid = read_log(results)[-1]["pid"]
+                assert pid != os.getpid()
+                os.kill(pid, signal.SIGKILL)
+
+        def ended(self, key, outcome): ...
+
+        def tick(self): ...
+
+    with LocalPool(grid, results, workers=1) as pool:
+        outcomes = run_grid(grid, results, pool, Killer())
+    assert outcomes[first].ending is Ending.failed
+    assert (
+        read_failure(results, first)
+        == "Its worker process ended by signal SIGKILL, perhaps for want of memory."
+    )
+    assert outcomes[RunKey("lung", "abmil", "gce", None, 0, 1)].ending is Ending.finished
+    again = run_inline(grid, tmp_path)
+    assert {key: outcome.ending for key, outcome in again.items()} == {first: Ending.finished}
+    assert read_failure(results, first) is None
+
+
+def test_a_real_folder_is_used_where_it_lies_and_its_faults_are_named(tmp_path):
+    from builders import make_cohort
+
+    make_cohort(tmp_path / "cohort", n_cases=20, n_patches=12, dim=8)
+    grid = small_grid(cohorts={"real": {"folder": tmp_path / "cohort"}}, arms=["host"], folds=[0])
+    outcomes = run_inline(grid, tmp_path / "results")
+    reasons = {str(key.path): outcome.reason for key, outcome in outcomes.items()}
+    assert "has no fold 0. Make the folds with 'gcemil split" in reasons["cohorts/real"]
+    assert "Cohort 'real' is not there" in reasons["runs/real/abmil/host/seed_0/fold_0"]
+
+    from gcemil.bags.cohort import Cohort
+    from gcemil.bags.folds import make_folds, write_folds
+
+    cohort = Cohort.load(tmp_path / "cohort")
+    write_folds(cohort, make_folds(cohort))
+    again = run_inline(grid, tmp_path / "results")
+    assert {outcome.ending for outcome in again.values()} == {Ending.finished}
+    assert not (tmp_path / "results" / "cohorts" / "real").exists()
+    run = tmp_path / "results" / "runs" / "real" / "abmil" / "host" / "seed_0"
+    assert {path.name for path in run.iterdir()} == {
+        "config.yaml", "environment.json", "fold_0", "summary.json", "warnings.json",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def gcemil(tmp_path):
+    """The command alone, on the four-run grid; returns exit code, output and error."""
+    app = typer.Typer()
+    app.command()(benchmark)
+    file = tmp_path / "four.yaml"
+    file.write_text(GRID.to_yaml())
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, [str(file), *map(str, arguments)])
+        return result.exit_code, result.output, result.exception
+
+    return run
+
+
+def test_a_dry_run_shows_plan_and_estimate_and_writes_nothing(gcemil, tmp_path):
+    code, output, _ = gcemil("--out", tmp_path / "none", "--dry-run", "--workers", 2)
+    assert code == 0
+    assert "7 of 7 steps left: about" in output
+    assert "arms host, gce" in output
+    assert not (tmp_path / "none").exists()
+    code, output, _ = gcemil("--out", tmp_path / "none", "--dry-run", "--json")
+    assert [step["key"] for step in json.loads(output)][:2] == [
+        "cohorts/lung",
+        "runs/lung/abmil/host/seed_0/fold_0",
+    ]
+
+
+def test_a_finished_grid_is_shown_and_nothing_is_done(gcemil, finished, undisturbed):
+    before = (finished / "log.jsonl").read_bytes()
+    code, output, _ = gcemil("--out", finished)
+    assert code == 0
+    assert "lung" in output
+    assert "macro_f1" in output
+    assert "0 of 7 steps left" in gcemil("--out", finished, "--dry-run")[1]
+    assert (finished / "log.jsonl").read_bytes() == before
+    assert (finished / "summary.json").read_bytes() == undisturbed
+
+
+def test_bad_usage_is_named(gcemil, tmp_path):
+    error = gcemil("--out", tmp_path / "r", "--address", "head:6379")[2]
+    assert isinstance(error, UsageError)
+    assert "add --engine ray" in str(error)

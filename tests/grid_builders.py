@@ -1,0 +1,73 @@
+"""Small grids, and a pool without workers, for tests of the benchmark."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.plan import Key
+from gcemil.benchmark.results import Results, read_log
+from gcemil.benchmark.runner import Outcome, execute
+from gcemil.benchmark.schedule import run_grid
+
+
+def small_grid(**changes: Any) -> Grid:
+    """Four folds: one host, plain and wrapped, two folds of a cohort that is simulated in a second."""
+    values = {
+        "name": "four",
+        "cohorts": {"lung": {"profile": "nsclc", "size": "tiny", "slides": 40, "dials": {"pairs": 64}}},
+        "hosts": ["abmil"],
+        "folds": [0, 1],
+        "settings": {"epochs": 2},
+    }
+    return Grid.model_validate(values | changes)
+
+
+class InlinePool:
+    """No workers at all: a key is executed here and now."""
+
+    workers = 1
+
+    def __init__(self, grid: Grid, results: Results) -> None:
+        self._grid, self._results = grid, results
+        self._ended: list[tuple[Key, Outcome]] = []
+
+    def has_room(self) -> bool:
+        return not self._ended
+
+    def submit(self, key: Key) -> None:
+        self._ended.append((key, execute(self._grid, self._results, key)))
+
+    def ended(self, timeout: float) -> list[tuple[Key, Outcome]]:
+        if not self._ended:
+            time.sleep(timeout)
+        found, self._ended = self._ended, []
+        return found
+
+
+def run_inline(grid: Grid, folder: Path) -> dict[Key, Outcome]:
+    results = Results(folder)
+    return run_grid(grid, results, InlinePool(grid, results))
+
+
+def events(folder: Path, key: str = "runs/") -> list[tuple[str, str]]:
+    """(key, event) of every line of the log whose key begins so."""
+    return [
+        (record["key"], record["event"])
+        for record in read_log(Results(folder))
+        if record["key"].startswith(key)
+    ]
+
+
+def executed_twice(folder: Path) -> list[str]:
+    """Keys that started again after they had ended."""
+    ended: set[str] = set()
+    again = []
+    for key, event in events(folder, ""):
+        if event == "start" and key in ended:
+            again.append(key)
+        if event == "end":
+            ended.add(key)
+    return again

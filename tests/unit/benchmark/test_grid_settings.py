@@ -1,0 +1,136 @@
+"""Grid files: what they may say, and that those of the repository say it."""
+
+from pathlib import Path
+
+import pytest
+
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.plan import plan, run_settings, work
+from gcemil.benchmark.runner import check_diagnostics
+from gcemil.errors import ConfigError
+from gcemil.hosts.table import HOSTS
+from grid_builders import small_grid
+
+GRIDS = Path(__file__).parents[3] / "grids"
+PAPER_COHORTS = {"bracs", "panda", "brca", "nsclc", "luad", "stad", "ucec", "kirp", "kirc"}
+
+SMALL = """
+name: g
+cohorts:
+  a: {profile: nsclc}
+hosts: [abmil]
+"""
+
+
+def load(tmp_path, text):
+    path = tmp_path / "grid.yaml"
+    path.write_text(text)
+    return Grid.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SMALL + "host: [abmil]", "grid.yaml: host: Extra inputs are not permitted"),
+        (SMALL + "arms: [gse]", "arms.0: Input should be 'host', 'gce'"),
+        (SMALL + "folds: []", "folds: Tuple should have at least 1 item"),
+        (SMALL + "folds: [0, 0]", "folds: .*an entry stands twice"),
+        (SMALL + "seeds: [-1]", "seeds: .*0 or more"),
+        (SMALL + "arms: []", "at least one arm or variant"),
+        (SMALL + "variants: {gce: {epochs: 1}}", "'gce' is the name of an arm"),
+        (SMALL + "variants: {a/b: {epochs: 1}}", "'a/b' cannot be a name"),
+        (SMALL + "folds_by_host: {dsmil: [0]}", "names 'dsmil', which is not among the hosts"),
+        (SMALL + "settings: {seed: 3}", "'seed' follows from the grid itself"),
+        (SMALL + "resources: {cpus: 0}", "resources.cpus: Input should be greater than 0"),
+        ("name: g\nhosts: [abmil]\ncohorts: {}", "cohorts: Dictionary should have at least 1 item"),
+        ("name: g\nhosts: [abmil]\ncohorts: {a: {size: tiny}}", "cohorts.a: .*either a folder or a profile"),
+        (
+            "name: g\nhosts: [abmil]\ncohorts: {a: {folder: x, dim: 9}}",
+            "cohorts.a: .*not simulated: remove dim",
+        ),
+        ("name: [", "grid.yaml: while parsing"),
+    ],
+)
+def test_a_wrong_grid_is_refused_with_the_place(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_missing_grid_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="none.yaml cannot be read"):
+        Grid.load(tmp_path / "none.yaml")
+
+
+def test_a_cohort_folder_is_relative_to_the_grid_file(tmp_path):
+    grid = load(tmp_path, "name: g\nhosts: [abmil]\ncohorts: {a: {folder: cohorts/real}}")
+    assert grid.cohorts["a"].folder == tmp_path / "cohorts" / "real"
+
+
+def test_an_unknown_diagnostic_is_refused():
+    with pytest.raises(ConfigError, match="unknown diagnostic 'srn'. Choose from: snr"):
+        check_diagnostics(small_grid(diagnostics=["srn"]))
+
+
+@pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_grid_of_the_repository_loads_plans_and_is_named_like_its_file(path):
+    grid = Grid.load(path)
+    assert grid.name == path.stem
+    assert work(grid)
+    check_diagnostics(grid)
+
+
+def test_the_paper_is_nine_hosts_on_nine_cohorts_in_five_folds():
+    grid = Grid.load(GRIDS / "paper.yaml")
+    assert set(grid.hosts) == set(HOSTS)
+    assert set(grid.cohorts) == PAPER_COHORTS
+    assert len(plan(grid)) == 9 * 9 * 2 * 5
+    assert {cohort.size for cohort in grid.cohorts.values()} == {"full"}
+
+
+def test_the_night_has_seven_pooling_hosts_on_all_profiles():
+    grid = Grid.load(GRIDS / "overnight.yaml")
+    whole = {key.host for key in plan(grid) if key.fold == 4}
+    assert whole == set(HOSTS) - {"transmil", "camil"}
+    assert {key.cohort for key in plan(grid) if key.host == "abmil"} >= PAPER_COHORTS
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        (
+            "component",
+            "host host_long gce naive_selector budget_control discrete_recovery semantic_grounding",
+        ),
+        (
+            "budget_sweep",
+            "host budget_0.01 budget_0.02 budget_0.05 budget_0.10 budget_0.20 budget_1.00",
+        ),
+        (
+            "selector",
+            "host selector_sigmoid_threshold selector_top_k selector_gumbel_sigmoid selector_concrete "
+            "selector_sparsemax selector_entmax15 selector_consecutive",
+        ),
+        (
+            "grounding",
+            "host gce grounding_none grounding_random grounding_shuffled grounding_unrelated grounding_generic "
+            "grounding_specific grounding_free_bridge",
+        ),
+        ("encoder", "host gce"),
+    ],
+)
+def test_an_ablation_grid_has_the_rows_of_its_table(name, rows):
+    labels = dict.fromkeys(key.label for key in plan(Grid.load(GRIDS / f"{name}.yaml")))
+    assert " ".join(labels) == rows
+
+
+def test_grids_that_share_a_cohort_mean_the_same_cohort_and_runs():
+    """All but `smoke` and `paper` may be run into one results folder."""
+    cohorts, settings = {}, {}
+    for path in GRIDS.glob("*.yaml"):
+        grid = Grid.load(path)
+        if grid.name in ("smoke", "paper"):
+            continue
+        for name, cohort in grid.cohorts.items():
+            assert cohorts.setdefault(name, cohort) == cohort
+        for key in plan(grid):
+            assert settings.setdefault(key.run_path, run_settings(grid, key)) == run_settings(grid, key)

@@ -1,0 +1,89 @@
+"""Figures looked up in a results folder: what fits, how it is averaged, what is refused."""
+
+import pytest
+
+from gcemil.benchmark.measured import read_results
+from gcemil.benchmark.tables.query import Query, Unit, cell, estimate, values
+from gcemil.errors import RunError
+from gcemil.findings import Finding, Row, write_finding
+from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """BRACS, ABMIL, two folds."""
+    results = ResultsFolder(tmp_path / "results")
+    results.cohort("bracs")
+    results.run("bracs", "abmil", "host", host_folds(0.5, 0.6))
+    results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
+    return results
+
+
+def gce_run(folder):
+    return folder.folder / "runs" / "bracs" / "abmil" / "gce" / "seed_0"
+
+
+def test_each_cohort_and_host_counts_once_in_a_mean(folder):
+    folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
+    measured = read_results(folder.folder)
+    found = values(measured, Query("macro_f1", labels={"mode": "soft"}))
+    # 0.7 from two folds of ABMIL and 0.9 from one of DSMIL.
+    summary = estimate(found)
+    assert summary.mean == pytest.approx(0.8)
+    assert summary.deviation == pytest.approx(0.2 / 2**0.5)
+    assert summary.n == 3
+
+
+def test_no_value_is_missing_and_a_single_one_has_no_deviation(folder):
+    assert cell({}).text == "missing"
+    measured = read_results(folder.folder)
+    one = values(measured, Query("macro_f1", labels={"mode": "soft"}, host="dsmil"))
+    assert cell(one).text == "missing"
+    assert cell({Unit("bracs", "abmil", 0, 0): -0.0001}, signed=True).text == "+0.000"
+
+
+def test_labels_match_however_they_are_written(folder):
+    diagnose(gce_run(folder), "budget", [Row({"rule": "Top-k", "budget": "0.050"}, {"precision": 0.5})])
+    measured = read_results(folder.folder)
+    query = Query("precision", source="budget", labels={"rule": ("topk", "top_k"), "budget": "0.05"})
+    assert list(values(measured, query).values()) == [0.5]
+    assert not values(measured, query.narrowed(labels={"budget": "0.1"}))
+
+
+def test_a_folder_without_runs_says_how_to_make_some(tmp_path):
+    with pytest.raises(RunError, match="holds no run. Make some with 'gcemil benchmark GRID.yaml --out"):
+        read_results(tmp_path)
+
+
+def test_a_broken_config_is_named(folder):
+    path = gce_run(folder) / "config.yaml"
+    path.write_text("settings: {epochs: none}", encoding="utf-8")
+    with pytest.raises(RunError, match="config.yaml is no config of a run"):
+        read_results(folder.folder)
+
+
+def test_a_finding_about_the_whole_run_has_no_fold(folder):
+    rows = (Row({"mode": "soft", "metric": "macro_f1"}, {"p_paired_t": 0.2}),)
+    write_finding(gce_run(folder) / "diagnostics", Finding("significance", rows))
+    found = values(read_results(folder.folder), Query("p_paired_t", source="significance"))
+    assert found == {Unit("bracs", "abmil", 0, None): 0.2}
+
+
+def test_joined_findings_are_not_counted_beside_their_folds(folder):
+    diagnose(gce_run(folder), "snr", [Row({"rule": "evidence"}, {"cd_gap": 0.1})])
+    write_finding(
+        gce_run(folder) / "diagnostics", Finding("snr", (Row({"rule": "evidence"}, {"cd_gap": 0.9}),))
+    )
+    found = values(read_results(folder.folder), Query("cd_gap", source="snr"))
+    assert list(found.values()) == [0.1]
+
+
+def test_a_cohort_without_a_record_is_said_to_have_none(folder):
+    folder.run("lost", "abmil", "host", host_folds(0.5))
+    lost = read_results(folder.folder).dataset("lost")
+    assert [cohort.description for cohort in lost] == ["lost (no record of it)"]
+
+
+def test_a_negative_scale_turns_the_mean_and_not_the_deviation():
+    found = {Unit("a", "h", 0, 0): 0.1, Unit("a", "h", 0, 1): 0.3}
+    assert cell(found, scale=-1.0, signed=True).text == "-0.200±0.141"

@@ -1,0 +1,150 @@
+import csv
+import io
+
+import pytest
+from typer.testing import CliRunner
+
+from gcemil.benchmark.render import rendered
+from gcemil.benchmark.tables.layout import MISSING, UNDEFINED, Cell, Column, Line, Table, best_cells
+from gcemil.errors import UsageError
+from results_builders import ResultsFolder, gce_folds, host_folds
+
+COLUMNS = (
+    Column("macro_f1", "Macro-F1", "macro_f1", group="BRACS"),
+    Column("cd_gap", "C-D gap", "cd_gap", group="BRACS"),
+    Column("evidence_fraction", "Evid. frac.", "evidence_fraction"),
+)
+
+
+def line(name, origin, *cells, contest="all"):
+    return Line((name, origin), origin, cells, contest)
+
+
+@pytest.fixture
+def table():
+    return Table(
+        name="toy",
+        title="a toy of 100 % _certainty_",
+        label="tab:toy",
+        stub=("rule", "figures"),
+        columns=COLUMNS,
+        lines=(
+            line("attention", "ours", Cell("0.500±0.100", 0.5, 0.1, 5), UNDEFINED, Cell("0.050", 0.05)),
+            line("GCE", "ours", Cell("0.700±0.100", 0.7, 0.1, 5), Cell("0.010", 0.01), Cell("0.050", 0.05)),
+            line("GCE, other", "ours", Cell("0.700", 0.7), Cell("0.020", 0.02), MISSING),
+            line(
+                "GCE", "paper", Cell("0.748±0.032", 0.748, 0.032), Cell("0.004±0.001", 0.004), Cell("0.051")
+            ),
+            line("oracle", "ours", Cell("0.900", 0.9), UNDEFINED, MISSING, contest=None),
+        ),
+        legend={"paper": "real", "ours": "simulated"},
+        notes=("Mind this.",),
+        remedy="gcemil diagnose RUN --only snr",
+    )
+
+
+def test_bold_goes_to_the_best_of_each_origin_by_the_metrics_direction(table):
+    # Macro-F1: two equal figures; C-D gap: the lower one. The paper's line has no rival, the oracle does not compete,
+    # and no share of patches is better than another.
+    assert best_cells(table) == {(1, 0), (2, 0), (1, 1)}
+
+
+def test_markdown_has_arrows_bold_origin_and_what_is_missing(table):
+    assert rendered([table], "markdown").splitlines() == [
+        "## toy: a toy of 100 % _certainty_",
+        "",
+        "| rule | figures | BRACS Macro-F1 ↑ | BRACS C-D gap ↓ | Evid. frac. |",
+        "| --- | --- | --- | --- | --- |",
+        "| attention | ours | 0.500±0.100 | - | 0.050 |",
+        "| GCE | ours | **0.700±0.100** | **0.010** | 0.050 |",
+        "| GCE, other | ours | **0.700** | 0.020 | missing |",
+        "| GCE | paper | 0.748±0.032 | 0.004±0.001 | 0.051 |",
+        "| oracle | ours | 0.900 | - | missing |",
+        "",
+        "- paper: real.",
+        "- ours: simulated.",
+        "- Mind this.",
+        "- 2 cells are missing. Add them with: gcemil diagnose RUN --only snr",
+    ]
+
+
+def test_latex_is_escaped_and_groups_its_columns(table):
+    text = rendered([table], "latex")
+    assert r"\caption{a toy of 100 \% \_certainty\_. paper: real. ours: simulated. Mind this." in text
+    assert r"\begin{tabular}{llccc}" in text
+    assert r" &  & \multicolumn{2}{c}{BRACS} & \multicolumn{1}{c}{} \\" in text
+    assert r"rule & figures & Macro-F1$\uparrow$ & C-D gap$\downarrow$ & Evid. frac. \\" in text
+    assert r"GCE & ours & \textbf{0.700$\pm$0.100} & \textbf{0.010} & 0.050 \\" in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
+
+
+def test_csv_has_one_line_per_cell_with_its_numbers(table):
+    rows = list(csv.DictReader(io.StringIO(rendered([table], "csv"))))
+    assert len(rows) == 5 * 3
+    assert rows[0] == {
+        "table": "toy", "row": "attention", "figures": "ours", "column": "macro_f1", "metric": "macro_f1",
+        "better": "higher", "text": "0.500±0.100", "value": "0.5", "deviation": "0.1", "n": "5", "state": "there",
+    }  # fmt: skip
+    assert [row["state"] for row in rows[:9]].count("missing") == 1
+    assert rows[1]["state"] == "undefined"
+
+
+def test_tables_of_different_shape_share_one_csv(table):
+    small = Table(
+        "small", "t", "tab:s", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("1"),)),)
+    )
+    rows = list(csv.DictReader(io.StringIO(rendered([table, small], "csv"))))
+    assert [row["table"] for row in rows].count("small") == 1
+    assert rows[-1]["row"] == ""
+
+
+def test_a_pipe_in_a_cell_does_not_break_the_table(table):
+    odd = Table(
+        "odd", "t", "tab:o", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("a|b"),)),)
+    )
+    assert "| ours | a/b |" in rendered([odd], "markdown")
+
+
+def test_an_unknown_format_lists_the_known_ones(table):
+    with pytest.raises(UsageError, match="Unknown format 'html'. Choose one of: markdown, latex, csv"):
+        rendered([table], "html")
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = ResultsFolder(tmp_path / "results")
+    folder.cohort("bracs")
+    folder.run("bracs", "abmil", "host", host_folds(0.5))
+    folder.run("bracs", "abmil", "gce", gce_folds(0.6))
+    return folder.folder
+
+
+def invoked(*arguments):
+    import typer
+
+    from gcemil.cli.tables import tables
+
+    app = typer.Typer()
+    app.command()(tables)
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
+def test_the_command_prints_every_table_in_every_format(results, form):
+    from gcemil.benchmark.tables.table import TABLES
+
+    result = invoked(results, "--format", form)
+    assert result.exit_code == 0
+    for name, spec in TABLES.items():
+        assert (spec.label if form == "latex" else name) in result.output
+
+
+def test_the_command_prints_one_table_alone(results):
+    result = invoked(results, "--table", "survival")
+    assert result.output.startswith("## survival: ")
+    assert "classification" not in result.output
+
+
+def test_the_command_refuses_a_table_it_does_not_know(results):
+    result = invoked(results, "--table", "tab1")
+    assert isinstance(result.exception, UsageError)

@@ -1,0 +1,175 @@
+"""Tables of predictions, ablations and cohorts on a results folder whose figures are known by hand."""
+
+import pytest
+
+from gcemil.benchmark.paper_figures import paper_figures
+from gcemil.benchmark.tables.capacity import parameter_counts
+from gcemil.benchmark.tables.table import TABLES
+from gcemil.errors import UsageError
+from results_builders import (
+    column,
+    diagnose,
+    gce_folds,
+    gce_run,
+    host_folds,
+    made_table,
+    snr_rows,
+    texts,
+    toy_results,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return toy_results(tmp_path / "results")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_there_when_nothing_was_diagnosed(folder, name):
+    made = made_table(folder, name)
+    assert made.label == TABLES[name].label
+    assert made.lines
+    assert {len(line.cells) for line in made.lines} == {len(made.columns)}
+    assert {len(line.stub) for line in made.lines} == {len(made.stub)}
+
+
+def test_every_table_of_the_paper_has_its_name():
+    assert {spec.label for spec in TABLES.values()} == {t.label for t in paper_figures().tables.values()}
+
+
+def test_host_and_gain_stand_beside_the_paper(folder):
+    made = made_table(folder, "classification")
+    macro_f1 = column(made, "bracs.macro_f1")
+    # (0.5 + 0.6) / 2; sd of the two is 0.1 / sqrt 2.
+    assert texts(made, "ABMIL")[macro_f1] == "0.550±0.071"
+    # Paired: 0.1 and 0.2.
+    assert texts(made, "ABMIL +GCE Δ")[macro_f1] == "+0.150±0.071"
+    assert texts(made, "ABMIL", origin="paper")[macro_f1] == "0.634±0.045"
+    assert texts(made, "ABMIL +GCE Δ", origin="paper")[macro_f1] == "+0.069"
+
+
+def test_what_was_not_run_is_missing_and_never_zero(folder):
+    made = made_table(folder, "classification")
+    assert texts(made, "ABMIL")[column(made, "panda.auc")] == "missing"
+    assert texts(made, "HDMIL")[column(made, "bracs.auc")] == "missing"
+    assert made.remedy == "gcemil benchmark grids/paper.yaml --out RESULTS"
+
+
+def test_survival_takes_survival_cohorts_alone(folder):
+    made = made_table(folder, "survival")
+    assert texts(made, "ABMIL")[column(made, "kirc.c_index")] == "0.600±0.000"
+    assert texts(made, "ABMIL +GCE Δ")[column(made, "kirc.c_index")] == "+0.050±0.071"
+    assert "bracs.c_index" not in [one.key for one in made.columns]
+
+
+def test_a_fairness_control_is_shown_where_it_was_run(folder):
+    assert not [
+        line for line in made_table(folder, "classification").lines if "twice the epochs" in line.stub[0]
+    ]
+    folder.run("bracs", "abmil", "host_long", host_folds(0.7, 0.7))
+    made = made_table(folder, "classification")
+    assert texts(made, "ABMIL host, twice the epochs Δ")[column(made, "bracs.macro_f1")] == "+0.150±0.071"
+
+
+def test_a_cohort_the_paper_does_not_have_gets_its_own_columns(folder):
+    folder.cohort("mine", simulated=False)
+    folder.run("mine", "abmil", "host", host_folds(0.9))
+    made = made_table(folder, "classification")
+    assert texts(made, "ABMIL")[column(made, "mine.auc")] == "0.900"
+    assert texts(made, "ABMIL", origin="paper")[column(made, "mine.auc")] == "-"
+
+
+def test_the_legend_names_the_cohorts_that_gave_a_figure_and_what_they_are(folder):
+    folder.cohort("mine", simulated=False, slides=7)
+    folder.run("mine", "abmil", "host", host_folds(0.9))
+    made = made_table(folder, "classification")
+    assert made.legend["paper"] == "the GCE-MIL paper, real cohorts"
+    assert made.legend["ours"] == (
+        "bracs (24 slides, 48-d, simulated, size tiny); mine (7 slides, 48-d, real)"
+    )
+    assert made_table(folder, "localisation").legend["ours"] == "nothing of this was measured"
+    assert {line.stub[-1] for line in made.lines} == {
+        "paper (real cohorts)",
+        "ours (simulated and real cohorts)",
+    }
+
+
+def test_components_are_the_host_the_variants_and_the_full_method(folder):
+    diagnose(gce_run(folder), "snr", snr_rows({"evidence_sufficiency": 0.7, "complement_degradation": 0.3}))
+    run = folder.run("bracs", "abmil", "naive_selector", gce_folds(0.5))
+    diagnose(run, "snr", snr_rows({"evidence_sufficiency": 0.4, "complement_degradation": 0.1}, cd_gap=0.05))
+    made = made_table(folder, "components")
+    assert texts(made, "Backbone only") == ["0.550±0.071", "-", "-", "-"]
+    assert texts(made, "Naive selector") == ["0.500", "0.050", "0.100", "0.400"]
+    assert texts(made, "Full GCE") == ["0.700±0.141", "0.010", "0.300", "0.700"]
+    assert texts(made, "+ Budget control") == ["missing"] * 4
+
+
+def test_seeds_of_a_fold_are_no_further_folds_in_a_test(folder):
+    before = made_table(folder, "significance_classification")
+    folder.run("bracs", "abmil", "host", host_folds(0.5, 0.6), seed=1)
+    folder.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8), seed=1)
+    after = made_table(folder, "significance_classification")
+    # Differences 0.1 and 0.2: t = 0.15 / (0.0707 / sqrt 2) = 3, one degree of freedom.
+    assert texts(before, "ABMIL+GCE", "paired t")[0] == "0.205"
+    assert texts(after, "ABMIL+GCE", "paired t")[0] == "0.205"
+
+
+def test_holm_corrects_over_the_table(folder):
+    folder.cohort("nsclc")
+    folder.run("nsclc", "abmil", "host", host_folds(0.5, 0.5, 0.5))
+    folder.run("nsclc", "abmil", "gce", gce_folds(0.6, 0.61, 0.62))
+    made = made_table(folder, "significance_classification")
+    single, corrected = (texts(made, "ABMIL+GCE", test) for test in ("paired t", "paired t, Holm"))
+    assert float(corrected[1]) == pytest.approx(2 * float(single[1]), abs=1e-3)
+    assert corrected[0] == single[0] == "0.205"
+
+
+def test_encoders_are_told_apart_by_what_the_grid_says(folder):
+    folder.grid(
+        "encoders",
+        weak={"profile": "bracs", "encoder": "resnet50"},
+        strong={"profile": "bracs", "encoder": "uni"},
+    )
+    for cohort, value in (("weak", 0.4), ("strong", 0.7)):
+        folder.cohort(cohort)
+        folder.run(cohort, "abmil", "host", host_folds(value))
+        folder.run(cohort, "abmil", "gce", gce_folds(value + 0.1))
+    made = made_table(folder, "encoders")
+    assert texts(made, "BRACS", "ResNet-50 (ImageNet)", "ABMIL") == ["0.400", "0.500", "+0.100"]
+    assert texts(made, "BRACS", "UNI (foundation)", "ABMIL") == ["0.700", "0.800", "+0.100"]
+    assert texts(made, "BRACS", "ViT-S (SSL pathology)", "ABMIL") == ["missing"] * 3
+
+
+def test_an_ablation_compares_hosts_that_have_the_variants(folder):
+    folder.run("bracs", "dsmil", "gce", gce_folds(0.1, 0.1))
+    folder.run("bracs", "abmil", "naive_selector", gce_folds(0.5, 0.5))
+    made = made_table(folder, "components")
+    # DSMIL has no variant, so the full method is ABMIL's alone.
+    assert texts(made, "Full GCE")[0] == "0.700±0.141"
+
+
+def test_the_dataset_card_comes_from_the_cohorts(folder):
+    made = made_table(folder, "dataset_card")
+    assert texts(made, "bracs") == [
+        "simulated, profile bracs, seed 0", "Classification", "Case", "24 slides, 20 cases; a 14, b 10",
+        "120 to 300", "48-d, toy",
+    ]  # fmt: skip
+    assert texts(made, "kirc")[3] == "24 slides, 20 cases; 9 events"
+    assert texts(made, "BRACS", origin="paper")[3] == "525 WSIs; 7 fine-grained breast lesion categories"
+    assert texts(made, "PANDA")[0] == "missing"
+
+
+def test_parameters_are_those_of_the_hosts():
+    counts = parameter_counts()
+    own = [657_283, 790_791, 2_672_146, 153_860, 789_254, 723_971, 591_490, 2_231_178, 827_906]
+    assert [host for host, _ in counts.values()] == own
+    # The wrapper does not know which host it wraps.
+    assert len({added for _, added in counts.values()}) == 1
+
+
+def test_an_unknown_table_lists_the_known_ones(folder):
+    with pytest.raises(
+        UsageError, match="Unknown table 'tab1'. Choose one of: headline, classification, survival"
+    ):
+        made_table(folder, "tab1")
