@@ -10,6 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 
 EXTRAS = {
+    "wsi": ("openslide", "tifffile"),
+    "encoders": ("timm", "efficientnet_lite_pytorch"),
+    "anchors": ("transformers",),
+    "cluster": ("ray",),
+    "viewer": ("starlette", "uvicorn"),
+    "report": ("matplotlib", "openTSNE"),
     "tables": ("openpyxl",),
     "tracking": ("tensorboard",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis"),

@@ -1,0 +1,160 @@
+"""gcemil anchors: prompts become anchors, pairs become a bridge."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from gcemil.families import AnchorFamily
+    from gcemil.features.bridge_report import Fit
+
+app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
+
+
+@app.command("embed")
+def embed(
+    prompts: str = typer.Argument(
+        help="A family (breast endometrial gastric lung prostate renal generic), or your own YAML file."
+    ),
+    out: Path = typer.Option(..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."),
+    encoder: str = typer.Option("minilm", help="minilm (offline), titan or conch (gated)."),
+    templates: Path | None = typer.Option(
+        None, help="A text file with one template per line, {} where the prompt goes."
+    ),
+    weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
+    ),
+) -> None:
+    """Embed the prompts of a disease family once, with their provenance, for training to use as frozen anchors.
+
+    Example: gcemil anchors embed breast --out cohorts/mine
+    """
+    from gcemil.features.embed_prompts import TEMPLATES, embed_prompts, read_templates, write_anchor_file
+    from gcemil.features.loaders import WeightSource
+    from gcemil.features.text_encoders import load_text_encoder
+
+    family = _family(prompts)
+    chosen = TEMPLATES if templates is None else read_templates(templates)
+    text_encoder = load_text_encoder(encoder, source=WeightSource(weights, trust_remote_code))
+    path = out if out.suffix == ".h5" else out / "anchors.h5"
+    embedded = embed_prompts(family, text_encoder, templates=chosen)
+    write_anchor_file(path, embedded)
+    count, width = embedded.embeddings.shape
+    typer.echo(
+        f"{path}: {count} anchors of width {width}, {len(chosen)} templates, hash {embedded.hash[:12]}."
+    )
+    if not text_encoder.sees_images:
+        typer.echo(
+            f"'{encoder}' never saw an image: its words and your patches share no space. Without pairs, training uses prototypes."
+        )
+
+
+@app.command("pairs")
+def pairs(
+    cohort: Path = typer.Argument(help="The cohort, with the features you train on."),
+    aligned: Path = typer.Argument(
+        help="A folder with the same slides encoded by the image side of the text encoder."
+    ),
+    n_pairs: int = typer.Option(4000, min=10, help="Patches to pair, spread over all slides."),
+    seed: int = typer.Option(0, help="Which patches are drawn."),
+) -> None:
+    """Pair the features of two encoders patch by patch, for the bridge.
+
+    Example: gcemil anchors pairs cohorts/mine cohorts/mine_conch
+    """
+    from gcemil.features.pairs import write_pairs
+
+    path, count = write_pairs(cohort, aligned, n_pairs=n_pairs, seed=seed)
+    typer.echo(f"{path}: {count} pairs.")
+    typer.echo(f"next: gcemil anchors fit-bridge {cohort}")
+
+
+@app.command("fit-bridge")
+def fit_bridge(
+    cohort: Path = typer.Argument(help="A cohort folder with anchors.h5 and anchor_pairs.h5."),
+    rank: int = typer.Option(128, min=1, help="Rank of the bridge, as in training."),
+    ridge: float = typer.Option(0.01, help="Strength of the ridge, as in training."),
+    seed: int = typer.Option(0, help="How pairs are dealt into folds."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Fit the bridge on pairs and judge it on pairs it has not seen; training fits the same bridge by itself.
+
+    Exits with 1 when text and feature spaces are not aligned.
+
+    Example: gcemil anchors fit-bridge cohorts/mine
+    """
+    import json
+
+    import numpy as np
+
+    from gcemil.bags import store
+    from gcemil.cli.console import print_json, print_table
+    from gcemil.features.bridge_report import bridge_report
+
+    bank = cohort / "anchors.h5"
+    anchors, prompts = store.read_anchors(bank)
+    features, anchor_space = (
+        store.read(_pairs_file(cohort), name).astype(np.float32) for name in ("features", "anchor_space")
+    )
+    sees_images = store.attributes(bank).get("text_encoder_sees_images")
+    report = bridge_report(
+        features,
+        anchor_space,
+        anchors,
+        frozen_fit(rank, ridge),
+        text_sees_images=None if sees_images is None else bool(sees_images),
+        seed=seed,
+    )
+    content = {**asdict(report), "aligned": report.aligned, "warnings": report.warnings, "prompts": prompts}
+    (cohort / "bridge_report.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+    if as_json:
+        print_json(content)
+    else:
+        rows = [
+            ("held-out pairs", report.n_pairs),
+            ("cosine (a constant answer)", f"{report.cosine:.3f} ({report.constant_cosine:.3f})"),
+            ("centred cosine", f"{report.centred_cosine:.3f}"),
+            ("response correlation, mean", f"{report.mean_response_correlation:.3f}"),
+            *zip(prompts, (f"{value:.3f}" for value in report.response_correlation), strict=True),
+        ]
+        print_table(f"{cohort}: the bridge on pairs it has not seen", ("what", "value"), rows)
+        for line in report.warnings:
+            typer.echo(f"warning: {line}")
+    raise typer.Exit(0 if report.aligned else 1)
+
+
+def frozen_fit(rank: int, ridge: float) -> Fit:
+    """The bridge of training, as a map from arrays to arrays."""
+    import torch
+
+    from gcemil.evidence.bridge import FrozenBridge
+
+    def fit(features, anchor_space):  # type: ignore[no-untyped-def]
+        bridge = FrozenBridge(features.shape[1], anchor_space.shape[1], rank=rank)
+        bridge.fit(torch.from_numpy(features), torch.from_numpy(anchor_space), ridge=ridge)
+        return lambda rows: bridge(torch.from_numpy(rows)).numpy()
+
+    return fit
+
+
+def _family(prompts: str) -> AnchorFamily:
+    from gcemil.families import load_family, read_family
+
+    return read_family(Path(prompts)) if prompts.endswith((".yaml", ".yml")) else load_family(prompts)
+
+
+def _pairs_file(cohort: Path) -> Path:
+    from gcemil.errors import InputError
+
+    path = cohort / "anchor_pairs.h5"
+    if not path.is_file():
+        raise InputError(
+            f"{path} does not exist. Without pairs no bridge can be fitted and training uses prototypes. "
+            f"Make it with 'gcemil anchors pairs {cohort} OTHER'."
+        )
+    return path

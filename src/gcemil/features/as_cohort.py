@@ -1,0 +1,122 @@
+"""A folder of features becomes a cohort: cohort.yaml and slides.csv from a label table, or from the drawing of the slides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, parse_slide
+from gcemil.bags.foreign.tables import LabelTable, class_order
+from gcemil.bags.patch_files import patch_file, read_patch_file
+from gcemil.bags.simulated.pixel_cohort import CARD, encoded_card
+from gcemil.bags.simulated.pixel_truth import write_pixel_truth
+from gcemil.bags.tables import read_table
+from gcemil.errors import CohortError, UsageError
+from gcemil.features.encoders import PatchEncoder
+from gcemil.features.extract import feature_file
+from gcemil.slides.grid import PatchSettings
+
+
+@dataclass(frozen=True)
+class CohortTables:
+    """What was written, and what a reader should know about it."""
+
+    n_slides: int
+    lines: tuple[str, ...] = ()
+
+
+def write_cohort_tables(
+    out: Path,
+    encoder: PatchEncoder,
+    table: LabelTable,
+    *,
+    classes: Sequence[str] | None = None,
+    anchors: str | None = None,
+) -> CohortTables:
+    """cohort.yaml and slides.csv for the slides that have both features and a label."""
+    rows = [row for row in table.rows if feature_file(out, row.slide_id).is_file()]
+    if not rows:
+        raise CohortError(
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {out / 'features'}. "
+            "The ids must be equal once known extensions are taken off."
+        )
+    known = {path.stem for path in (out / "features").glob("*.h5")}
+    labelled = {row.slide_id for row in table.rows}
+    lines = [
+        *table.assumptions,
+        *(f"left out: {line}" for line in table.excluded),
+        *(f"label without features: {name}" for name in sorted(labelled - known)),
+        *(f"features without label: {name}" for name in sorted(known - labelled)),
+    ]
+    card = CohortCard(
+        name=out.resolve().name,
+        task=table.task,
+        classes=_classes(table, rows, classes),
+        feature_dim=encoder.spec.dim,
+        encoder=encoder.name,
+        patch_size_level0=_one_size([_side_of(feature_file(out, row.slide_id)) for row in rows]),
+        anchors=anchors,
+        provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
+    )
+    return _saved(Cohort(out, card, tuple(rows)), lines)
+
+
+def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings) -> CohortTables:
+    """The same for drawn slides, which bring their labels along; the truth of every patch is written too."""
+    table = read_table(out / "slides.csv")
+    drawn = [row["slide_id"] for row in table]
+    grids = {
+        name: read_patch_file(patch_file(out, patches, name))
+        for name in drawn
+        if feature_file(out, name).is_file()
+    }
+    for name, grid in grids.items():
+        write_pixel_truth(out, name, grid)
+    side = _one_size([int(grid.patch_size_level0) for grid in grids.values()])
+    if side is None:
+        raise CohortError(
+            f"The slides of {out} have no features, or patches of several sizes. Encode them again."
+        )
+    card = encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
+    rows = tuple(parse_slide(row, card, out) for row in table)
+    missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
+    return _saved(Cohort(out, card, rows), missing)
+
+
+def is_drawn(out: Path) -> bool:
+    """Whether `gcemil simulate --pixels` made this folder."""
+    return (out / CARD).is_file()
+
+
+def _saved(cohort: Cohort, lines: Sequence[str]) -> CohortTables:
+    cohort.save()
+    return CohortTables(len(cohort.slides), tuple(lines))
+
+
+def _side_of(path: Path) -> int:
+    return int(store.attributes(path, "coords")["patch_size_level0"])
+
+
+def _one_size(sizes: Sequence[int]) -> int | None:
+    """The side that all slides share; None where scanners differ."""
+    found = set(sizes)
+    return found.pop() if len(found) == 1 else None
+
+
+def _classes(table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if table.task == "survival":
+        return ()
+    found = {str(row.label) for row in rows}
+    if wanted is not None:
+        if unknown := sorted(found - set(wanted)):
+            raise UsageError(
+                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
+            )
+        return tuple(wanted)
+    if len(found) < 2:
+        raise CohortError(
+            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
+        )
+    return class_order(found)

