@@ -1,0 +1,53 @@
+"""gcemil view: look at a run's evidence, and test it by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def view(
+    run: Path = typer.Argument(help="A run folder."),
+    fold: int | None = typer.Option(
+        None, min=0, help="By default the first trained fold; its test slides are shown."
+    ),
+    port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
+    browser: bool = typer.Option(
+        True, "--browser/--no-browser", help="Open the page, or print its address only."
+    ),
+    sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
+    necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
+    recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+) -> None:
+    """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
+
+    Listens on this machine alone; the address carries a random token. Ctrl-C ends it. Reviews are saved in
+    RUN/fold_<k>/reviews, nothing else is written.
+
+    Example: gcemil view runs/bracs_gce
+    """
+    from gcemil.diagnostics.verdicts import Tolerances
+    from gcemil.errors import MissingExtraError
+
+    try:
+        from gcemil.viewer.app import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise MissingExtraError(error.name, "viewer") from error
+    from gcemil.viewer.session import ViewerSession
+
+    session = ViewerSession.open(run, fold, tolerances=Tolerances(sufficiency, necessity, recoverability))
+
+    def ready(address: str) -> None:
+        typer.echo(
+            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides. Ctrl-C ends the viewer."
+        )
+        typer.echo(address)
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(session, port=port, on_ready=ready)

@@ -1,0 +1,90 @@
+"""What can be laid over a slide: one number per patch and layer, sent as typed arrays.
+
+  heat   attention, gate, evidence score, marginal gain, one layer per anchor      a colour scale from low to high
+  set    evidence, truth                                                           1 = member
+  group  disjoint sufficient subsets, numbered from 1; computed when asked for, because a host that does not pool
+         linearly needs seconds for them
+
+Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner, then float32 values layer
+by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from gcemil.diagnostics.answers import answers_of
+from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
+from gcemil.recovery.rules import ranking
+from gcemil.viewer.session import OpenedSlide
+
+Values = Float[np.ndarray, "n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One number per patch of the slide."""
+
+    key: str
+    label: str
+    kind: Literal["heat", "set"]
+    values: Values
+    natural: tuple[float, float] | None = None
+    """Ends of the scale; None where a score has none, so that its own extremes serve."""
+
+    def described(self) -> dict[str, Any]:
+        low, high = self.natural or (float(self.values.min()), float(self.values.max()))
+        return {"key": self.key, "label": self.label, "kind": self.kind, "low": low, "high": high}
+
+
+def slide_layers(slide: OpenedSlide) -> list[Layer]:
+    """Every layer the slide has, in the order of the page."""
+    share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
+    layers = [Layer("attention", "attention score", "heat", plain(slide.full.scores.numpy()[rows]))]
+    if evidence is not None:
+        layers += [
+            Layer("gate", "gate", "heat", plain(evidence.gates), share),
+            Layer("evidence_score", "evidence score", "heat", plain(evidence.evidence_scores)),
+            Layer("marginal_gain", "marginal gain", "heat", plain(evidence.marginal_gain)),
+        ]
+        layers += [
+            Layer(f"anchor_{index}", f"anchor: {prompt}", "heat", plain(evidence.responses[:, index]), share)
+            for index, prompt in enumerate(evidence.prompts)
+        ]
+    layers.append(Layer("evidence", slide.rule, "set", plain(slide.chosen.numpy()[rows]), share))
+    truth = slide.bench.truth
+    if truth is not None and len(truth) == len(slide.bench):
+        layers.append(Layer("truth", "truth", "set", plain(truth.numpy()[rows]), share))
+    return layers
+
+
+def patch_arrays(slide: OpenedSlide) -> bytes:
+    """Corners and all layers of the slide in one answer."""
+    frame = slide.tiles.frame
+    corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
+    return corners.tobytes() + b"".join(layer.values.astype("<f4").tobytes() for layer in slide_layers(slide))
+
+
+@torch.no_grad()
+def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
+    """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
+    view = network_view(slide.fold, slide.bench, "wrapped")
+    judge = Sufficiency(answers_of(slide.fold, "wrapped"))
+    order = ranking(view.full.scores)
+    groups = np.zeros(len(slide.bench), dtype=np.uint8)
+    for number, one in enumerate(
+        disjoint_candidates(view, order, judge, k=SIZES[0], steps=MAX_STEPS), start=1
+    ):
+        if one.is_sufficient:
+            groups[one.patches.numpy()] = number
+    return groups[slide.rows]
+
+
+def plain(values: np.ndarray) -> Values:
+    return np.asarray(values, dtype=np.float32)

@@ -1,0 +1,207 @@
+"""A run opened for looking: one fold, its test slides, its network; every slide embedded once.
+
+A slide belongs to a bag. Where a case has several slides they are one bag: the page shows one slide at a time, and the
+network is asked about the case.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from gcemil.bags import store
+from gcemil.bags.bag import grid_stride
+from gcemil.bags.cohort import BagSpec
+from gcemil.bags.tables import file_fingerprint
+from gcemil.diagnostics.bench import BagBench, FoldBench
+from gcemil.diagnostics.verdicts import Tolerances, own_budget
+from gcemil.errors import RunError, UsageError
+from gcemil.explain import slide_evidence
+from gcemil.hosts.host import HostOutput
+from gcemil.records import SlideEvidence
+from gcemil.recovery.rules import subset_size, top_k
+from gcemil.runs.folder import trained_folds
+from gcemil.shapes import Logits, Selected
+from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, slide_tiles
+
+OPEN_SLIDES = 3
+"""Bags kept in memory, embedded; the one looked at longest ago goes first."""
+CACHED_TILES = 512
+CACHED_ANSWERS = 256
+"""Subsets whose prediction is remembered: a removal asks for what its certificate asked, an undo for what was asked before."""
+UNKNOWN_PATCH = 256
+"""Side of a drawn patch whose size nothing states."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedSlide:
+    """One slide and the bag it belongs to, ready to be asked."""
+
+    slide_id: str
+    fold: FoldBench
+    bench: BagBench
+    full: HostOutput
+    """X."""
+    gated: Logits | None
+    """What the host says of X_pi; None without the wrapper."""
+    chosen: Selected
+    """Over the bag: the recovered evidence, or the patches of highest attention where there is no wrapper."""
+    evidence: SlideEvidence | None
+    has_coords: bool
+    coords: Int[np.ndarray, "n 2"]
+    patch_size: int
+    tiles: Tiles
+    note: str | None
+
+    @property
+    def rows(self) -> slice:
+        """Where the slide lies in its bag."""
+        return self.bench.bag.rows_of(self.slide_id)
+
+    @property
+    def rule(self) -> str:
+        return "recovered evidence" if self.evidence is not None else "attention top-k"
+
+    @cached_property
+    def tile(self) -> Callable[[int, int, int], bytes]:
+        """Tiles, the last ones remembered."""
+        return lru_cache(CACHED_TILES)(self.tiles.tile)
+
+    @cached_property
+    def _pooled(self) -> Callable[[bytes], Logits]:
+        def pooled(mask: bytes) -> Logits:
+            selected = torch.from_numpy(np.frombuffer(mask, dtype=bool).copy())
+            return self.bench.wrapped.kept(selected).logits
+
+        return lru_cache(CACHED_ANSWERS)(pooled)
+
+    def kept(self, selected: Selected) -> Logits | None:
+        """The host on these patches of the bag alone; None when there are none."""
+        if not bool(selected.any()):
+            return None
+        return self.full.logits if bool(selected.all()) else self._pooled(selected.numpy().tobytes())
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        return {
+            "model": file_fingerprint(self.fold.run / f"fold_{self.fold.fold}" / "checkpoint.safetensors"),
+            "features": file_fingerprint(self.fold.cohort.feature_file(self.slide_id)),
+        }
+
+
+class ViewerSession:
+    """One fold of a run while somebody looks at it."""
+
+    def __init__(self, fold: FoldBench, *, tolerances: Tolerances | None = None) -> None:
+        self.fold = fold
+        self.tolerances = tolerances or Tolerances()
+        self.specs: dict[str, BagSpec] = {
+            slide_id: spec for spec in fold.specs("test") for slide_id in spec.slide_ids
+        }
+        self._opened: OrderedDict[str, OpenedSlide] = OrderedDict()
+        # Requests come on several threads; one network answers them one after the other.
+        self.lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls, run: Path, fold: int | None = None, *, tolerances: Tolerances | None = None
+    ) -> ViewerSession:
+        """The fold asked for, or the first that is trained."""
+        trained = [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)]
+        if fold is not None and fold not in trained:
+            raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
+        return cls(FoldBench.open(run, trained[0] if fold is None else fold), tolerances=tolerances)
+
+    @property
+    def folder(self) -> Path:
+        return self.fold.run / f"fold_{self.fold.fold}"
+
+    def slide(self, slide_id: str) -> OpenedSlide:
+        """The slide, opened once and kept for a while."""
+        if slide_id not in self.specs:
+            raise UsageError(f"Fold {self.fold.fold} of this run tests no slide '{slide_id}'.")
+        with self.lock:
+            if slide_id not in self._opened:
+                self._opened[slide_id] = opened_slide(self.fold, self.specs[slide_id], slide_id)
+                if len(self._opened) > OPEN_SLIDES:
+                    self._opened.popitem(last=False)[1].tiles.close()
+            self._opened.move_to_end(slide_id)
+            return self._opened[slide_id]
+
+    def close(self) -> None:
+        with self.lock:
+            while self._opened:
+                self._opened.popitem()[1].tiles.close()
+
+
+def opened_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
+    """The bag through the network once, and the pictures of the slide."""
+    bench = BagBench(spec, fold.cohort.read_bag(spec), fold)
+    evidence, gated = None, None
+    if fold.model is not None and (found := bench.explanation) is not None:
+        full, chosen = found.output.full, found.recovery.selected
+        gated = bench.wrapped.gated(found.output.log_gates).logits
+        records = slide_evidence(fold.model, bench.bag, found)
+        evidence = next(record for record in records if record.slide_id == slide_id)
+    else:
+        full = bench.wrapped.full()
+        chosen = top_k(full.scores, subset_size(len(bench), own_budget(fold)))
+    rows = bench.bag.rows_of(slide_id)
+    found_coords = bench.bag.slide_coords(slide_id)
+    coords = drawn_places(rows.stop - rows.start) if found_coords is None else found_coords.astype(np.int64)
+    size = UNKNOWN_PATCH if found_coords is None else patch_size(fold, slide_id, coords)
+    tiles: Tiles | None
+    tiles, note = slide_tiles(fold.cohort.folder / "slides", slide_id)
+    if found_coords is None:
+        tiles, note = (
+            None,
+            "The slide has no coordinates: its patches are shown in the order of its feature file.",
+        )
+    if tiles is None:
+        tiles = GridTiles(coords, feature_colors(np.asarray(bench.bag.features[rows])), size)
+    return OpenedSlide(
+        slide_id=slide_id,
+        fold=fold,
+        bench=bench,
+        full=full,
+        gated=gated,
+        chosen=chosen,
+        evidence=evidence,
+        has_coords=found_coords is not None,
+        coords=coords,
+        patch_size=size,
+        tiles=tiles,
+        note=note,
+    )
+
+
+def patch_size(fold: FoldBench, slide_id: str, coords: Int[np.ndarray, "n 2"]) -> int:
+    """In level-0 pixels: the cohort's, the feature file's own, the step of the grid, or a size to draw at."""
+    if fold.cohort.patch_size is not None:
+        return int(fold.cohort.patch_size)
+    stated = feature_attributes(fold, slide_id).get("patch_size_level0")
+    size = grid_stride(coords) if stated in (None, "None") else float(str(stated))
+    return UNKNOWN_PATCH if size is None else max(1, round(size))
+
+
+def feature_attributes(fold: FoldBench, slide_id: str) -> dict[str, Any]:
+    """Attributes of the feature file and of its coordinates."""
+    path = fold.cohort.feature_file(slide_id)
+    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    return {**store.attributes(path), **on_coords}
+
+
+def drawn_places(n_patches: int) -> Int[np.ndarray, "n 2"]:
+    """A square in the order of the file, for patches that lie nowhere."""
+    side = max(1, round(n_patches**0.5))
+    index = np.arange(n_patches, dtype=np.int64)
+    return np.stack((index % side, index // side), axis=1) * UNKNOWN_PATCH

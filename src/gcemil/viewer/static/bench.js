@@ -1,0 +1,122 @@
+// The bench: sets of patches to the server, predictions and certificate back; files and reviews.
+"use strict";
+
+function bench() {
+  return page.benches.get(page.slide.bag_id);
+}
+
+function change(alter) {
+  const now = bench();
+  now.undo.push({ S: now.S.slice(), P: now.P.slice() });
+  if (now.undo.length > 100) now.undo.shift();
+  alter(now);
+  rebuild();
+  return judge();
+}
+
+function undo() {
+  const before = bench().undo.pop();
+  if (!before) return say("There is nothing to undo.");
+  Object.assign(bench(), before);
+  rebuild();
+  return judge();
+}
+
+function mark(patches, mode) {
+  const { start, stop } = page.slide;
+  return change((now) => {
+    if (mode === "new") now.S.fill(0, start, stop);
+    for (const patch of patches) now.S[start + patch] = mode === "take" ? 0 : 1;
+  });
+}
+
+function toggle(patch) {
+  if (patch >= 0) mark([patch], bench().S[page.slide.start + patch] ? "take" : "add");
+}
+
+function bits(...sets) {
+  const length = Math.ceil(sets[0].length / 8);
+  const bytes = new Uint8Array(length * sets.length);
+  sets.forEach((set, k) => { for (let i = 0; i < set.length; i++) if (set[i]) bytes[k * length + (i >> 3)] |= 1 << (i & 7); });
+  return bytes;
+}
+
+const judge = guarded(async () => {
+  const question = ++page.asked;
+  document.body.dataset.state = "judging";
+  const now = bench();
+  const path = `/api/slides/${encodeURIComponent(page.slide.name)}/judge`;
+  const answer = await (await ask(path, { method: "POST", body: bits(now.S, now.P) })).json();
+  if (question !== page.asked) return;
+  showAnswer(answer);
+  document.body.dataset.state = "ready";
+});
+
+function showAnswer(answer) {
+  const { n_bag: total } = page.slide;
+  $("live-label").textContent = answer.output_name;
+  $("live-output").textContent = answer.live ? answer.live.output.toFixed(3) : "nothing is left";
+  $("live-output").dataset.output = answer.live ? answer.live.output : "";
+  $("live-of").textContent = `of ${answer.n_present} of ${total} patches \u00b7 ${answer.milliseconds.toFixed(0)} ms`;
+  $("s-size").textContent = `${answer.n_selected} of ${total} patches`;
+  $("undo").disabled = bench().undo.length === 0;
+  for (const id of ["keep", "remove", "accept", "reject", "unmark"]) $(id).disabled = answer.n_selected === 0;
+  showPredictions(answer.predictions);
+  const empty = [{ held: null, sentence: "S has no patch: nothing to certify" }];
+  $("verdicts").replaceChildren(...(answer.verdicts.length ? answer.verdicts : empty).map(({ held, sentence }) => {
+    const line = Object.assign(document.createElement("li"), { textContent: sentence, title: sentence });
+    line.dataset.held = String(held);
+    return line;
+  }));
+  $("coverage-title").textContent = answer.coverage ? "Coverage of S by anchor" : "\u00a0";
+  $("coverage").replaceChildren(...(answer.coverage || []).map((covered, i) => {
+    const bar = document.createElement("i");
+    bar.style.height = `${100 * covered}%`;
+    bar.title = `${page.slide.prompts[i]}: ${covered.toFixed(3)}`;
+    return bar;
+  }));
+}
+
+function showPredictions(found) {
+  const names = Object.keys(found.full.values);
+  const rows = [["X, all", found.full], ["X\u03c0, gated", found.gated], ["XS, S alone", found.kept], ["X\u00acS, without S", found.removed]];
+  const cells = (tag, texts) => {
+    const row = document.createElement("tr");
+    row.append(...texts.map((text) => Object.assign(document.createElement(tag), { textContent: text, title: text })));
+    return row;
+  };
+  $("predictions").tHead.replaceChildren(cells("th", ["bag", ...names.map((name) => name.replace("prob_", ""))]));
+  $("predictions").tBodies[0].replaceChildren(...rows.map(([name, one]) =>
+    cells("td", [name, ...names.map((key) => (one ? one.values[key].toFixed(3) : "\u2013"))])));
+}
+
+// ---- files and reviews -----------------------------------------------------------------------------------------------
+
+const save = guarded(async (suffix) => {
+  const path = `/api/slides/${encodeURIComponent(page.slide.name)}/evidence.${suffix}`;
+  const blob = await (await ask(path, { method: "POST", body: bits(bench().S) })).blob();
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: `${page.slide.name}.${suffix}` });
+  link.click();
+  URL.revokeObjectURL(link.href);
+  say(`Saved ${link.download}.`);
+});
+
+const review = guarded(async (mark) => {
+  const { slide } = page;
+  const { S } = bench();
+  for (let i = 0; i < slide.n; i++) if (S[slide.start + i]) slide.marks[i] = mark;
+  const marked = (wanted) => Array.from(slide.marks.keys()).filter((i) => slide.marks[i] === wanted);
+  const body = JSON.stringify({ accepted: marked(ACCEPTED), rejected: marked(REJECTED) });
+  await ask(`/api/slides/${encodeURIComponent(slide.name)}/review`, { method: "PUT", body });
+  page.shown.add("review");
+  showLayerChoices();
+  await showAgreement();
+});
+
+async function showAgreement() {
+  const { total, slides } = await (await ask("/api/agreement")).json();
+  if (!total.n_marks) { $("agreement").textContent = "No patch of this fold is reviewed yet."; return; }
+  const kappa = total.kappa === null ? "" : `, kappa ${total.kappa.toFixed(2)}`;
+  $("agreement").textContent = `Agreement ${(100 * total.agreement).toFixed(0)}%${kappa}: ${count(total.n_marks, "mark")} on ` +
+    `${count(Object.keys(slides).length, "slide")}; evidence ${total.accepted_evidence} accepted, ${total.rejected_evidence} rejected.`;
+}

@@ -1,0 +1,239 @@
+// The page: one slide, its layers, and the bench. S is the set under test, P the patches present; both are bytes over the bag.
+"use strict";
+
+const COLORS = { S: "#e6a000", evidence: "#d62728", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
+const SUBSET_COLORS = ["#1f77b4", "#e6a000", "#4b2a7b"];
+const ACCEPTED = 1;
+const REJECTED = 2;
+const $ = (id) => document.getElementById(id);
+const page = { slide: null, benches: new Map(), shown: new Set(["S", "evidence"]), heat: "attention", lasso: null, asked: 0 };
+
+const picture = OpenSeadragon({
+  element: $("picture"), showNavigationControl: false, drawer: "canvas", animationTime: 0.3, visibilityRatio: 0.3,
+  maxZoomPixelRatio: 4, gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true }, keyboardNavEnabled: false,
+});
+
+async function ask(path, options) {
+  const answer = await fetch(path, options);
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let why = text;
+  try { why = JSON.parse(text).error; } catch { /* the guard answers in plain text */ }
+  throw new Error(why);
+}
+
+function say(text, isProblem = false) {
+  $("message").textContent = text || "\u00a0";
+  $("message").classList.toggle("problem", isProblem);
+}
+
+function guarded(action) {
+  return async (...given) => {
+    try { await action(...given); } catch (error) { say(error.message, true); document.body.dataset.state = "ready"; }
+  };
+}
+
+// ---- opening -------------------------------------------------------------------------------------------------------
+
+const start = guarded(async () => {
+  const run = await (await ask("/api/slides")).json();
+  $("run").textContent = `${run.run} \u00b7 fold ${run.fold} \u00b7 ${run.host}${run.wrapped ? " + GCE" : ""}`;
+  $("slide").replaceChildren(...run.slides.map((name) => new Option(name, name)));
+  await open(run.slides[0]);
+});
+
+async function open(name) {
+  document.body.dataset.state = "loading";
+  const about = await (await ask(`/api/slides/${encodeURIComponent(name)}`)).json();
+  const bytes = await (await ask(`/api/slides/${encodeURIComponent(name)}/patches`)).arrayBuffer();
+  const n = about.stop - about.start;
+  const values = {};
+  about.layers.forEach((layer, i) => { values[layer.key] = new Float32Array(bytes, 8 * n + 4 * n * i, n); });
+  const map = new PatchMap(new Int32Array(bytes, 0, 2 * n), about.patch_size);
+  const marks = new Uint8Array(n);
+  for (const { patch, mark } of about.marks) marks[patch] = mark === "accept" ? ACCEPTED : REJECTED;
+  page.slide = { ...about, name, n, values, map, marks, subsets: null };
+  // Slides of one case share a bag, so they share S, P and what can be undone.
+  if (!page.benches.has(about.bag_id)) page.benches.set(about.bag_id, newBench(about));
+  $("slide").value = name;
+  document.body.dataset.slide = name;
+  $("note").textContent = about.note || "";
+  $("note").title = about.note || "";
+  showLayerChoices();
+  showPicture(about);
+  await Promise.all([judge(), showAgreement()]);
+}
+
+function newBench(about) {
+  const chosen = new Uint8Array(about.n_bag);
+  for (const i of about.chosen) chosen[i] = 1;
+  return { chosen, S: chosen.slice(), P: new Uint8Array(about.n_bag).fill(1), undo: [] };
+}
+
+function showPicture({ frame, slide_id: id }) {
+  picture.open({
+    width: frame.width, height: frame.height, tileSize: 256, tileOverlap: 0,
+    minLevel: frame.min_level, maxLevel: frame.max_level,
+    getTileUrl: (level, x, y) => `/api/slides/${encodeURIComponent(id)}/tiles/${level}/${x}_${y}`,
+  });
+}
+
+function move(step) {
+  const list = $("slide");
+  const next = list.selectedIndex + step;
+  if (next >= 0 && next < list.length) openChosen(list.options[next].value);
+}
+const openChosen = guarded(open);
+
+// ---- layers --------------------------------------------------------------------------------------------------------
+
+function showLayerChoices() {
+  const { layers } = page.slide;
+  const heats = layers.filter((layer) => layer.kind === "heat");
+  if (!heats.some((layer) => layer.key === page.heat)) page.heat = "attention";
+  const none = { key: "none", label: "none" };
+  $("heat").replaceChildren(...[none, ...heats].map((layer) => choice("radio", "heat", layer, page.heat === layer.key)));
+  const sets = [{ key: "S", label: "S, the set under test" }, ...layers.filter((layer) => layer.kind === "set"),
+    { key: "subsets", label: "disjoint subsets" }, { key: "review", label: "review marks" }];
+  $("sets").replaceChildren(...sets.map((set) => choice("checkbox", "sets", set, page.shown.has(set.key))));
+  rebuild();
+}
+
+function choice(type, name, { key, label }, checked) {
+  const line = document.createElement("label");
+  const input = Object.assign(document.createElement("input"), { type, name, value: key, checked });
+  line.append(input);
+  if (type === "checkbox") {
+    const swatch = document.createElement("i");
+    swatch.className = "swatch";
+    swatch.style.borderColor = COLORS[key] || (key === "review" ? COLORS.accepted : SUBSET_COLORS[0]);
+    line.append(swatch);
+  }
+  line.append(label);
+  line.title = label;
+  return line;
+}
+
+function count(number, thing) {
+  return `${number} ${thing}${number === 1 ? "" : "s"}`;
+}
+
+function heatLayer() {
+  return page.slide.layers.find((layer) => layer.key === page.heat) || null;
+}
+
+function thresholdValue() {
+  const layer = heatLayer();
+  return layer ? layer.low + ($("threshold").value / 1000) * (layer.high - layer.low) : 0;
+}
+
+function short(value) {
+  return value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e5) ? value.toFixed(3) : value.toExponential(1);
+}
+
+// Everything that is drawn, made anew when a layer, a slider or a set changes; zooming only draws it again.
+function rebuild() {
+  const { slide } = page;
+  if (!slide) return;
+  const layer = heatLayer();
+  $("low").textContent = layer ? short(layer.low) : "";
+  $("high").textContent = layer ? short(layer.high) : "";
+  $("threshold-value").textContent = layer ? short(thresholdValue()) : "";
+  $("mark-above").disabled = !layer;
+  page.rasters = [];
+  page.outlines = [];
+  if (layer) page.rasters.push(new Raster(slide.map, heatColors(layer)));
+  page.gone = new Raster(slide.map, goneColors());
+  for (const key of ["truth", "evidence"]) {
+    if (page.shown.has(key) && slide.values[key]) outline(COLORS[key], (patch) => slide.values[key][patch]);
+  }
+  if (page.shown.has("subsets") && slide.subsets) {
+    SUBSET_COLORS.forEach((color, i) => outline(color, (patch) => slide.subsets[patch] === i + 1));
+  }
+  if (page.shown.has("review")) {
+    outline(COLORS.accepted, (patch) => slide.marks[patch] === ACCEPTED);
+    outline(COLORS.rejected, (patch) => slide.marks[patch] === REJECTED);
+  }
+  const { S } = bench();
+  // Drawn last and thinner, so that what lies below it stays visible.
+  if (page.shown.has("S")) outline(COLORS.S, (patch) => S[slide.start + patch], 2);
+  document.body.dataset.layers = [page.heat, ...page.shown].join(" ");
+  redraw();
+}
+
+function outline(color, isMember, width = 5) {
+  const members = Uint8Array.from({ length: page.slide.n }, (_, i) => (isMember(i) ? 1 : 0));
+  page.outlines.push(new Outline(page.slide.map, members, color, width));
+}
+
+function heatColors(layer) {
+  const values = page.slide.values[layer.key];
+  const colors = new Uint32Array(values.length);
+  const lowest = thresholdValue();
+  const span = layer.high - layer.low || 1;
+  for (let i = 0; i < values.length; i++) if (values[i] >= lowest) colors[i] = heatColor((values[i] - layer.low) / span);
+  return colors;
+}
+
+function goneColors() {
+  const { P } = bench();
+  return Uint32Array.from({ length: page.slide.n }, (_, i) => (P[page.slide.start + i] ? 0 : 0xffffffff));
+}
+
+function view() {
+  const { viewport } = picture;
+  const zero = viewport.imageToViewerElementCoordinates(new OpenSeadragon.Point(0, 0));
+  const far = viewport.imageToViewerElementCoordinates(new OpenSeadragon.Point(1000, 1000));
+  const scale = (far.x - zero.x) / 1000;
+  return { scale, x: (at) => zero.x + at * scale, y: (at) => zero.y + at * scale,
+    width: $("overlay").clientWidth, height: $("overlay").clientHeight,
+    toPicture: (x, y) => [(x - zero.x) / scale, (y - zero.y) / scale] };
+}
+
+let pending = false;
+function redraw() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => { pending = false; draw(); });
+}
+
+function draw() {
+  if (!picture.world.getItemAt(0) || !page.rasters) return;
+  const canvas = $("overlay");
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+  const now = view();
+  context.globalAlpha = $("opacity").value / 100;
+  for (const raster of page.rasters) raster.draw(context, now);
+  context.globalAlpha = 0.85;
+  page.gone.draw(context, now);
+  context.globalAlpha = 1;
+  for (const one of page.outlines) one.draw(context, now);
+  if (page.lasso) drawLasso(context);
+}
+
+function drawLasso(context) {
+  context.beginPath();
+  for (let i = 0; i < page.lasso.length; i += 2) context.lineTo(page.lasso[i], page.lasso[i + 1]);
+  context.setLineDash([5, 4]);
+  context.strokeStyle = COLORS.S;
+  context.lineWidth = 2;
+  context.stroke();
+  context.setLineDash([]);
+}
+
+const showSubsets = guarded(async () => {
+  const { slide } = page;
+  if (slide.subsets) return;
+  say("Looking for disjoint sufficient subsets\u2026");
+  const bytes = await (await ask(`/api/slides/${encodeURIComponent(slide.name)}/subsets`)).arrayBuffer();
+  slide.subsets = new Uint8Array(bytes);
+  const most = slide.subsets.reduce((highest, one) => Math.max(highest, one), 0);
+  say(most ? `${count(most, "disjoint sufficient subset")} by attention, in steps of 8 patches.`
+    : "No subset of up to 128 patches by attention is sufficient.");
+  rebuild();
+});

@@ -1,0 +1,213 @@
+"""DeepZoom tiles of a slide: its pixels where there is a slide file, else its grid of patches.
+
+Level L shows the frame at 2^(max_level - L) level-0 pixels per pixel, in squares of 256. Without pixels every patch is a
+square whose colour is the first three principal components of its features: what looks alike is alike to the encoder.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from PIL import Image, ImageDraw
+
+from gcemil.errors import GcemilError, UsageError
+from gcemil.slides.reader import Pixels, SlideReader, open_slide
+from gcemil.slides.view import LARGEST_READ, view
+
+TILE = 256
+SLIDE_SUFFIXES = (".tif", ".tiff", ".svs", ".ndpi", ".mrxs", ".scn", ".bif")
+UNKNOWN_MPP = 0.5
+"""For a slide that does not state its pixel size: nothing here is measured in micrometres."""
+COLOR_SAMPLE = 4096
+"""Patches from which the principal components are made."""
+SMALLEST_SQUARE = 2.0
+"""Pixels below which a patch is drawn as one pixel."""
+GLASS = (247, 247, 248)
+
+Corners = Int[np.ndarray, "n 2"]
+Places = Float[np.ndarray, "k 2"]
+Colors = UInt8[np.ndarray, "n 3"]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The rectangle of level-0 pixels that the tiles show."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def max_level(self) -> int:
+        return max(0, math.ceil(math.log2(max(self.width, self.height))))
+
+    def scale(self, level: int) -> int:
+        """Level-0 pixels per pixel of the level."""
+        return 1 << (self.max_level - level)
+
+    def box(self, level: int, column: int, row: int) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of a tile, in pixels of its level; the last column and row are cut."""
+        if 0 <= level <= self.max_level and column >= 0 and row >= 0:
+            scale = self.scale(level)
+            width, height = math.ceil(self.width / scale), math.ceil(self.height / scale)
+            left, top = column * TILE, row * TILE
+            if left < width and top < height:
+                return left, top, min(left + TILE, width), min(top + TILE, height)
+        raise UsageError(
+            f"There is no tile {column}, {row} at level {level}; the last level is {self.max_level}."
+        )
+
+
+class Tiles(Protocol):
+    """What the page asks for pictures."""
+
+    @property
+    def frame(self) -> Frame:
+        """What the tiles cover."""
+
+    @property
+    def min_level(self) -> int:
+        """The first level that is served."""
+
+    @property
+    def shows_pixels(self) -> bool:
+        """False for a rendered grid of patches."""
+
+    def tile(self, level: int, column: int, row: int) -> bytes:
+        """One encoded square."""
+
+    def close(self) -> None:
+        """Let go of the slide file."""
+
+
+class SlideTiles:
+    """Tiles of a slide file."""
+
+    shows_pixels = True
+
+    def __init__(self, path: Path) -> None:
+        self._open = ExitStack()
+        # A slide must not be closed under a thread that reads it.
+        self._reading = threading.Lock()
+        self._is_closed = False
+        self._slide: SlideReader = self._open.enter_context(open_slide(path, fallback_mpp=UNKNOWN_MPP))
+        self.frame = Frame(0, 0, *self._slide.dimensions)
+        # A slide without small levels would be read whole for its first tiles.
+        largest = LARGEST_READ / TILE * self._slide.downsamples[-1]
+        self.min_level = max(0, self.frame.max_level - int(math.log2(largest)))
+
+    def tile(self, level: int, column: int, row: int) -> bytes:
+        if level < self.min_level:
+            raise UsageError(f"Level {level} of this slide is not served; the first is {self.min_level}.")
+        left, top, right, bottom = self.frame.box(level, column, row)
+        scale = self.frame.scale(level)
+        with self._reading:
+            if self._is_closed:
+                raise UsageError("The slide was closed meanwhile. Open it again.")
+            pixels = view(
+                self._slide,
+                left=left * scale,
+                top=top * scale,
+                width=(right - left) * scale,
+                height=(bottom - top) * scale,
+                size=(right - left, bottom - top),
+            )
+        return _encoded(pixels, "JPEG")
+
+    def close(self) -> None:
+        with self._reading:
+            self._is_closed = True
+            self._open.close()
+
+
+class GridTiles:
+    """Tiles of a slide of which only features are left."""
+
+    shows_pixels = False
+    min_level = 0
+
+    def __init__(self, coords: Corners, colors: Colors, patch_size: int) -> None:
+        self._colors, self._size = colors, patch_size
+        low, high = coords.min(axis=0) - patch_size, coords.max(axis=0) + 2 * patch_size
+        self.frame = Frame(int(low[0]), int(low[1]), int(high[0] - low[0]), int(high[1] - low[1]))
+        self._corners = coords - low
+
+    def tile(self, level: int, column: int, row: int) -> bytes:
+        left, top, right, bottom = self.frame.box(level, column, row)
+        scale = self.frame.scale(level)
+        corners = self._corners / scale - (left, top)
+        side = self._size / scale
+        seen = ((corners > -side) & (corners < (right - left, bottom - top))).all(axis=1)
+        image = Image.new("RGB", (right - left, bottom - top), GLASS)
+        draw = _draw_points if side < SMALLEST_SQUARE else _draw_squares
+        return _encoded(draw(image, corners[seen], self._colors[seen], side), "PNG")
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+def slide_tiles(slides: Path, slide_id: str) -> tuple[SlideTiles | None, str | None]:
+    """Tiles of the slide file beside the features, or why there are none."""
+    for suffix in SLIDE_SUFFIXES:
+        path = slides / f"{slide_id}{suffix}"
+        if path.is_file():
+            try:
+                return SlideTiles(path), None
+            except GcemilError as error:
+                # The evidence can be looked at without pixels, as long as the reader is told.
+                return None, str(error)
+    return (
+        None,
+        f"No slide file in {slides.name}/: patches are shown as squares, alike where their features are.",
+    )
+
+
+def feature_colors(features: Float[np.ndarray, "n d"]) -> Colors:
+    """Pale colours from the first three principal components."""
+    rows = features[:: max(1, len(features) // COLOR_SAMPLE)].astype(np.float32)
+    mean = rows.mean(axis=0)
+    _, directions = np.linalg.eigh((rows - mean).T @ (rows - mean))
+    # A column of an eigenvector may point either way: the largest entry is made positive, so that colours are stable.
+    axes = directions[:, ::-1][:, :3]
+    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
+    projected = (features.astype(np.float32) - mean) @ axes
+    low, high = np.percentile(projected, (2, 98), axis=0)
+    shares = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
+    colors = np.full((len(features), 3), 0.5, dtype=np.float64)
+    colors[:, : shares.shape[1]] = shares
+    return np.rint(150 + 85 * colors).astype(np.uint8)
+
+
+def _draw_points(image: Image.Image, corners: Places, colors: Colors, side: float) -> Pixels:
+    pixels = np.array(image)
+    at = np.floor(corners + side / 2).astype(np.int64)
+    inside = ((at >= 0) & (at < (image.width, image.height))).all(axis=1)
+    pixels[at[inside, 1], at[inside, 0]] = colors[inside]
+    return pixels
+
+
+def _draw_squares(image: Image.Image, corners: Places, colors: Colors, side: float) -> Pixels:
+    draw = ImageDraw.Draw(image)
+    gap = 1 if side >= 6 else 0
+    ends = np.maximum(corners + side - 1 - gap, corners)
+    boxes = np.rint(np.concatenate((corners, ends), axis=1)).tolist()
+    for box, color in zip(boxes, colors.tolist(), strict=True):
+        draw.rectangle(box, fill=tuple(color))
+    return np.asarray(image)
+
+
+def _encoded(pixels: Pixels, form: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(
+        buffer, form, **({"quality": 85} if form == "JPEG" else {"compress_level": 1})
+    )
+    return buffer.getvalue()

@@ -1,0 +1,283 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.bags import store
+from gcemil.errors import RunError, UsageError
+from gcemil.interventions import class_probability
+from gcemil.viewer.bench_api import masks
+from gcemil.viewer.reviews import Agreement
+from gcemil.viewer.session import ViewerSession
+from geojson_rules import violations
+from viewer_builders import bits, opened, visitor
+
+
+@pytest.fixture(scope="module")
+def session(classification_runs):
+    session = opened(classification_runs.gce)
+    yield session
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def client(session):
+    return visitor(session)
+
+
+@pytest.fixture(scope="module")
+def slide(session):
+    return session.slide(next(iter(session.specs)))
+
+
+def judged(client, slide, selected, present):
+    answer = client.post(f"/api/slides/{slide.slide_id}/judge", content=bits(selected, present))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def some(slide, start, stop):
+    mask = np.zeros(len(slide.bench), dtype=bool)
+    mask[start:stop] = True
+    return mask
+
+
+def everything(slide):
+    return np.ones(len(slide.bench), dtype=bool)
+
+
+def probability(slide, logits):
+    return class_probability(logits, int(slide.full.logits.argmax()))
+
+
+def test_bits_are_read_least_significant_first():
+    first, second = masks(b"\x05\x02", n_patches=3, count=2)
+    assert first.tolist() == [True, False, True]
+    assert second.tolist() == [False, True, False]
+
+
+def test_a_body_of_another_length_is_refused(client, slide):
+    with pytest.raises(UsageError, match="2 sets of 9 patches are 4 bytes of bits, got 3"):
+        masks(b"abc", n_patches=9, count=2)
+    answer = client.post(f"/api/slides/{slide.slide_id}/judge", content=b"x")
+    assert answer.status_code == 400
+    assert "bytes of bits" in answer.json()["error"]
+
+
+def test_the_slides_are_those_the_fold_tests(client, session):
+    listed = client.get("/api/slides").json()
+    assert listed["slides"] == [spec.slide_ids[0] for spec in session.fold.specs("test")]
+    assert (listed["fold"], listed["host"], listed["wrapped"]) == (0, "abmil", True)
+
+
+def test_removing_patches_gives_what_the_python_interface_gives(client, slide):
+    chosen = some(slide, 0, 7)
+    found = judged(client, slide, chosen, ~chosen)
+    expected = slide.bench.wrapped.removed(torch.from_numpy(chosen))
+    assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
+    assert found["predictions"]["removed"] == found["live"]
+    assert (found["n_selected"], found["n_present"]) == (7, len(slide.bench) - 7)
+
+
+def test_keeping_patches_gives_what_the_python_interface_gives(client, slide):
+    chosen = some(slide, 3, 9)
+    found = judged(client, slide, chosen, chosen)
+    expected = slide.bench.wrapped.kept(torch.from_numpy(chosen))
+    assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
+
+
+def test_present_patches_need_not_be_the_set_under_test(client, slide):
+    present = some(slide, 5, 20)
+    found = judged(client, slide, some(slide, 0, 2), present)
+    expected = slide.bench.wrapped.kept(torch.from_numpy(present))
+    assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
+
+
+def test_the_first_answer_is_the_certificate_of_the_recovered_evidence(client, slide):
+    found = judged(client, slide, slide.chosen.numpy(), everything(slide))
+    assert found["live"] == found["predictions"]["full"]
+    assert [one["name"] for one in found["verdicts"]] == ["sufficient", "necessary", "recoverable"]
+    recovery = slide.bench.explanation.recovery
+    assert found["coverage"] == pytest.approx(recovery.coverage.tolist(), abs=1e-5)
+    assert found["predictions"]["gated"]["output"] == pytest.approx(
+        probability(slide, slide.bench.explanation.output.logits), abs=1e-5
+    )
+
+
+def test_an_empty_set_has_no_certificate_and_an_empty_bag_no_prediction(client, slide):
+    nothing = np.zeros(len(slide.bench), dtype=bool)
+    found = judged(client, slide, nothing, nothing)
+    assert found["live"] is None
+    assert found["verdicts"] == []
+    assert found["predictions"]["kept"] is None
+
+
+def test_the_whole_bag_leaves_nothing_behind_and_is_never_necessary(client, slide):
+    found = judged(client, slide, everything(slide), everything(slide))
+    assert found["predictions"]["removed"] is None
+    held = {one["name"]: one["held"] for one in found["verdicts"]}
+    assert (held["sufficient"], held["necessary"]) == (True, False)
+
+
+def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(client, slide, classification_runs):
+    about = client.get(f"/api/slides/{slide.slide_id}").json()
+    content = client.get(f"/api/slides/{slide.slide_id}/patches").content
+    n = about["stop"] - about["start"]
+    corners = np.frombuffer(content, "<i4", 2 * n).reshape(n, 2)
+    values = np.frombuffer(content, "<f4", offset=8 * n).reshape(len(about["layers"]), n)
+    by_key = dict(zip((layer["key"] for layer in about["layers"]), values, strict=True))
+    frame = about["frame"]
+    assert (corners + np.array([frame["left"], frame["top"]]) == slide.coords).all()
+    assert by_key["gate"] == pytest.approx(slide.evidence.gates)
+    assert np.flatnonzero(by_key["evidence"]).tolist() == slide.evidence.indices.tolist()
+    assert by_key["anchor_1"] == pytest.approx(slide.evidence.responses[:, 1])
+    truth = store.read(classification_runs.cohort / "truth" / f"{slide.slide_id}.h5", "evidence")
+    assert (by_key["truth"] == truth).all()
+
+
+def test_disjoint_subsets_are_each_sufficient(client, slide):
+    groups = np.frombuffer(client.get(f"/api/slides/{slide.slide_id}/subsets").content, np.uint8)
+    assert len(groups) == len(slide.coords)
+    full = probability(slide, slide.full.logits)
+    for number in range(1, int(groups.max()) + 1):
+        kept = slide.bench.wrapped.kept(torch.from_numpy(groups == number))
+        assert full - probability(slide, kept.logits) <= 0.05 + 1e-6
+
+
+def test_tiles_are_pictures_and_a_missing_one_is_said(client, slide):
+    path = f"/api/slides/{slide.slide_id}/tiles"
+    assert client.get(f"{path}/0/0_0").headers["content-type"] == "image/png"
+    assert client.get(f"{path}/0/7_0").status_code == 404
+    assert client.get(f"{path}/99/0_0").status_code == 404
+
+
+def test_exports_hold_the_edited_set_and_say_that_it_was_edited(client, slide):
+    chosen = some(slide, 2, 6)
+    path = f"/api/slides/{slide.slide_id}"
+    text = client.post(f"{path}/evidence.geojson", content=bits(chosen)).text
+    assert violations(text) == []
+    collection = json.loads(text)
+    assert [feature["properties"]["metadata"]["patch"] for feature in collection["features"]] == list("2345")
+    evidence = client.post(f"{path}/evidence.json", content=bits(chosen)).json()
+    assert [patch["index"] for patch in evidence["patches"]] == [2, 3, 4, 5]
+    assert evidence["rule"] == "recovered evidence, edited by hand"
+    untouched = client.post(f"{path}/evidence.json", content=bits(slide.chosen.numpy())).json()
+    assert untouched["rule"] == "recovered evidence"
+
+
+def test_agreement_of_eight_marks():
+    agreement = Agreement(3, 1, 1, 3)
+    assert (agreement.n_marks, agreement.agreement, agreement.kappa) == (8, 0.75, 0.5)
+    assert (Agreement().agreement, Agreement().kappa) == (None, None)
+    assert (Agreement(2).agreement, Agreement(2).kappa) == (1.0, None)
+
+
+def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_path):
+    shutil.copytree(classification_runs.gce, tmp_path / "run")
+    session = opened(tmp_path / "run")
+    client, name = visitor(session), next(iter(session.specs))
+    slide = session.slide(name)
+    inside, outside = (
+        slide.evidence.indices[:2].tolist(),
+        np.flatnonzero(~slide.evidence.selected)[:2].tolist(),
+    )
+    given = {"accepted": [*inside, outside[0]], "rejected": [outside[1]]}
+    found = client.put(f"/api/slides/{name}/review", json=given).json()
+    assert (found["accepted_evidence"], found["accepted_others"], found["rejected_others"]) == (2, 1, 1)
+    assert found["agreement"] == 0.75
+    saved = json.loads((tmp_path / "run" / "fold_0" / "reviews" / f"{name}.json").read_text())
+    assert sorted(mark["patch"] for mark in saved["marks"]) == sorted([*inside, *outside])
+    assert client.get(f"/api/slides/{name}").json()["marks"] == saved["marks"]
+    assert client.get("/api/agreement").json()["slides"][name]["n_marks"] == 4
+    (tmp_path / "run" / "fold_0" / "reviews" / f"{name}.json").write_text("{}")
+    answer = client.get("/api/agreement")
+    assert answer.status_code == 500
+    assert "is no review of gcemil" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "no json",
+        "[]",
+        '{"accepted": [0]}',
+        '{"accepted": [-1], "rejected": []}',
+        '{"accepted": [1e9], "rejected": []}',
+        '{"accepted": [true], "rejected": []}',
+        '{"accepted": [1], "rejected": [1]}',
+    ],
+)
+def test_a_review_that_makes_no_sense_is_refused_and_writes_nothing(client, slide, session, given):
+    answer = client.put(f"/api/slides/{slide.slide_id}/review", content=given)
+    assert answer.status_code == 400
+    assert not (session.folder / "reviews").exists()
+
+
+def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_runs):
+    session = opened(classification_runs.host)
+    client, name = visitor(session), next(iter(session.specs))
+    about = client.get(f"/api/slides/{name}").json()
+    assert about["rule"] == "attention top-k"
+    assert [layer["key"] for layer in about["layers"]] == ["attention", "evidence", "truth"]
+    slide = session.slide(name)
+    found = judged(client, slide, slide.chosen.numpy(), everything(slide))
+    assert found["predictions"]["gated"] is None
+    assert found["coverage"] is None
+    assert {one["name"]: one["held"] for one in found["verdicts"]}["recoverable"] is None
+    session.close()
+
+
+def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
+    session = opened(survival_runs.gce)
+    slide = session.slide(next(iter(session.specs)))
+    chosen = some(slide, 0, 5)
+    found = judged(visitor(session), slide, chosen, ~chosen)
+    risk = float(slide.bench.wrapped.removed(torch.from_numpy(chosen)).logits[0])
+    scale = session.fold.scale
+    assert found["output_name"] == "risk in units of the training risks"
+    assert found["live"]["output"] == pytest.approx((risk - scale.mean) / scale.deviation, abs=1e-5)
+    session.close()
+
+
+def test_only_a_few_bags_stay_in_memory(classification_runs):
+    session = opened(classification_runs.gce)
+    names = list(session.specs)[:4]
+    for name in names:
+        session.slide(name)
+    assert list(session._opened) == names[1:]
+    session.close()
+
+
+def test_a_fold_or_slide_that_is_not_there_is_named(session, classification_runs):
+    with pytest.raises(RunError, match="no trained fold 3, only: 0"):
+        ViewerSession.open(classification_runs.gce, 3)
+    with pytest.raises(UsageError, match="tests no slide 'nobody'"):
+        session.slide("nobody")
+
+
+def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classification_runs, monkeypatch):
+    import webbrowser
+
+    import typer
+    from typer.testing import CliRunner
+
+    from gcemil.cli.view import view
+
+    visited = []
+    monkeypatch.setattr(webbrowser, "open", visited.append)
+    monkeypatch.setattr(
+        "gcemil.viewer.app.serve",
+        lambda session, *, port, on_ready: on_ready(f"http://127.0.0.1:{port}/?token=x"),
+    )
+    app = typer.Typer()
+    app.command()(view)
+    run = str(classification_runs.gce)
+    result = CliRunner().invoke(app, [run, "--no-browser", "--port", "8124"])
+    assert result.exit_code == 0
+    assert "fold 0" in result.output
+    assert "http://127.0.0.1:8124/?token=x" in result.output
+    assert visited == []
+    CliRunner().invoke(app, [run, "--port", "8124"])
+    assert visited == ["http://127.0.0.1:8124/?token=x"]

@@ -1,0 +1,101 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gcemil.errors import UsageError
+from gcemil.viewer.session import drawn_places
+from gcemil.viewer.tiles import GLASS, Frame, GridTiles, SlideTiles, feature_colors, slide_tiles
+from slide_builders import write_slide
+
+RED, BLUE = (200, 10, 10), (10, 10, 200)
+
+
+def picture(tile):
+    return np.asarray(Image.open(io.BytesIO(tile)).convert("RGB"))
+
+
+def test_levels_halve_until_the_frame_is_one_pixel():
+    frame = Frame(0, 0, 1000, 600)
+    assert frame.max_level == 10
+    assert (frame.scale(10), frame.scale(8), frame.scale(0)) == (1, 4, 1024)
+    assert frame.box(10, 3, 2) == (768, 512, 1000, 600)
+    assert frame.box(8, 0, 0) == (0, 0, 250, 150)
+    assert frame.box(0, 0, 0) == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("at", [(11, 0, 0), (-1, 0, 0), (10, 4, 0), (10, 0, 3), (10, -1, 0)])
+def test_a_tile_outside_the_frame_does_not_exist(at):
+    with pytest.raises(UsageError, match="There is no tile"):
+        Frame(0, 0, 1000, 600).box(*at)
+
+
+def two_patches():
+    coords = np.array([[1000, 2000], [1256, 2000]])
+    return GridTiles(coords, np.array([RED, BLUE], np.uint8), 256)
+
+
+def test_a_grid_is_framed_by_one_empty_patch():
+    assert two_patches().frame == Frame(744, 1744, 1024, 768)
+
+
+def test_a_patch_is_drawn_in_its_colour_where_it_lies():
+    tiles = two_patches()
+    assert tuple(picture(tiles.tile(10, 1, 1))[100, 100]) == RED
+    assert tuple(picture(tiles.tile(10, 2, 1))[100, 100]) == BLUE
+    assert (picture(tiles.tile(10, 0, 0)) == GLASS).all()
+
+
+def test_patches_smaller_than_two_pixels_are_points():
+    # At level 2 the frame is 4 by 3 pixels and a patch is one of them.
+    small = picture(two_patches().tile(2, 0, 0))
+    assert small.shape == (3, 4, 3)
+    assert [tuple(pixel) for pixel in small[1]] == [GLASS, RED, BLUE, GLASS]
+
+
+def test_one_patch_has_tiles_down_to_one_pixel():
+    tiles = GridTiles(np.array([[0, 0]]), np.array([RED], np.uint8), 256)
+    assert picture(tiles.tile(0, 0, 0)).shape == (1, 1, 3)
+
+
+def test_equal_features_have_one_colour_and_two_kinds_have_two():
+    assert len(np.unique(feature_colors(np.ones((5, 4), np.float32)), axis=0)) == 1
+    two = feature_colors(np.repeat(np.eye(2, 6, dtype=np.float16), 4, axis=0))
+    assert len(np.unique(two[:4], axis=0)) == 1
+    assert (two[0] != two[4]).any()
+
+
+def test_features_of_width_two_and_one_patch_have_colours():
+    assert feature_colors(np.zeros((1, 2), np.float32)).shape == (1, 3)
+
+
+def test_patches_without_coordinates_lie_in_the_order_of_the_file():
+    assert (drawn_places(5) // 256).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]]
+
+
+def test_a_slide_file_gives_its_own_pixels(tmp_path):
+    image = np.full((600, 1000, 3), 240, np.uint8)
+    image[256:512, 512:768] = (180, 60, 120)
+    write_slide(tmp_path / "A.tif", image)
+    tiles, note = slide_tiles(tmp_path, "A")
+    assert isinstance(tiles, SlideTiles)
+    assert note is None
+    try:
+        assert tiles.frame == Frame(0, 0, 1000, 600)
+        assert np.abs(picture(tiles.tile(10, 2, 1)).astype(int) - (180, 60, 120)).max() < 8
+        assert picture(tiles.tile(10, 3, 2)).shape == (88, 232, 3)
+        assert picture(tiles.tile(8, 0, 0)).shape == (150, 250, 3)
+    finally:
+        tiles.close()
+    with pytest.raises(UsageError, match="closed meanwhile"):
+        tiles.tile(10, 0, 0)
+
+
+def test_without_a_slide_file_or_with_a_damaged_one_the_reason_is_said(tmp_path):
+    assert slide_tiles(tmp_path, "A")[0] is None
+    assert "No slide file" in slide_tiles(tmp_path, "A")[1]
+    (tmp_path / "A.svs").write_bytes(b"no slide")
+    tiles, note = slide_tiles(tmp_path, "A")
+    assert tiles is None
+    assert "cannot be opened as a slide" in note
