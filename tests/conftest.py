@@ -12,14 +12,19 @@ import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+from gcemil.features.torchvision_guard import repair_torchvision
+
 if TYPE_CHECKING:
     from run_builders import TrainedRuns
 
 CHECKED = (
-    "bags", "config", "diagnostics", "evidence", "explain", "families", "findings", "hosts", "interventions", "model", "records",
+    "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "interventions", "model", "records",
     "recovery", "runs", "slides", "tasks", "training",
 )  # fmt: skip
 install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typechecked")
+
+# torchmil and torchsurv import torchvision, of which only a CUDA build may be installed.
+repair_torchvision()
 
 # The first call of a checked function compiles its check, which no deadline should count.
 settings.register_profile("gcemil", deadline=None)

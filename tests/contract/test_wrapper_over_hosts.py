@@ -216,7 +216,7 @@ def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     sum(terms.values()).backward()
     assert model.host.model.head.weight.grad.any()
-    assert model.selector.feature_layer.weight.grad.any()
+    assert model.selector.presence_weight.grad.any()
     explanation = explain_bag(model.eval(), slide_bag("s", features.numpy(), coords.numpy(), PATCH))
     alone = host(features[explanation.recovery.selected]).logits
     torch.testing.assert_close(explanation.discrete.logits, alone.detach())
