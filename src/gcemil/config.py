@@ -118,7 +118,9 @@ class EvidenceSettings(Settings):
     sufficiency_weight: float = Field(0.25, ge=0)
     necessity_weight: float = Field(1.0, ge=0)
     necessity_margin: float = Field(
-        3.0, ge=1, description="Training removes this many times the budget before the complement must say nothing."
+        3.0,
+        ge=1,
+        description="Training removes this many times the budget before the complement must say nothing.",
     )
     null_peak: float = Field(2.0, ge=0, description="t ~ nu^peak; 0 is the uniform null.")
     recovery: RecoverySettings = RecoverySettings()

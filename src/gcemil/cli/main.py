@@ -8,20 +8,26 @@ import typer
 
 from gcemil import __version__
 from gcemil.cli import (
+    anchors,
     audit,
+    benchmark,
     demo,
     diagnose,
     doctor,
+    encode,
     evaluate,
     explain,
     foreign,
     patch,
     predict,
     repack,
+    report,
     simulate,
     split,
+    tables,
     train,
     validate,
+    view,
 )
 from gcemil.errors import GcemilError, UsageError
 
@@ -40,6 +46,8 @@ app.command("simulate")(simulate.simulate)
 app.command("inspect")(foreign.inspect)
 app.command("import")(foreign.import_)
 app.command("patch")(patch.patch)
+app.command("encode")(encode.encode)
+app.add_typer(anchors.app, name="anchors")
 app.command("repack")(repack.repack)
 app.command("validate")(validate.validate)
 app.command("split")(split.split)
@@ -49,6 +57,10 @@ app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("diagnose")(diagnose.diagnose)
 app.command("audit")(audit.audit)
+app.command("benchmark")(benchmark.benchmark)
+app.command("tables")(tables.tables)
+app.command("report")(report.report)
+app.command("view")(view.view)
 
 
 @app.callback(invoke_without_command=True)

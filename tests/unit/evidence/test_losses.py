@@ -117,7 +117,9 @@ def test_the_null_risk_is_the_mean_of_the_first_risks() -> None:
     assert float(null()) == pytest.approx(5.0)
     # Risks 2, 4 and 9: mean 5, variance 26/3.
     assert float(null.spread) == pytest.approx((26 / 3) ** 0.5)
-    assert float(necessity_risk_error(torch.tensor(7.0), null(), null.spread)) == pytest.approx(4.0 / (26 / 3))
+    assert float(necessity_risk_error(torch.tensor(7.0), null(), null.spread)) == pytest.approx(
+        4.0 / (26 / 3)
+    )
 
 
 def test_risks_that_barely_differ_are_no_unit() -> None:

@@ -1,0 +1,248 @@
+"""A run folder as plain values: settings, folds, findings, predictions and evidence, read from files alone.
+
+What is not there is None or empty, never a guess; a file that is there and cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from gcemil.bags import store
+from gcemil.bags.cohort import CohortCard, read_card
+from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.errors import CohortError, RunError
+from gcemil.findings import Finding, over_folds, read_finding
+from gcemil.records import SlideEvidence
+
+MODES = ("full", "soft", "discrete")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BagKey:
+    """One tested bag: which fold tests it, and its slides."""
+
+    fold: int
+    bag_id: str
+    slide_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldData:
+    """A finished fold."""
+
+    folder: Path
+    number: int
+
+    @cached_property
+    def metrics(self) -> Record:
+        return read_json(self.folder / "metrics.json")
+
+    @cached_property
+    def history(self) -> list[Record]:
+        path = self.folder / "history.jsonl"
+        if not path.is_file():
+            return []
+        return [parsed(line, path) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+    @cached_property
+    def findings(self) -> dict[str, Finding]:
+        return {path.stem: read_finding(path) for path in sorted(self.folder.glob("diagnostics/*.json"))}
+
+    @property
+    def modes(self) -> list[str]:
+        return [mode for mode in MODES if mode in self.metrics]
+
+    def predictions(self, mode: str) -> list[dict[str, str]] | None:
+        """Lines of the test part; predictions.csv is the gated bag where there are gates."""
+        main = "soft" if "soft" in self.modes else "full"
+        path = self.folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
+        if not path.is_file():
+            return None
+        return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
+
+    def evidence_file(self, slide_id: str) -> Path:
+        return self.folder / "evidence" / f"{check_slide_id(slide_id, self.folder / 'predictions.csv')}.h5"
+
+    def evidence(self, slide_id: str) -> SlideEvidence | None:
+        """None where the fold recovered nothing: a plain host, or a bag it did not test."""
+        path = self.evidence_file(slide_id)
+        return read_evidence(path) if path.is_file() else None
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A run and all its finished folds."""
+
+    folder: Path
+    config: Record
+    folds: tuple[FoldData, ...]
+
+    @property
+    def settings(self) -> Record:
+        found: Record = self.config["settings"]
+        return found
+
+    @property
+    def host(self) -> str:
+        return str(self.settings["host"]["name"])
+
+    @property
+    def is_wrapped(self) -> bool:
+        return self.settings.get("evidence") is not None
+
+    @property
+    def rule(self) -> str:
+        """The subset rule the run stands for: its evidence, or attention where it has none."""
+        return "evidence" if self.is_wrapped else "attention"
+
+    @cached_property
+    def environment(self) -> Record:
+        path = self.folder / "environment.json"
+        return read_json(path) if path.is_file() else {}
+
+    @property
+    def cohort(self) -> Path:
+        return Path(self.config["cohort"])
+
+    @cached_property
+    def card(self) -> CohortCard | None:
+        """None where the cohort does not lie where it lay in training."""
+        try:
+            return read_card(self.cohort)
+        except CohortError:
+            return None
+
+    @property
+    def task(self) -> str:
+        return "survival" if "c_index" in self.folds[0].metrics["full"] else "classification"
+
+    @property
+    def bag_unit(self) -> str:
+        """What a bag is: a slide or a case."""
+        stated = None if self.card is None else self.card.bag_unit
+        return stated or ("case" if self.task == "survival" else "slide")
+
+    @property
+    def task_metric(self) -> str:
+        return "c_index" if self.task == "survival" else "macro_f1"
+
+    def finding(self, name: str) -> Finding | None:
+        """Joined over folds; of one fold as it is, so that the spread is over its slides."""
+        path = self.folder / "diagnostics" / f"{name}.json"
+        found = [fold.findings[name] for fold in self.folds if name in fold.findings]
+        if not found:
+            return read_finding(path) if path.is_file() else None
+        return found[0] if len(found) == 1 else over_folds(found)
+
+    def spread(self, name: str) -> str:
+        """What the deviations of a finding are over."""
+        count = sum(name in fold.findings for fold in self.folds)
+        return f"{count} folds" if count > 1 else "the slides of one fold"
+
+    def slides(self, name: str) -> list[Record]:
+        """The slides a finding has in detail, each with its fold."""
+        return [
+            {**slide, "fold": fold.number}
+            for fold in self.folds
+            if name in fold.findings
+            for slide in fold.findings[name].slides
+        ]
+
+    def values(self, mode: str, metric: str) -> dict[int, float]:
+        """A task metric of one mode, fold by fold."""
+        found = {fold.number: fold.metrics.get(mode, {}).get(metric) for fold in self.folds}
+        return {number: value for number, value in found.items() if value is not None}
+
+    @cached_property
+    def bags(self) -> tuple[BagKey, ...]:
+        """Every tested bag, by fold and in the order of the predictions."""
+        return tuple(self._bags())
+
+    def _bags(self) -> Iterator[BagKey]:
+        for fold in self.folds:
+            by_slides = {
+                tuple(record["slide_ids"]): str(record["bag_id"])
+                for name in ("snr", "failures")
+                if name in fold.findings
+                for record in fold.findings[name].slides
+            }
+            for row in fold.predictions(fold.modes[-1]) or []:
+                slides = tuple(row["slide_id"].split("|"))
+                known = slides[0] if self.bag_unit == "slide" else row["case_id"]
+                yield BagKey(fold.number, by_slides.get(slides, known), slides)
+
+    def fold(self, number: int) -> FoldData:
+        return next(fold for fold in self.folds if fold.number == number)
+
+
+def read_run_data(folder: Path) -> RunData:
+    """The run in this folder; one without a finished fold has nothing to report."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        known = bool(config["cohort"]) and bool(config["settings"]["host"]["name"])
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is not the config of a run ({error}). Train it again.") from error
+    numbers = sorted(
+        int(found.parent.name.removeprefix("fold_"))
+        for found in folder.glob("fold_*/metrics.json")
+        if found.parent.name.removeprefix("fold_").isdigit()
+    )
+    if not numbers or not known:
+        raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
+    return RunData(folder, config, tuple(FoldData(folder / f"fold_{number}", number) for number in numbers))
+
+
+def read_evidence(path: Path) -> SlideEvidence:
+    """An evidence file as training wrote it."""
+    found = store.attributes(path)
+    gates = store.read(path, "gates")
+    selected = np.zeros(len(gates), dtype=bool)
+    selected[store.read(path, "selected")] = True
+    return SlideEvidence(
+        slide_id=str(found["slide_id"]),
+        selected=selected,
+        coords=store.read(path, "coords") if store.has(path, "coords") else None,
+        gates=gates,
+        scores=store.read(path, "scores"),
+        evidence_scores=store.read(path, "evidence_scores"),
+        responses=store.read(path, "responses"),
+        marginal_gain=store.read(path, "marginal_gain"),
+        coverage=store.read(path, "coverage"),
+        stop_reason=str(found["stop_reason"]),
+        prompts=tuple(json.loads(found["prompts"])),
+        hashes={
+            name: str(found[f"{name}_hash"]) for name in ("model", "features") if f"{name}_hash" in found
+        },
+    )
+
+
+def read_json(path: Path) -> Record:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}).") from error
+    return parsed(text, path)
+
+
+def parsed(text: str, path: Path) -> Record:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunError(
+            f"{path} is not valid JSON ({error}). Make it again with the command that wrote it."
+        ) from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} holds {type(value).__name__}, not a JSON object. Make it again.")
+    return value

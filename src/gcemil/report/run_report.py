@@ -1,0 +1,107 @@
+"""The report: one HTML file of a run, of a run beside the plain host, or of a grid; figures beside the run.
+
+The same run gives the same bytes: no date, no machine beyond what the run itself recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gcemil.errors import RunError
+from gcemil.report import slide_pages
+from gcemil.report.html import Section, encoded, page
+from gcemil.report.run_data import Record, RunData, read_json, read_run_data
+from gcemil.report.sections import (
+    controls,
+    cost,
+    examples,
+    failures,
+    grid,
+    headline,
+    mechanism,
+    prediction,
+    provenance,
+    representations,
+    robustness,
+    snr,
+    survival,
+    truth,
+)
+from gcemil.report.sections.context import Album, Context
+from gcemil.report.write import write_whole
+
+OnStep = Callable[[int, int], None]
+
+
+def write_report(
+    run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
+) -> Path:
+    """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
+    if is_grid(run):
+        if against is not None:
+            raise RunError(
+                f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
+            )
+        return write_whole(out, encoded(grid.document(read_grid(run), run, Album(run / "figures"))))
+    data = read_run_data(run)
+    rival = None if against is None else read_run_data(against)
+    if rival is not None:
+        check_pair(data, rival)
+    context = Context(data, rival, Album(run / "figures"), seed)
+    title = f"Evidence report: {run.name or run}"
+    return write_whole(out, encoded(page(title, headline.lead(context), sections_of(context, on_step))))
+
+
+def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section]:
+    """Every section that has something to say, in the order of the page."""
+    views = examples.example_views(context.run) if context.run.is_wrapped else {}
+    example = next(iter(views.values()), None)
+    made: list[Callable[[], Section | None]] = [
+        lambda: snr.section(context),
+        lambda: prediction.section(context),
+        lambda: controls.section(context),
+        lambda: examples.section(context, views),
+        lambda: mechanism.section(context, example),
+        lambda: truth.section(context),
+        lambda: survival.section(context),
+        lambda: robustness.section(context),
+        lambda: representations.section(context),
+        lambda: failures.section(context, slide_pages.places(context)),
+        lambda: cost.section(context),
+        lambda: slide_pages.section(context),
+        lambda: provenance.section(context),
+    ]
+    found = []
+    for done, make in enumerate(made, start=1):
+        if (section := make()) is not None:
+            found.append(section)
+        if on_step:
+            on_step(done, len(made))
+    return found
+
+
+def is_grid(folder: Path) -> bool:
+    """A results folder keeps its grids and is no run itself."""
+    return (folder / "grids").is_dir() and not (folder / "config.yaml").is_file()
+
+
+def read_grid(results: Path) -> Record:
+    path = results / "summary.json"
+    if not path.is_file():
+        raise RunError(
+            f"{results} has no summary.json. Make it with 'gcemil benchmark GRID.yaml --out {results}'."
+        )
+    return read_json(path)
+
+
+def check_pair(run: RunData, against: RunData) -> None:
+    """Two runs are a pair when they were trained on the same bags."""
+    ours, theirs = (one.config.get("cohort_fingerprint") for one in (run, against))
+    if ours != theirs:
+        raise RunError(
+            f"{against.folder} was trained on other data than {run.folder}: their cohorts have different fingerprints. "
+            "Compare runs of one cohort."
+        )
+    if run.task != against.task:
+        raise RunError(f"{against.folder} is a {against.task} run, {run.folder} a {run.task} run: no pair.")

@@ -1,0 +1,219 @@
+"""A grid of runs: every arm of every host on every cohort, what the wrapper changed, and what is still missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gcemil.errors import RunError
+from gcemil.findings import Row
+from gcemil.metrics import METRICS
+from gcemil.report.figures.hosts import HostGain, relative_performance
+from gcemil.report.html import (
+    Cell,
+    Column,
+    Line,
+    Markup,
+    Section,
+    Table,
+    element,
+    joined,
+    page,
+    paragraph,
+    table,
+)
+from gcemil.report.sections.context import Album, absent, quoted
+from gcemil.report.sections.finding_tables import NONE, finding_table
+from gcemil.report.sections.snr import folded
+
+Record = dict[str, Any]
+TASKS = (("macro_f1", "accuracy", "auc"), ("c_index",))
+"""Metrics of the two tasks, which never share a table."""
+MAIN = ("macro_f1", "c_index")
+SNR = (
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
+    "necessary_share", "evidence_fraction", "precision", "recall",
+)  # fmt: skip
+SOFT = ("cd_gap", "recoverable_share")
+WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+
+
+def document(summary: Record, results: Path, album: Album) -> str:
+    """The page of a results folder."""
+    try:
+        means, diagnostics = summary["means"], summary["diagnostic_means"]
+        sections = [
+            performance(means, album),
+            runs_section(means, summary["runs"]),
+            snr_section(diagnostics, results),
+            unfinished(summary["unfinished"], results),
+        ]
+        lead = heading(summary, results)
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"{results / 'summary.json'} is not the summary of a grid ({error}). Make it with 'gcemil benchmark'."
+        ) from error
+    return page(f"Grid report: {results.name}", lead, sections)
+
+
+def heading(summary: Record, results: Path) -> Markup:
+    cohorts = summary["cohorts"]
+    simulated = [name for name, card in cohorts.items() if card.get("simulated")]
+    facts = f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
+    parts = [
+        paragraph("Grid report", kind="eyebrow"),
+        element("h1", results.name),
+        paragraph(facts, kind="facts"),
+    ]
+    if simulated:
+        parts.append(paragraph(f"Simulated, not tissue: {', '.join(simulated)}.", kind="caution"))
+    return joined(parts)
+
+
+def performance(means: list[Record], album: Album) -> Section:
+    """Host against host + GCE over the grid."""
+    parts = []
+    for metric in MAIN:
+        gains = list(host_gains(means, metric))
+        if gains:
+            label = f"{METRICS[metric].label} of host + GCE (gated) over that of the plain host"
+            parts.append(
+                album.figure(
+                    f"hosts_{metric}", relative_performance(gains, label=label),
+                    alt=f"Relative {METRICS[metric].label} per host and cohort",
+                    caption="Right of the line the wrapper gains, left of it it costs. One mark is one cohort, means over folds and seeds.",
+                )
+            )  # fmt: skip
+    if not parts:
+        parts.append(paragraph("No host was trained both plainly and with the wrapper yet.", kind="missing"))
+    return Section("performance", "Relative performance per host", joined(parts))
+
+
+def host_gains(means: list[Record], metric: str) -> Iterator[HostGain]:
+    """Pairs of arms `host` and `gce` of one host on one cohort, ablations aside."""
+    plain = {
+        (row["cohort"], row["host"]): found
+        for row in means
+        if (row["arm"], row["variant"]) == ("host", None)
+        and (found := value_of(row, "full", metric)) is not None
+    }
+    for row in means:
+        key = (row["cohort"], row["host"])
+        found = value_of(row, "soft", metric)
+        if (row["arm"], row["variant"]) == ("gce", None) and key in plain and found is not None:
+            yield HostGain(row["host"], row["cohort"], plain[key], found)
+
+
+def value_of(row: Record, mode: str, metric: str) -> float | None:
+    found: float | None = row["metrics"].get(mode, {}).get(metric, {}).get("mean")
+    return found
+
+
+def runs_section(means: list[Record], runs: list[Record]) -> Section:
+    """Means in view, single folds folded below."""
+    if not runs:
+        return Section("runs", "Runs", paragraph("No fold is trained yet.", kind="missing"))
+    folds = [{**row, "runs": 1, "metrics": as_spread(row["metrics"])} for row in runs]
+    parts = [*metric_tables(means, {"runs": "Folds"}, "Mean ± standard deviation over folds and seeds.")]
+    parts.append(
+        folded(
+            f"All {len(runs)} trained folds", joined(metric_tables(folds, {"seed": "Seed", "fold": "Fold"}))
+        )
+    )
+    return Section("runs", "Runs", joined(parts))
+
+
+def as_spread(metrics: Record) -> Record:
+    return {
+        mode: {name: {"mean": value, "std": None} for name, value in found.items()}
+        for mode, found in metrics.items()
+    }
+
+
+def metric_tables(rows: list[Record], extra: dict[str, str], note: str = "") -> Iterator[Markup]:
+    """One table for the classification cohorts and one for the survival cohorts."""
+    for names in TASKS:
+        own = [row for row in rows if any(name in row["metrics"].get("full", {}) for name in names)]
+        if not own:
+            continue
+        modes = [mode for mode in WORDS if any(mode in row["metrics"] for row in own)]
+        shown = [(name, mode) for name in names for mode in modes]
+        labels = {"cohort": "Cohort", "host": "Host", "label": "Arm", **extra}
+        columns = [Column(heading, is_number=False) for heading in labels.values()]
+        columns += [Column(WORDS[mode], group=f"{METRICS[name].label} ↑") for name, mode in shown]
+        lines = [
+            Line(
+                (
+                    *(
+                        Cell(str({**row, "label": row["variant"] or row["arm"]}[label]), is_name=True)
+                        for label in labels
+                    ),
+                    *(spread_cell(row["metrics"].get(mode, {}).get(name)) for name, mode in shown),
+                )
+            )
+            for row in own
+        ]
+        yield table(Table(tuple(columns), tuple(lines), notes=(note,) if note else ()))
+
+
+def spread_cell(found: Record | None) -> Cell:
+    if found is None or found["mean"] is None:
+        return Cell(NONE, is_number=True)
+    return Cell(f"{found['mean']:.3f}", is_number=True, note=f"± {found['std']:.3f}" if found["std"] else "")
+
+
+def snr_section(diagnostics: list[Record], results: Path) -> Section:
+    """Sufficiency, necessity, recoverability of the evidence and of its controls, cohort by cohort."""
+    title = "Sufficiency, necessity, recoverability"
+    own = [row for row in diagnostics if row["diagnostic"] == "snr" and row["labels"].get("class") == "all"]
+    if not own:
+        remedy = f"gcemil benchmark GRID.yaml --out {quoted(results)}"
+        return Section(
+            "snr",
+            title,
+            absent("The grid asks for no 'snr'. Name it under diagnostics in the grid file.", remedy),
+        )
+    parts = []
+    labels = {
+        "cohort": "Cohort",
+        "host": "Host",
+        "arm": "Arm",
+        "rule": "Patches chosen by",
+        "network": "Predicted by",
+    }
+    for comparison, metrics in (("full-kept", SNR), ("soft-kept", SOFT)):
+        rows = [
+            Row(
+                {"cohort": row["cohort"], "host": row["host"], "arm": row["variant"] or row["arm"], **row["labels"]},
+                {name: found["mean"] for name, found in row["values"].items()},
+                {name: found["std"] for name, found in row["values"].items() if found["std"]},
+            )
+            for row in own
+            if row["labels"].get("comparison") == comparison
+        ]  # fmt: skip
+        if rows:
+            parts.append(
+                table(
+                    finding_table(
+                        rows,
+                        labels,
+                        metrics,
+                        bold=False,
+                        notes=["Mean ± standard deviation over folds and seeds."],
+                    )
+                )
+            )
+    return Section("snr", title, joined(parts))
+
+
+def unfinished(missing: list[Record], results: Path) -> Section:
+    title = "Unfinished"
+    if not missing:
+        return Section("unfinished", title, paragraph("Everything the grids ask for is done."))
+    lines = tuple(
+        Line((Cell(str(row["key"])), Cell(str(row["failure"] or "not run yet")))) for row in missing
+    )
+    columns = (Column("What", is_number=False), Column("Why", is_number=False))
+    remedy = absent(f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quoted(results)}")
+    return Section("unfinished", title, joined([remedy, table(Table(columns, lines))]))

@@ -1,0 +1,105 @@
+"""Does the wrapper cost or gain accuracy? The plain host beside host + GCE, fold by fold."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+
+from gcemil.findings import Finding, Row
+from gcemil.metrics import METRICS
+from gcemil.report.figures.hosts import fold_pairs
+from gcemil.report.html import Markup, Section, joined, paragraph, table
+from gcemil.report.sections.context import Context, absent, quoted
+from gcemil.report.sections.finding_tables import Naming, finding_table
+
+CLASSIFICATION = ("accuracy", "macro_f1", "auc")
+TESTS = (
+    "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high", "p_paired_t_holm",
+    "p_wilcoxon_holm", "cohens_dz",
+)  # fmt: skip
+PLAIN = "plain host, all patches"
+
+
+def section(context: Context) -> Section:
+    parts = [
+        paragraph(
+            "Test metrics of every way to predict. All patches: the host as it is. Gated: every patch weighed by its gate. "
+            "Evidence alone: the host sees the recovered patches and nothing else."
+        ),
+        figure(context),
+        table(finding_table(metric_rows(context), {"arm": "Prediction"}, metrics_of(context), grouped=False,
+                            naming={"arm": str}, notes=[spread_note(context)])),
+    ]  # fmt: skip
+    if context.against is None and context.run.is_wrapped:
+        remedy = f"gcemil report {quoted(context.run.folder)} --against HOST_RUN"
+        parts.append(absent("The plain host is not shown: no run of it was given.", remedy))
+    else:
+        parts.append(significance(context))
+    return Section("prediction", "Host against host + GCE", joined(parts))
+
+
+def metrics_of(context: Context) -> tuple[str, ...]:
+    return ("c_index",) if context.run.task == "survival" else CLASSIFICATION
+
+
+def arms(context: Context, metric: str) -> dict[str, dict[int, float]]:
+    """The value of every fold under every arm."""
+    found: dict[str, dict[int, float]] = {}
+    if context.against is not None:
+        found[PLAIN] = context.against.values("full", metric)
+    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+    name = "host + GCE" if context.run.is_wrapped else "host"
+    for mode in context.run.folds[0].modes:
+        found[f"{name}, {words[mode]}"] = context.run.values(mode, metric)
+    return {arm: values for arm, values in found.items() if values}
+
+
+def metric_rows(context: Context) -> list[Row]:
+    rows: dict[str, tuple[dict[str, float | None], dict[str, float]]] = {}
+    for metric in metrics_of(context):
+        for arm, by_fold in arms(context, metric).items():
+            means, deviations = rows.setdefault(arm, ({}, {}))
+            numbers = list(by_fold.values())
+            means[metric] = fmean(numbers)
+            if len(numbers) > 1:
+                deviations[metric] = stdev(numbers)
+    return [Row({"arm": arm}, means, deviations) for arm, (means, deviations) in rows.items()]
+
+
+def spread_note(context: Context) -> str:
+    count = len(context.run.folds)
+    return (
+        f"Mean ± standard deviation over {count} folds."
+        if count > 1
+        else "One fold: no spread over folds exists."
+    )
+
+
+def figure(context: Context) -> Markup:
+    panels = {METRICS[metric].label + " ↑": arms(context, metric) for metric in metrics_of(context)}
+    return context.album.figure(
+        "prediction_folds", fold_pairs(panels),
+        alt="Task metrics of every arm, fold by fold",
+        caption="Dots are folds, lines join the same fold under different arms, bars are means.",
+    )  # fmt: skip
+
+
+def significance(context: Context) -> Markup:
+    if context.against is None:
+        return joined([])
+    finding = context.run.finding("significance")
+    if finding is None:
+        return context.missing("significance")
+    return significance_table(finding)
+
+
+def significance_table(finding: Finding) -> Markup:
+    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+    naming: dict[str, Naming] = {
+        "mode": lambda key: words.get(key, key),
+        "metric": lambda key: METRICS[key].label,
+    }
+    made = finding_table(
+        finding.rows, {"mode": "host + GCE", "metric": "Metric"}, TESTS, grouped=False, bold=False, naming=naming, notes=finding.notes,
+        caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
+    )  # fmt: skip
+    return table(made)

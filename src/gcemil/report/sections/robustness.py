@@ -1,0 +1,103 @@
+"""Is there one answer, does it stay, and what can be promised? Subsets, stability, guarantee, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from gcemil.findings import Finding, Row
+from gcemil.report.html import Markup, Section, element, joined, paragraph, table
+from gcemil.report.sections.context import QUESTIONS, Context
+from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
+from gcemil.report.sections.mechanism import threshold_of
+from gcemil.report.sections.snr import folded
+
+SUBSETS = (
+    "subsets_per_slide", "two_subsets_share", "three_subsets_share", "kept_output_drop", "remove_union_1",
+    "remove_union_2", "remove_union_3", "remove_random", "subset_patches",
+)  # fmt: skip
+STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
+GUARANTEE = (
+    "promised_rate", "realised_rate", "realised_floor", "certified_fraction", "certified_share", "fallback_share",
+    "guarded_fraction", "calibration_bags",
+)  # fmt: skip
+SWEEP = (
+    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "cd_gap", "precision",
+    "recall", "repaired_patches",
+)  # fmt: skip
+METRICS_OF = {"subsets": SUBSETS, "stability": STABILITY, "guarantee": GUARANTEE, "sweep": SWEEP}
+HEADINGS = {
+    "rule": "Patches chosen by",
+    "network": "Predicted by",
+    "k": "k",
+    "perturbation": "What changed",
+    "method": "Method",
+}
+ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation")
+"""Labels shown as they stand."""
+BLOCKS = ("k", "perturbation", "method")
+"""Lines compete only where this label is the same."""
+
+
+def section(context: Context) -> Section:
+    parts: list[Markup] = []
+    for name in METRICS_OF:
+        if name == "sweep" and not context.run.is_wrapped:
+            continue
+        parts.append(element("h3", QUESTIONS[name]))
+        finding = context.run.finding(name)
+        parts.append(context.missing(name) if finding is None else shown(context, finding))
+    return Section("robustness", "Is there one answer, and does it stay?", joined(parts))
+
+
+def shown(context: Context, finding: Finding) -> Markup:
+    """The lines of the run itself in view, all lines folded below."""
+    names = list(dict.fromkeys(label for row in finding.rows for label in row.labels))
+    order = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
+    labels = {
+        name: HEADINGS.get(name, name.replace("_", " "))
+        for name in [*order, *(n for n in names if n not in order)]
+    }
+    rows = sorted_rows(finding)
+    if not rows:
+        return joined(paragraph(note, kind="note") for note in finding.notes)
+    main = main_rows(context, finding.name, rows)
+    notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
+    naming: dict[str, Naming] = {"network": context.network, **dict.fromkeys(ORIGINAL, str)}
+    block = next((name for name in BLOCKS if name in names), "")
+    made = partial(
+        finding_table,
+        labels=labels,
+        metrics=METRICS_OF[finding.name],
+        naming=naming,
+        grouped=False,
+        within=block,
+    )
+    parts = [table(made(main, notes=notes))]
+    if len(rows) > len(main):
+        parts.append(folded(f"All {len(rows)} lines", table(made(rows))))
+    return joined(parts)
+
+
+def sorted_rows(finding: Finding) -> list[Row]:
+    """By what was changed or tried, and ours first within each."""
+    rows = list(finding.rows)
+    if not rows or not {"rule", "network"} <= rows[0].labels.keys():
+        return rows
+    first = next((name for name in BLOCKS if name in rows[0].labels), "rule")
+    ranks = list(dict.fromkeys(row.labels.get(first, "") for row in rows))
+    return sorted(in_order(rows), key=lambda row: ranks.index(row.labels.get(first, "")))
+
+
+def main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[Row]:
+    """What a first reader needs: the run's own network, one size, the run's own threshold."""
+    own = [row for row in rows if row.labels.get("network", "wrapped") == "wrapped"]
+    if name == "subsets":
+        sizes = list(dict.fromkeys(row.labels["k"] for row in own))
+        own = rows_with(own, k=sizes[len(sizes) // 2])
+    if name == "sweep":
+        threshold = f"{threshold_of(context.run):g}"
+        own = [
+            row for row in own if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
+        ]
+    return own or list(rows)

@@ -1,0 +1,117 @@
+"""Sufficiency, necessity and recoverability: every rule beside its controls, over slides and over classes."""
+
+from __future__ import annotations
+
+from gcemil.findings import Finding
+from gcemil.report.figures.rules import SlidePanel, slides_by_rule
+from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
+from gcemil.report.run_data import Record
+from gcemil.report.sections.context import Context
+from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
+from gcemil.report.sections.headline import judged
+
+FULL_KEPT = (
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
+    "removal_gap", "necessary_share",
+)  # fmt: skip
+SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
+BOUNDS = (
+    "coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share", "margin_bound", "margin_slack",
+    "margin_broken_share", "empty_share", "runaway_share",
+)  # fmt: skip
+LABELS = {"rule": "Patches chosen by", "network": "Predicted by"}
+
+
+def section(context: Context) -> Section:
+    finding = context.run.finding("snr")
+    body = context.missing("snr") if finding is None else shown(context, finding)
+    return Section("snr", "Sufficiency, necessity, recoverability", body)
+
+
+def shown(context: Context, finding: Finding) -> Markup:
+    naming = {"network": context.network}
+    spread = context.run.spread("snr")
+    everyone = in_order(rows_with(finding.rows, **{"class": "all", "comparison": "full-kept"}))
+    gates = rows_with(finding.rows, **{"class": "all", "comparison": "soft-kept"})
+    notes = [f"± standard deviation over {spread}. Bold: best, the oracle aside.", *finding.notes]
+    parts = [
+        paragraph(
+            "All rules choose the same number of patches. Keep-only: the network sees these patches alone. Removal: it sees "
+            "all the others. The oracle takes the annotated truth first and exists only where the truth is known."
+        ),
+        figure(context, finding),
+        table(finding_table(everyone, LABELS, FULL_KEPT, caption="All patches against kept and removed", notes=notes, naming=naming)),
+    ]  # fmt: skip
+    if gates:
+        parts.append(
+            table(
+                finding_table(
+                    gates, LABELS, SOFT_KEPT, caption="Gated bag against recovered patches", naming=naming
+                )
+            )
+        )
+        parts.append(
+            paragraph(
+                "The C-D gap compares the gated bag with the recovered patches; the full-kept gap compares all patches with "
+                "them. They are different quantities and stand in different tables.", kind="note",
+            )
+        )  # fmt: skip
+    parts.append(folded("By class, and the bounds of the paper", details(context, finding)))
+    return joined(parts)
+
+
+def figure(context: Context, finding: Finding) -> Markup:
+    by_rule = judged(context)
+    settings = finding.settings
+    panels = [
+        SlidePanel("Keep only", "|Φ(all) - Φ(kept)|  ↓", values(by_rule, "full_kept_gap"), settings.get("sufficiency_tolerance")),
+        SlidePanel("Remove", "|Φ(all) - Φ(removed)|  ↑", values(by_rule, "removal_gap"), settings.get("necessity_tolerance"), is_upper=False),
+        SlidePanel("Recover", "|Φ(gated) - Φ(kept)|  ↓", values(by_rule, "cd_gap"), settings.get("recoverability_tolerance")),
+    ]  # fmt: skip
+    shown = [panel for panel in panels if panel.by_rule]
+    if not shown:
+        return EMPTY
+    phi = (
+        "the risk in units of the training risks"
+        if context.run.task == "survival"
+        else "the probability of the predicted class"
+    )
+    return context.album.figure(
+        "snr_slides", slides_by_rule(shown),
+        alt="Change of the output per slide when patches are kept, removed or gated, by rule",
+        caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
+    )  # fmt: skip
+
+
+def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
+    found = {
+        rule: [float(record[name]) for record in records if record.get(name) is not None]
+        for rule, records in by_rule.items()
+    }
+    return {rule: numbers for rule, numbers in found.items() if numbers}
+
+
+def details(context: Context, finding: Finding) -> Markup:
+    naming: dict[str, Naming] = {"network": context.network, "class": str}
+    own = rows_with(finding.rows, rule=context.run.rule, network="wrapped")
+    classes = [row for row in own if row.labels["class"] != "all"]
+    parts = []
+    for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT)):
+        rows = rows_with(classes, comparison=comparison)
+        if rows:
+            caption = f"By class, {comparison}"
+            parts.append(
+                table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
+            )
+    bounds = rows_with(own, **{"class": "all"})
+    if context.run.is_wrapped:
+        caption = "Bounds: a negative slack is a broken bound"
+        made = finding_table(
+            bounds, {"comparison": "Comparison"}, BOUNDS, caption=caption, naming={"comparison": str}
+        )
+        parts.append(table(made))
+    return joined(parts)
+
+
+def folded(title: str, body: Markup) -> Markup:
+    return element("details", element("summary", title), body, class_="fold")

@@ -1,0 +1,126 @@
+"""From a trained run to a page: measured, then written, from files alone."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gcemil.cli.report import report
+from gcemil.diagnostics.table import run_diagnostic
+from gcemil.errors import RunError
+from gcemil.report.figures.representations import FEWEST
+from gcemil.report.run_data import read_run_data
+from gcemil.report.run_report import write_report
+from gcemil.report.sections.context import QUESTIONS
+from gcemil.report.sections.representations import read_representations
+from report_builders import run_folder, toy_evidence, write_evidence
+
+app = typer.Typer()
+app.command("report")(report)
+
+
+@app.callback()
+def nothing() -> None:
+    """Keeps `report` a verb."""
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    """A run that may be written into."""
+    return Path(shutil.copytree(run, tmp_path / run.name))
+
+
+def ids_of(text: str) -> list[str]:
+    return re.findall(r'<section id="([a-z]+)"', text)
+
+
+@pytest.fixture
+def gce(classification_runs, tmp_path):
+    return copied(classification_runs.gce, tmp_path)
+
+
+def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classification_runs, gce):
+    for name in ("snr", "failures"):
+        run_diagnostic(name, gce, 0, against=classification_runs.host)
+    path = write_report(gce, gce / "report.html", against=classification_runs.host)
+    text = path.read_text(encoding="utf-8")
+    assert ids_of(text) == [
+        "snr", "prediction", "controls", "examples", "mechanism", "truth", "robustness", "representations", "failures",
+        "cost", "slides", "provenance",
+    ]  # fmt: skip
+    slides = read_run_data(gce).slides("snr")
+    own = [one for one in slides if (one["rule"], one["network"]) == ("evidence", "wrapped")]
+    held = sum(one["sufficient"] and one["necessary"] and bool(one["recoverable"]) for one in own)
+    assert f"<b>{held} of {len(own)}</b> test slides" in text
+    assert "The cohort is simulated" in text
+    assert "outline: annotated truth" in text
+    assert text.count('class="bag') >= len(own)
+    for missing in sorted(QUESTIONS.keys() - {"snr", "failures"}):
+        assert f"--only {missing}</code>" in text, missing
+    assert len(text) < 5e6
+
+
+def test_a_run_without_any_diagnostic_says_what_would_add_each(gce):
+    text = write_report(gce, gce / "report.html").read_text(encoding="utf-8")
+    assert f"gcemil diagnose {gce} --only snr" in text
+    assert "Not measured yet" in text
+    assert f"gcemil report {gce} --representations" in text
+
+
+def test_a_plain_host_has_a_page_without_evidence(classification_runs, tmp_path):
+    host = copied(classification_runs.host, tmp_path)
+    text = write_report(host, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "abmil, no wrapper" in text
+    assert "mechanism" not in ids_of(text)
+    assert "writes no evidence files" in text
+
+
+def test_a_survival_run_draws_its_risk_groups_with_and_without_evidence(survival_runs, tmp_path):
+    run = copied(survival_runs.gce, tmp_path)
+    run_diagnostic("snr", run, 0)
+    text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "survival" in ids_of(text)
+    assert (run / "figures" / "kaplan_meier.svg").is_file()
+    assert "test cases" in text
+    assert re.search(r"(event|censored) at [0-9.]+", text)
+
+
+def test_the_verb_stores_representations_and_draws_them_where_there_are_enough(
+    classification_runs, gce, tmp_path
+):
+    host = copied(classification_runs.host, tmp_path)
+    arguments = ["report", str(gce), "--against", str(host), "--representations", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert '"report"' in result.output
+    found = read_representations(gce / "fold_0" / "representations.h5")
+    assert set(found.by_mode) == {"full", "soft", "discrete"}
+    tested = {bag.bag_id for bag in read_run_data(gce).bags}
+    assert {bag for bag, part in zip(found.bag_ids, found.parts, strict=True) if part == "test"} == tested
+    assert np.isfinite(found.by_mode["soft"]).all()
+    assert read_representations(host / "fold_0" / "representations.h5").bag_ids == found.bag_ids
+    assert (gce / "figures" / "representations.png").is_file() == (len(found.bag_ids) >= FEWEST)
+
+
+def test_the_verb_refuses_a_folder_that_is_no_run(tmp_path):
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(result.exception, RunError)
+
+
+@pytest.mark.slow
+def test_a_hundred_slides_stay_below_five_megabytes(tmp_path):
+    run = run_folder(tmp_path / "run")
+    names = [f"slide-{number:03d}" for number in range(100)]
+    folder = run.fold(0, names)
+    draws = np.random.default_rng(0)
+    for name in names:
+        chosen = np.flatnonzero(draws.random(5000) < 0.05)
+        write_evidence(
+            folder / "evidence" / f"{name}.h5",
+            toy_evidence(name, n_patches=5000, selected=chosen.tolist(), width=70),
+        )
+    path = write_report(run.folder, tmp_path / "report.html")
+    assert path.stat().st_size < 5e6

@@ -1,0 +1,375 @@
+import io
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders import PATCH, grid_coords, write_slide
+from gcemil.bags import store
+from gcemil.errors import UsageError
+from gcemil.report.figures.anchors import anchor_coverage
+from gcemil.report.figures.evidence_patches import anchor_letters, contact_sheet, top_patches
+from gcemil.report.figures.gates import gate_histograms
+from gcemil.report.figures.hosts import HostGain, fold_pairs, relative_performance
+from gcemil.report.figures.mechanism import coverage_path, mechanism_panels, subset_coverage
+from gcemil.report.figures.rasters import (
+    SlideFrame,
+    attention_picture,
+    evidence_picture,
+    outlined,
+    palette_png,
+    subset_picture,
+)
+from gcemil.report.figures.representations import embedded, slide_representations
+from gcemil.report.figures.rules import (
+    RuleBar,
+    RuleCurve,
+    SlidePanel,
+    keep_and_remove,
+    ordered_rules,
+    same_budget_bars,
+    slides_by_rule,
+)
+from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
+from gcemil.report.figures.slide_pixels import patch_pixels, slide_thumbnail
+from gcemil.report.figures.style import png_bytes, settled, shortened, svg_bytes
+from gcemil.report.figures.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
+from gcemil.report.palette import PALETTE, readable_name, rule_color
+from report_builders import toy_evidence
+
+RED, GREY = (214, 39, 40), (222, 222, 222)
+# How eyes without one kind of cone see linear light (Machado et al. 2009, severity 1).
+EYES = {
+    "normal": np.eye(3),
+    "deuteranope": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "protanope": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+    "tritanope": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
+}
+
+
+def lab(color: str, eye: np.ndarray) -> np.ndarray:
+    """CIELAB of a colour as an eye sees it."""
+    srgb = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    linear = eye @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+    xyz = to_xyz @ np.clip(linear, 0, 1) / np.array([0.9505, 1.0, 1.0888])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_any_two_colours_stay_apart_for_every_eye(eye):
+    distances = [
+        np.linalg.norm(lab(one, EYES[eye]) - lab(other, EYES[eye]))
+        for one, other in itertools.combinations(PALETTE, 2)
+    ]
+    assert min(distances) > 18
+
+
+def test_a_rule_keeps_its_colour_when_it_is_smoothed():
+    assert rule_color("attention_smoothed") == rule_color("attention") != rule_color("lrp")
+    assert readable_name("attention_smoothed") == "attention, smoothed"
+    assert readable_name("integrated_gradients") == "integrated gradients"
+
+
+def test_ours_comes_first_and_the_controls_last():
+    assert ordered_rules(["oracle", "lrp", "random", "evidence", "attention", "lrp"]) == [
+        "evidence",
+        "attention",
+        "lrp",
+        "random",
+        "oracle",
+    ]
+
+
+# --- survival -------------------------------------------------------------------------------------------------------
+
+
+def test_kaplan_meier_of_four_cases_is_the_product_over_events():
+    curve = kaplan_meier(np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True]))
+    assert curve.times.tolist() == [0, 1, 3, 4, 4]
+    assert curve.survival.tolist() == [1, 0.75, 0.375, 0, 0]
+    assert curve.censored.tolist() == [2]
+
+
+def test_nobody_falls_when_all_are_censored():
+    curve = kaplan_meier(np.array([2.0, 5.0]), np.array([False, False]))
+    assert curve.survival.tolist() == [1, 1]
+    assert curve.times.tolist() == [0, 5]
+
+
+def test_a_curve_without_cases_is_refused():
+    with pytest.raises(UsageError, match="at least one case"):
+        kaplan_meier(np.empty(0), np.empty(0, dtype=bool))
+
+
+def test_log_rank_agrees_with_lifelines():
+    statistics = pytest.importorskip("lifelines.statistics")
+    draws = np.random.default_rng(0)
+    high = np.arange(40) < 18
+    times = np.round(draws.exponential(np.where(high, 2.0, 5.0)), 1) + 0.1
+    events = draws.random(40) < 0.7
+    theirs = statistics.logrank_test(times[high], times[~high], events[high], events[~high]).p_value
+    assert log_rank(RiskGroups(times, events, high)) == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize("high", [[True, True], [False, False]])
+def test_one_group_alone_has_no_log_rank(high):
+    assert log_rank(RiskGroups(np.array([1.0, 2.0]), np.array([True, True]), np.array(high))) is None
+
+
+def test_no_event_means_no_log_rank():
+    groups = RiskGroups(np.array([1.0, 2.0]), np.array([False, False]), np.array([True, False]))
+    assert log_rank(groups) is None
+    assert "not defined" in texts(risk_group_curves({"All": groups}))
+
+
+def test_every_fold_is_split_at_its_own_median():
+    risks = np.array([1.0, 2.0, 3.0, 100.0, 200.0, 300.0])
+    assert higher_half(risks, np.array([0, 0, 0, 1, 1, 1])).tolist() == [False, False, True] * 2
+
+
+# --- maps -----------------------------------------------------------------------------------------------------------
+
+
+def frame(n_patches: int = 4, width: int = 2, largest: int = 20) -> SlideFrame:
+    return SlideFrame.of(grid_coords(n_patches, width=width), PATCH, largest=largest)
+
+
+def test_selected_patches_are_red_and_the_others_grey():
+    canvas = evidence_picture(frame(), np.array([True, False, False, False]), RED)
+    assert canvas.shape == (20, 20, 3)
+    assert {tuple(pixel) for pixel in canvas[:10, :10].reshape(-1, 3).tolist()} == {RED}
+    assert {tuple(pixel) for pixel in canvas[10:].reshape(-1, 3).tolist()} == {GREY}
+
+
+def test_the_highest_attention_is_the_darkest():
+    canvas = attention_picture(frame(), np.array([3.0, 1.0, 0.0, 2.0])).astype(int).sum(axis=2)
+    tiles = [canvas[5, 5], canvas[5, 15], canvas[15, 5], canvas[15, 15]]
+    assert np.argsort(tiles).tolist() == [0, 3, 1, 2]
+
+
+def test_the_outline_runs_inside_the_true_patches_with_a_halo_outside():
+    canvas = np.full((20, 20, 3), 100, dtype=np.uint8)
+    drawn = outlined(canvas, frame(), np.array([True, False, False, False]))
+    assert drawn[0, 0].tolist() == drawn[9, 5].tolist() == [0, 0, 0]
+    assert drawn[10, 5].tolist() == [255, 255, 255]
+    assert drawn[5, 5].tolist() == drawn[15, 15].tolist() == [100, 100, 100]
+
+
+@pytest.mark.parametrize("truth", [None, np.zeros(4, dtype=bool)])
+def test_without_true_patches_there_is_no_outline(truth):
+    canvas = np.full((20, 20, 3), 100, dtype=np.uint8)
+    assert outlined(canvas, frame(), truth) is canvas
+
+
+def test_disjoint_subsets_have_a_colour_each():
+    canvas = subset_picture(frame(), np.array([1, 2, 3, 0]))
+    assert len({tuple(canvas[y, x]) for y in (5, 15) for x in (5, 15)}) == 4
+
+
+def test_a_single_patch_is_a_picture():
+    assert frame(1, 1).canvas().shape == (14, 14, 3)
+
+
+def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():
+    side = 224
+    coords = grid_coords(side * side, width=side)
+    place = SlideFrame.of(coords, PATCH, largest=280)
+    assert place.side == 1
+    scores = np.random.default_rng(0).normal(size=len(coords))
+    data = palette_png(attention_picture(place, scores), colors=32)
+    assert np.asarray(Image.open(io.BytesIO(data))).shape == (side, side)
+    assert len(data) < 60_000
+
+
+def test_subsets_are_consecutive_runs_of_a_ranking():
+    assert numbered_subsets([3, 1, 0, 2], size=1, count=2).tolist() == [0, 2, 0, 1]
+    assert numbered_subsets([0, 1, 2], size=2, count=3).tolist() == [1, 1, 2]
+    assert numbered_subsets([0, 1, 2], size=2, count=0).tolist() == [0, 0, 0]
+
+
+# --- pixels ---------------------------------------------------------------------------------------------------------
+
+
+def cohort_with_thumbnail(folder, size=(40, 20), **attributes):
+    """A slide of 4000 x 2000 level-0 pixels with a red thumbnail."""
+    path = write_slide(folder, "s0", np.zeros((2, 4), dtype=np.float32), grid_coords(2))
+    known = {"level0_width": 4000, "level0_height": 2000, **attributes}
+    store.write(path, {"features": np.zeros((2, 4), dtype=np.float32)}, known)
+    (folder / "thumbnails").mkdir()
+    Image.new("RGB", size, RED).save(folder / "thumbnails" / "s0.jpg")
+    return folder
+
+
+def test_a_thumbnail_lies_under_the_patches_at_its_scale(tmp_path):
+    thumbnail = slide_thumbnail(cohort_with_thumbnail(tmp_path), "s0")
+    assert thumbnail is not None
+    assert thumbnail.downsample == 100
+    place = SlideFrame.of(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
+    canvas = evidence_picture(place, np.array([False, False]), RED)
+    assert np.abs(canvas[0, 0].astype(int) - RED).max() < 8, "tissue shows where nothing is selected"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"size": (20, 20)}, {"openslide.bounds-x": 5, "openslide.bounds-y": 0}, {"level0_width": "None"}],
+)
+def test_a_thumbnail_whose_place_is_not_known_is_not_drawn(tmp_path, change):
+    assert slide_thumbnail(cohort_with_thumbnail(tmp_path, **change), "s0") is None
+
+
+def test_a_slide_without_a_picture_has_none(tmp_path):
+    assert slide_thumbnail(tmp_path, "s0") is None
+    assert patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
+
+
+def test_patches_are_cut_from_the_slide_file(tmp_path):
+    pytest.importorskip("openslide")
+    from slide_builders import write_slide as write_slide_file
+
+    image = np.full((1024, 1024, 3), 255, dtype=np.uint8)
+    image[:512, 512:] = (200, 30, 30)
+    (tmp_path / "slides").mkdir()
+    write_slide_file(tmp_path / "slides" / "s0.tif", image)
+    pixels = patch_pixels(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
+    assert pixels is not None
+    red, white = (one[48, 48].astype(int) for one in pixels)
+    assert np.abs(red - (200, 30, 30)).max() < 12
+    assert white.min() > 243
+
+
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+
+def test_the_strongest_selected_patch_comes_first():
+    evidence = toy_evidence(selected=(1, 4, 6))
+    assert top_patches(evidence).tolist() == [1, 4, 6]
+    assert top_patches(evidence, most=2).tolist() == [1, 4]
+
+
+def test_anchors_are_lettered_and_then_numbered():
+    assert anchor_letters(28)[:2] == ["A", "B"]
+    assert anchor_letters(28)[25:] == ["Z", "26", "27"]
+
+
+def test_coverage_of_two_halves_is_three_quarters():
+    responses = np.array([[0.5, 0.0], [0.5, 1.0], [0.9, 0.0]], dtype=np.float32)
+    assert subset_coverage(responses, np.array([True, True, False])) == pytest.approx([0.75, 1.0])
+    assert subset_coverage(responses, np.zeros(3, dtype=bool)).tolist() == [0, 0]
+    assert coverage_path(responses, np.array([0, 1]))[:, 0] == pytest.approx([0.5, 0.75])
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def texts(figure) -> str:
+    """Every word a reader of the figure sees."""
+    return "\n".join(found.get_text() for found in figure.findobj(lambda one: hasattr(one, "get_text")))
+
+
+EVIDENCE = toy_evidence("slide $x$")
+FIGURES = {
+    "maps": (
+        lambda: attention_and_evidence(EVIDENCE, EVIDENCE.coords, patch_size=PATCH, truth=EVIDENCE.selected),
+        "2 of 8 patches",
+    ),
+    "whole bag": (
+        lambda: attention_and_evidence(
+            toy_evidence(n_patches=1, selected=(0,)), grid_coords(1), patch_size=PATCH
+        ),
+        "1 of 1 patches",
+    ),
+    "subsets": (
+        lambda: disjoint_subsets("s", EVIDENCE.coords, {"by x": np.arange(8) % 3}, patch_size=PATCH),
+        "by x: 2 sufficient",
+    ),
+    "sheet": (lambda: contact_sheet(EVIDENCE), "B  necrosis"),
+    "sheet of pixels": (
+        lambda: contact_sheet(EVIDENCE, [np.zeros((4, 4, 3), dtype=np.uint8)] * 2),
+        "patch 1",
+    ),
+    "anchors": (lambda: anchor_coverage(("glands",), np.array([[0.2], [0.4]]), target=0.95), "0.30"),
+    "gates": (
+        lambda: gate_histograms([0, 1], np.array([[0.9, 0.1], [0.5, 0.5]]), threshold=0.5, open_share=0.5),
+        "50.0% open",
+    ),
+    "mechanism": (lambda: mechanism_panels(EVIDENCE, threshold=0.95), "Repair: 2 added"),
+    "mechanism of a whole bag": (
+        lambda: mechanism_panels(toy_evidence(n_patches=1, selected=(0,)), threshold=0.5),
+        "Threshold: 1 open",
+    ),
+    "slides by rule": (
+        lambda: slides_by_rule([SlidePanel("Keep", "gap", {"evidence": [0.1], "random": [0.2, 0.3]}, 0.05)]),
+        "≤ 0.05",
+    ),
+    "budget": (
+        lambda: same_budget_bars(
+            [RuleBar("lrp", "wrapped", {"precision": 0.2}), RuleBar("lrp", "plain", {"precision": None})],
+            ["precision"],
+            title="at 5 %",
+        ),
+        "LRP",
+    ),
+    "curves": (
+        lambda: keep_and_remove(
+            [RuleCurve("evidence", *(np.array([0.1, 0.2]) for _ in range(3)))], metric="macro_f1", full=0.9
+        ),
+        "all patches",
+    ),
+    "folds": (lambda: fold_pairs({"AUC": {"host": {0: 0.5, 1: 0.7}, "gce": {0: 0.9}}}), "0.600"),
+    "hosts": (
+        lambda: relative_performance(
+            [HostGain("abmil", "x", 0.5, 0.6), HostGain("abmil", "y", 0.0, 0.6)], label="F1"
+        ),
+        "abmil",
+    ),
+    "representations": (
+        lambda: slide_representations(
+            {"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])
+        ),
+        "Host",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_says_its_fact_in_words_and_becomes_png_and_svg(name):
+    make, words = FIGURES[name]
+    figure = settled(make())
+    assert words in texts(figure)
+    assert png_bytes(figure).startswith(b"\x89PNG")
+    assert b"<svg" in svg_bytes(figure)
+
+
+def test_the_same_figure_is_the_same_file():
+    first, second = (svg_bytes(settled(contact_sheet(EVIDENCE))) for _ in range(2))
+    assert first == second
+    assert b"dc:date" not in first
+
+
+def test_a_relative_gain_of_nothing_is_none():
+    assert HostGain("abmil", "x", 0.0, 0.6).relative is None
+    assert HostGain("abmil", "x", 0.5, 0.6).relative == pytest.approx(1.2)
+
+
+def test_a_dollar_sign_is_no_mathematics_and_a_long_label_is_cut():
+    assert shortened("a$b") == r"a\$b"
+    assert shortened("x" * 50, 10) == "x" * 9 + "…"
+
+
+def test_two_groups_stay_two_groups_in_the_plane():
+    draws = np.random.default_rng(0)
+    groups = np.repeat([0.0, 30.0], 12)
+    points = embedded((draws.normal(size=(24, 5)) + groups[:, None]).astype(np.float32), seed=0)
+    within = max(np.ptp(points[:12], axis=0).max(), np.ptp(points[12:], axis=0).max())
+    assert np.linalg.norm(points[:12].mean(axis=0) - points[12:].mean(axis=0)) > within
+
+
+def test_figures_need_neither_pyplot_nor_torch():
+    code = "import sys; import gcemil.report.run_report; print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False False"

@@ -1,0 +1,451 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gcemil.benchmark.results import Results
+from gcemil.benchmark.summary import write_summary
+from gcemil.diagnostics.table import DIAGNOSTICS
+from gcemil.errors import CohortError, RunError
+from gcemil.findings import Finding, Row
+from gcemil.report.run_data import read_evidence, read_run_data
+from gcemil.report.run_report import write_report
+from gcemil.report.sections import (
+    failures,
+    headline,
+    mechanism,
+    prediction,
+    provenance,
+    representations,
+    survival,
+    truth,
+)
+from gcemil.report.sections.context import QUESTIONS, Album, Context
+from gcemil.report.sections.examples import example_views
+from gcemil.report.sections.finding_tables import finding_table, in_order, written
+from gcemil.report.sections.grid import host_gains
+from gcemil.report.sections.headline import Count, counted, wilson
+from gcemil.report.slide_pages import bag_facts, kinds, map_picture, places
+from gcemil.report.slide_pages import section as slides_section
+from gcemil.report.slide_view import slide_view
+from report_builders import judged_slide, run_folder, toy_evidence
+from results_builders import toy_results
+
+
+def context_of(run: Path, against: Path | None = None) -> Context:
+    rival = None if against is None else read_run_data(against)
+    return Context(read_run_data(run), rival, Album(run / "figures"))
+
+
+@pytest.fixture
+def toy_run(tmp_path):
+    """Three slides: one holds, one is not necessary, one is not sufficient; random holds nowhere."""
+    run = run_folder(tmp_path / "run")
+    slides = ["s0", "s1", "s2"]
+    run.fold(0, slides, evidence=[toy_evidence(name) for name in slides])
+    run.snr(
+        0,
+        [
+            judged_slide("s0"),
+            judged_slide("s1", necessary=False),
+            judged_slide("s2", sufficient=False),
+            *(judged_slide(name, rule="random", sufficient=False, necessary=False) for name in slides),
+        ],
+    )
+    return run
+
+
+# --- headline -------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    # z^2 / (n + z^2) with z^2 = 3.8415 and n = 10.
+    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert wilson(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_a_slide_counts_only_where_all_criteria_can_be_asked():
+    records = [
+        {"sufficient": True, "recoverable": None},
+        {"sufficient": True, "recoverable": True},
+        {"sufficient": False, "recoverable": True},
+    ]
+    assert counted(records, "sufficient") == Count(2, 3)
+    assert counted(records, "sufficient", "recoverable") == Count(1, 2)
+    assert counted([], "sufficient").words == "0 of 0"
+
+
+def test_the_headline_counts_the_slides_that_hold(toy_run):
+    text = headline.lead(context_of(toy_run.folder))
+    assert "<b>1 of 3</b> test slides" in text
+    assert "GCE evidence 1 of 3; random 0 of 3" in text
+    assert "25.0 % of the patches" in text
+
+
+def test_without_the_diagnostic_the_headline_gives_its_command(tmp_path):
+    run = run_folder(tmp_path / "a run")
+    run.fold(0, ["s0"])
+    text = headline.lead(context_of(run.folder))
+    assert "Not measured" in text
+    assert f"gcemil diagnose &#x27;{run.folder}&#x27; --only snr" in text
+
+
+def test_a_run_without_the_wrapper_is_judged_by_its_attention(tmp_path):
+    run = run_folder(tmp_path / "host", wrapped=False)
+    run.fold(0, ["s0"], wrapped=False)
+    run.snr(0, [judged_slide("s0", rule="attention")])
+    text = headline.lead(context_of(run.folder))
+    assert "Attention is sufficient and necessary in <b>1 of 1</b>" in text
+    assert "The run has no wrapper" in text
+    assert mechanism.section(context_of(run.folder), None) is None
+
+
+def test_cautions_name_prototypes_few_slides_and_a_cohort_that_is_gone(toy_run):
+    metrics = toy_run.folder / "fold_0" / "metrics.json"
+    found = json.loads(metrics.read_text())
+    found["details"] |= {"anchors": "prototypes (8)", "warnings": ["gates all open"]}
+    metrics.write_text(json.dumps(found))
+    text = " ".join(headline.cautions(context_of(toy_run.folder)))
+    for words in ("prototypes", "Only 3 slides", "no longer lies", "gates all open"):
+        assert words in text
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_figure_is_bold_and_the_oracle_does_not_compete():
+    rows = [
+        Row(
+            {"rule": "evidence", "network": "wrapped"}, {"full_kept_gap": 0.1, "complement_degradation": 0.5}
+        ),
+        Row({"rule": "random", "network": "wrapped"}, {"full_kept_gap": 0.3, "complement_degradation": 0.5}),
+        Row({"rule": "oracle", "network": "wrapped"}, {"full_kept_gap": 0.0, "complement_degradation": 0.9}),
+    ]
+    made = finding_table(rows, {"rule": "Rule"}, ["full_kept_gap", "complement_degradation"])
+    assert [[cell.is_best for cell in line.cells[1:]] for line in made.lines] == [
+        [True, True],
+        [False, True],
+        [False, False],
+    ]
+    assert [line.kind for line in made.lines] == ["own", "control", "control"]
+    assert made.columns[1].title == "Full-kept gap\u00a0↓"
+
+
+def test_lines_compete_only_within_their_block():
+    rows = [
+        Row({"rule": rule, "perturbation": change}, {"jaccard": value})
+        for change, values in (("noise", (0.9, 0.8)), ("dropout", (0.5, 0.6)))
+        for rule, value in zip(("evidence", "attention"), values, strict=True)
+    ]
+    made = finding_table(rows, {"rule": "Rule"}, ["jaccard"], within="perturbation")
+    assert [line.cells[1].is_best for line in made.lines] == [True, False, False, True]
+
+
+def test_a_figure_without_direction_is_never_bold():
+    rows = [
+        Row({"rule": "evidence"}, {"evidence_fraction": 0.1}),
+        Row({"rule": "lrp"}, {"evidence_fraction": 0.2}),
+    ]
+    made = finding_table(rows, {"rule": "Rule"}, ["evidence_fraction", "precision"])
+    assert [line.cells[1].is_best for line in made.lines] == [False, False]
+    assert len(made.columns) == 2, "a figure nobody has needs no column"
+
+
+def test_a_figure_that_does_not_exist_is_a_dash():
+    rows = [
+        Row({"rule": "evidence"}, {"cd_gap": 0.1}, {"cd_gap": 0.02}),
+        Row({"rule": "lrp"}, {"cd_gap": None}),
+    ]
+    made = finding_table(rows, {"rule": "Rule"}, ["cd_gap"])
+    assert (made.lines[0].cells[1].content, made.lines[0].cells[1].note) == ("0.100", "± 0.020")
+    assert made.lines[1].cells[1].content == "—"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("sufficient_share", 0.125, "12.5 %"),
+        ("p_paired_t", 0.0312, "0.031"),
+        ("keep_only_drop", -0.0001, "0.000"),
+        ("keep_only_drop", -0.1, "-0.100"),
+        ("explained_time", 1234.5, "1234"),
+        ("explained_time", 2.345, "2.35"),
+    ],
+)
+def test_numbers_are_written_by_their_kind(name, value, text):
+    assert written(name, value) == text
+
+
+def test_rows_stand_ours_first_and_the_own_network_before_the_plain_one():
+    rows = [
+        Row({"rule": rule, "network": network}, {})
+        for rule in ("oracle", "attention", "evidence")
+        for network in ("plain", "wrapped")
+        if (rule, network) != ("evidence", "plain")
+    ]
+    assert [(row.labels["rule"], row.labels["network"]) for row in in_order(rows)] == [
+        ("evidence", "wrapped"),
+        ("attention", "wrapped"),
+        ("attention", "plain"),
+        ("oracle", "wrapped"),
+        ("oracle", "plain"),
+    ]
+
+
+def test_every_diagnostic_has_its_question():
+    asked = {name: spec.question for name, spec in DIAGNOSTICS.items()}
+    assert asked == {name: text for name, text in QUESTIONS.items() if name != "significance"}
+
+
+# --- sections -------------------------------------------------------------------------------------------------------
+
+
+def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
+    host = run_folder(tmp_path / "host", wrapped=False)
+    host.fold(0, ["s0", "s1", "s2"], wrapped=False, value=0.5)
+    context = context_of(toy_run.folder, host.folder)
+    rows = {row.labels["arm"]: row.values["macro_f1"] for row in prediction.metric_rows(context)}
+    assert rows == {
+        "plain host, all patches": 0.5,
+        "host + GCE, all patches": 0.8,
+        "host + GCE, gated": 0.8,
+        "host + GCE, evidence alone": 0.8,
+    }
+    text = prediction.section(context).body
+    assert "--only significance" in text
+    assert f"--against {host.folder}" in text
+
+
+def test_without_a_plain_host_the_section_says_how_to_add_it(toy_run):
+    text = prediction.section(context_of(toy_run.folder)).body
+    assert f"gcemil report {toy_run.folder} --against HOST_RUN" in text
+
+
+def test_failing_slides_are_named_and_linked(toy_run):
+    types = dict.fromkeys(failures.TYPES, False)
+    slides = [
+        {
+            "bag_id": name,
+            "slide_ids": [name],
+            "rule": "evidence",
+            "network": "wrapped",
+            **types,
+            "artifact_evidence": None,
+        }
+        for name in ("s0", "s1")
+    ]
+    slides[1]["low_necessity"] = True
+    row = Row({"rule": "evidence", "network": "wrapped", "class": "all"}, {"low_necessity_share": 0.5})
+    toy_run.finding(0, Finding("failures", (row,), slides=tuple(slides)))
+    context = context_of(toy_run.folder)
+    text = failures.section(context, places(context)).body
+    assert '<a href="#bag-1">s1</a>' in text
+    assert "1 of 2" in text
+    assert "not known" in text
+    assert failures.own_failures(context) == {"s0": [], "s1": ["Low necessity"]}
+
+
+def test_a_classification_run_has_no_survival_and_a_cohort_without_truth_no_truth(toy_run):
+    context = context_of(toy_run.folder)
+    assert survival.section(context) is None
+    assert truth.section(context) is None
+
+
+def test_what_was_not_measured_stands_with_its_command(toy_run):
+    text = provenance.section(context_of(toy_run.folder)).body
+    assert text.count("gcemil diagnose") == len(QUESTIONS) - 1
+    assert "fold 0; seed 0" in text
+
+
+def test_risk_groups_come_from_predictions_and_from_bags_without_evidence():
+    cases = [(1.0, True, 5.0, 0), (2.0, False, 1.0, 0), (3.0, True, 2.0, 1), (4.0, True, 9.0, 1)]
+    groups = survival.groups_of(cases)
+    assert groups.is_high.tolist() == [True, False, False, True]
+    assert groups.events.tolist() == [True, False, True, True]
+
+
+def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
+    host = run_folder(tmp_path / "host", wrapped=False)
+    host.fold(0, ["s0"], wrapped=False)
+    draws = np.random.default_rng(0)
+    ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
+    for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
+        found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
+        made = representations.Representations(found, ids, ("test",) * 10, groups)
+        representations.write_representations(folder / "fold_0" / representations.FILE, made)
+    text = representations.section(context_of(toy_run.folder, host.folder)).body
+    assert "no view over epochs" in text
+    drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
+    assert drawn.count('<g id="axes_') == 2, "the plain host, and host + GCE gated"
+
+
+def test_too_few_representations_are_said_and_not_drawn(toy_run):
+    made = representations.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
+    representations.write_representations(toy_run.folder / "fold_0" / representations.FILE, made)
+    assert "a t-SNE needs 8" in representations.section(context_of(toy_run.folder)).body
+
+
+# --- slides ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_slide_is_filed_under_what_is_wrong_with_it(toy_run):
+    facts = bag_facts(context_of(toy_run.folder))
+    assert [kinds(one) for one in facts] == [["bag"], ["bag", "unheld"], ["bag", "unheld"]]
+
+
+def test_a_slide_shows_its_four_outputs_and_the_numbers_behind_its_verdicts(toy_run):
+    text = slides_section(context_of(toy_run.folder)).body
+    assert "Not necessary: change 0.000, at least 0.05" in text
+    assert "Not sufficient: change 0.300, at most 0.05" in text
+    assert text.count("<details") == 3
+    assert text.count("<img") == 3
+
+
+def test_a_wrong_prediction_is_marked_without_the_diagnostic(tmp_path):
+    run = run_folder(tmp_path / "run")
+    run.fold(0, ["s0"], target="b", evidence=[toy_evidence("s0")])
+    text = slides_section(context_of(run.folder)).body
+    assert "b, predicted a" in text
+    assert "--only snr" in text
+
+
+@pytest.mark.parametrize("selected", [(0,), tuple(range(8))])
+def test_one_patch_and_the_whole_bag_have_maps(toy_run, tmp_path, selected):
+    run = run_folder(tmp_path / "edge")
+    run.fold(0, ["s0"], evidence=[toy_evidence("s0", selected=selected)])
+    data = read_run_data(run.folder)
+    view = slide_view(data, data.bags[0], "s0")
+    assert view is not None
+    assert view.patch_size == 512, "read off the grid, since the cohort is gone"
+    data, mime = map_picture(view)
+    assert data.startswith(b"\x89PNG")
+    assert mime == "image/png"
+
+
+def test_evidence_without_coordinates_has_numbers_and_no_map(tmp_path):
+    run = run_folder(tmp_path / "run")
+    run.fold(0, ["s0"], evidence=[toy_evidence("s0", with_coords=False)])
+    run.snr(0, [judged_slide("s0", phi_removed=None, necessary=False, removal_gap=None)])
+    context = context_of(run.folder)
+    text = slides_section(context).body
+    assert "<img" not in text
+    assert "nothing is left without it" in text
+    assert example_views(context.run) == {}
+
+
+def test_examples_are_the_middle_and_the_end_of_the_order_by_gap(tmp_path):
+    run = run_folder(tmp_path / "run")
+    names = [f"s{number}" for number in range(5)]
+    run.fold(0, names, evidence=[toy_evidence(name) for name in names])
+    run.snr(
+        0,
+        [
+            judged_slide(name, full_kept_gap=gap)
+            for name, gap in zip(names, (0.5, 0.1, 0.9, 0.3, 0.2), strict=True)
+        ],
+    )
+    found = {key: view.slide_id for key, view in example_views(read_run_data(run.folder)).items()}
+    assert found == {"typical": "s3", "worst": "s2"}
+
+
+def test_evidence_comes_back_as_it_was_written(toy_run):
+    ours = toy_evidence("s1")
+    found = read_evidence(toy_run.folder / "fold_0" / "evidence" / "s1.h5")
+    assert found.prompts == ours.prompts
+    for name in ("selected", "coords", "gates", "scores", "responses", "coverage"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(ours, name))
+
+
+# --- whole reports --------------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_html_stay_text(tmp_path):
+    evil = "<img src=x onerror=alert(1)>"
+    run = run_folder(tmp_path / "run", classes=(evil, "b"))
+    evidence = toy_evidence(evil)
+    run.fold(0, [evil], target=evil, evidence=[evidence])
+    run.snr(0, [judged_slide(evil, target=evil, predicted=evil)])
+    notes = (f"a note with {evil}",)
+    run.finding(
+        0, Finding("cost", (Row({"mode": evil, "network": evil}, {"peak_memory": 1.0}),), notes=notes)
+    )
+    text = write_report(run.folder, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in text
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;") > 5
+
+
+def test_a_slide_id_never_leads_out_of_the_run(tmp_path):
+    run = run_folder(tmp_path / "run")
+    run.fold(0, ["../../secret"])
+    with pytest.raises(CohortError, match="cannot be a slide id"):
+        write_report(run.folder, tmp_path / "report.html")
+
+
+def test_the_same_run_gives_the_same_bytes(toy_run, tmp_path):
+    first, second = (write_report(toy_run.folder, tmp_path / f"{name}.html").read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_figures_lie_beside_the_run_as_png_and_svg(toy_run, tmp_path):
+    write_report(toy_run.folder, tmp_path / "report.html")
+    names = {path.stem for path in (toy_run.folder / "figures").iterdir()}
+    assert {"snr_slides", "prediction_folds", "slide_typical", "anchor_coverage", "mechanism"} <= names
+    assert {path.suffix for path in (toy_run.folder / "figures").iterdir()} == {".png", ".svg"}
+
+
+def test_runs_of_different_cohorts_are_no_pair(toy_run, tmp_path):
+    other = run_folder(tmp_path / "other", wrapped=False, fingerprint="0" * 64)
+    other.fold(0, ["s0"], wrapped=False)
+    with pytest.raises(RunError, match="different fingerprints"):
+        write_report(toy_run.folder, tmp_path / "report.html", against=other.folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder.mkdir(), "it has no config.yaml"),
+        (lambda folder: run_folder(folder), "no finished fold"),
+        (lambda folder: (folder / "grids").mkdir(parents=True), "has no summary.json"),
+    ],
+)
+def test_a_folder_that_cannot_be_reported_says_why(tmp_path, make, words):
+    make(tmp_path / "folder")
+    with pytest.raises(RunError, match=words):
+        write_report(tmp_path / "folder", tmp_path / "report.html")
+
+
+def test_a_broken_file_is_named(toy_run, tmp_path):
+    (toy_run.folder / "fold_0" / "metrics.json").write_text("{")
+    with pytest.raises(RunError, match=r"metrics.json is not valid JSON"):
+        write_report(toy_run.folder, tmp_path / "report.html")
+
+
+# --- grids ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_shows_its_runs_and_what_the_wrapper_changed(tmp_path):
+    results = toy_results(tmp_path / "results")
+    summary = write_summary(Results(results.folder))
+    gains = list(host_gains(summary["means"], "macro_f1"))
+    assert [(gain.host, gain.cohort) for gain in gains] == [("abmil", "bracs")]
+    assert gains[0].relative == pytest.approx(0.7 / 0.55)
+    text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")
+    assert "Simulated, not tissue: bracs, kirc" in text
+    assert text.count('<td class="name">kirc</td>') == 2 + 4, "two arms in view, four folds folded"
+    assert "Name it under diagnostics" in text
+
+
+def test_a_grid_is_compared_within_itself(tmp_path):
+    results = toy_results(tmp_path / "results")
+    write_summary(Results(results.folder))
+    with pytest.raises(RunError, match="Leave --against out"):
+        write_report(results.folder, tmp_path / "grid.html", against=tmp_path)
+
+
+def test_a_summary_of_something_else_is_refused(tmp_path):
+    (tmp_path / "grids").mkdir()
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match="not the summary of a grid"):
+        write_report(tmp_path, tmp_path / "grid.html")
