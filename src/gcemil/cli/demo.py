@@ -19,6 +19,8 @@ SLIDES = 100
 FOLDS = (0, 1)
 EPOCHS = 15
 TOTAL_EPOCHS = EPOCHS * len(FOLDS)
+REPORTED = ("snr", "failures")
+"""Diagnostics of the demo's report; the others are a command away, and the report names it."""
 
 
 def demo(
@@ -59,9 +61,22 @@ def demo(
             train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
         typer.echo(f"trained   {out / name}")
     print_story(out, seed)
-    typer.echo(
-        f"{time.monotonic() - started:.0f} s in all. Evidence per slide: {out / 'host_gce' / 'fold_0' / 'evidence'}"
-    )
+    typer.echo(f"report    {written_report(out, seed)}")
+    typer.echo(f"look      gcemil view {out / 'host_gce'}")
+    typer.echo(f"{time.monotonic() - started:.0f} s in all.")
+
+
+def written_report(out: Path, seed: int) -> Path:
+    """Sufficiency, necessity, recoverability and failures of every test slide, as one HTML file."""
+    from gcemil.cli.console import progress
+    from gcemil.diagnostics.diagnose import Comparison, diagnose_run
+    from gcemil.report.run_report import write_report
+
+    run, host = out / "host_gce", out / "host"
+    with progress("diagnosing") as advance:
+        diagnose_run(Comparison(run, host, seed=seed), names=REPORTED, on_done=advance)
+    with progress("writing the report") as advance:
+        return write_report(run, run / "report.html", against=host, seed=seed, on_step=advance)
 
 
 def epoch_counter(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
