@@ -63,13 +63,6 @@ def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classifica
     assert len(text) < 5e6
 
 
-def test_a_run_without_any_diagnostic_says_what_would_add_each(gce):
-    text = write_report(gce, gce / "report.html").read_text(encoding="utf-8")
-    assert f"gcemil diagnose {gce} --only snr" in text
-    assert "Not measured yet" in text
-    assert f"gcemil report {gce} --representations" in text
-
-
 def test_a_plain_host_has_a_page_without_evidence(classification_runs, tmp_path):
     host = copied(classification_runs.host, tmp_path)
     text = write_report(host, tmp_path / "report.html").read_text(encoding="utf-8")
@@ -102,6 +95,9 @@ def test_the_verb_stores_representations_and_draws_them_where_there_are_enough(
     assert {bag for bag, part in zip(found.bag_ids, found.parts, strict=True) if part == "test"} == tested
     assert np.isfinite(found.by_mode["soft"]).all()
     assert read_representations(host / "fold_0" / "representations.h5").bag_ids == found.bag_ids
+    text = (gce / "report.html").read_text(encoding="utf-8")
+    assert "Not measured yet" in text, "nothing was diagnosed"
+    assert f"gcemil diagnose {gce} --against {host} --only snr" in text
     assert (gce / "figures" / "representations.png").is_file() == (len(found.bag_ids) >= FEWEST)
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, read_card
-from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, over_folds, read_finding
 from gcemil.records import SlideEvidence
@@ -60,6 +60,18 @@ class FoldData:
     @property
     def modes(self) -> list[str]:
         return [mode for mode in MODES if mode in self.metrics]
+
+    @property
+    def outdated(self) -> list[str]:
+        """Diagnostics that were made from another network than the one that lies here."""
+        checkpoint = self.folder / "checkpoint.safetensors"
+        if not checkpoint.is_file():
+            return []
+        here = file_fingerprint(checkpoint)
+        made_from = {
+            name: found.provenance.get("inputs", {}).get("run") for name, found in self.findings.items()
+        }
+        return [name for name, network in made_from.items() if network not in (None, here)]
 
     def predictions(self, mode: str) -> list[dict[str, str]] | None:
         """Lines of the test part; predictions.csv is the gated bag where there are gates."""
@@ -146,6 +158,8 @@ class RunData:
     def spread(self, name: str) -> str:
         """What the deviations of a finding are over."""
         count = sum(name in fold.findings for fold in self.folds)
+        if count == 0:
+            return "folds"
         return f"{count} folds" if count > 1 else "the slides of one fold"
 
     def slides(self, name: str) -> list[Record]:

@@ -7,13 +7,11 @@ there is no script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from gcemil.report.certificate import VERDICTS, Verdict, VerdictName
+from gcemil.report.bag_facts import BagFacts, bag_facts
 from gcemil.report.figures.rasters import (
     SlideFrame,
     attention_picture,
@@ -25,24 +23,12 @@ from gcemil.report.figures.rasters import (
 from gcemil.report.geojson import EVIDENCE
 from gcemil.report.html import EMPTY, Markup, Section, bar, element, joined, paragraph, picture
 from gcemil.report.palette import ATTENTION_COLOR, EVIDENCE_COLOR
-from gcemil.report.run_data import BagKey, Record
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.failures import own_failures
 from gcemil.report.slide_view import SlideView, slide_view
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
 GAP = 10
-CHANGES: dict[VerdictName, str] = {
-    "sufficient": "full_kept_gap",
-    "necessary": "removal_gap",
-    "recoverable": "cd_gap",
-}
-TOLERANCES: dict[VerdictName, str] = {
-    "sufficient": "sufficiency_tolerance",
-    "necessary": "necessity_tolerance",
-    "recoverable": "recoverability_tolerance",
-}
 OUTPUTS = {
     "phi_full": "all patches",
     "phi_soft": "gated",
@@ -55,40 +41,6 @@ FILTERS = {
     "show-wrong": "prediction wrong",
     "show-failing": "any failure",
 }
-
-
-@dataclass(frozen=True)
-class BagFacts:
-    """What is known of one bag besides its patches."""
-
-    bag: BagKey
-    judged: Record | None
-    """Its line of the S/N/R diagnostic."""
-    settings: Mapping[str, Any]
-    outcome: Mapping[str, str]
-    """Its line of predictions."""
-    failures: Sequence[str] | None
-
-    @property
-    def predicted(self) -> str | None:
-        """The class on all patches; None for a risk."""
-        if self.judged is not None and "predicted" in self.judged:
-            return str(self.judged["predicted"])
-        shares = {name: float(value) for name, value in self.outcome.items() if name.startswith("prob_")}
-        return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.predicted is not None and self.predicted != self.outcome.get("target")
-
-    @property
-    def verdicts(self) -> dict[VerdictName, Verdict]:
-        if self.judged is None:
-            return {}
-        return {
-            name: Verdict(self.judged[name], self.judged.get(CHANGES[name]), float(self.settings.get(TOLERANCES[name], np.nan)))
-            for name in VERDICTS
-        }  # fmt: skip
 
 
 def place_of(number: int) -> str:
@@ -113,27 +65,6 @@ def section(context: Context) -> Section:
     ]
     title = "Cases" if context.unit == "case" else "Slides"
     return Section("slides", f"{title}, one by one", joined(parts))
-
-
-def bag_facts(context: Context) -> list[BagFacts]:
-    run = context.run
-    judged = {
-        (record["fold"], record["bag_id"]): record
-        for record in run.slides("snr")
-        if (record["rule"], record["network"]) == (run.rule, "wrapped")
-    }
-    outcomes = {
-        (fold.number, row["slide_id"]): row for fold in run.folds for row in fold.predictions("full") or []
-    }
-    failures = own_failures(context)
-    found = []
-    for bag in run.bags:
-        fold = run.fold(bag.fold)
-        settings = fold.findings["snr"].settings if "snr" in fold.findings else {}
-        outcome = outcomes.get((bag.fold, "|".join(bag.slide_ids)), {})
-        record = judged.get((bag.fold, bag.bag_id))
-        found.append(BagFacts(bag, record, settings, outcome, failures.get(bag.bag_id)))
-    return found
 
 
 def filters(facts: Sequence[BagFacts]) -> Markup:
@@ -180,7 +111,11 @@ def legend(context: Context) -> Markup:
     }
     if (context.run.cohort / "truth").is_dir():
         entries["outline: annotated truth"] = "border-color:#000;background:#fff"
-    return element("div", *(element("span", element("i", style=style), words) for words, style in entries.items()), class_="legend")  # fmt: skip
+    return element(
+        "div",
+        *(element("span", element("i", style=style), words) for words, style in entries.items()),
+        class_="legend",
+    )
 
 
 def bag_part(context: Context, key: str, facts: BagFacts) -> Markup:

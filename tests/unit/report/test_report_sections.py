@@ -9,6 +9,7 @@ from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, Row
+from gcemil.report.bag_facts import bag_facts
 from gcemil.report.run_data import read_evidence, read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
@@ -26,7 +27,7 @@ from gcemil.report.sections.examples import example_views
 from gcemil.report.sections.finding_tables import finding_table, in_order, written
 from gcemil.report.sections.grid import host_gains
 from gcemil.report.sections.headline import Count, counted, wilson
-from gcemil.report.slide_pages import bag_facts, kinds, map_picture, places
+from gcemil.report.slide_pages import kinds, map_picture, places
 from gcemil.report.slide_pages import section as slides_section
 from gcemil.report.slide_view import slide_view
 from report_builders import judged_slide, run_folder, toy_evidence
@@ -110,6 +111,29 @@ def test_cautions_name_prototypes_few_slides_and_a_cohort_that_is_gone(toy_run):
     text = " ".join(headline.cautions(context_of(toy_run.folder)))
     for words in ("prototypes", "Only 3 slides", "no longer lies", "gates all open"):
         assert words in text
+
+
+def test_figures_of_another_network_are_called_out(toy_run):
+    (toy_run.folder / "fold_0" / "checkpoint.safetensors").write_bytes(b"new weights")
+    finding = Finding("cost", (), provenance={"inputs": {"run": "print of the old weights"}})
+    toy_run.finding(0, finding)
+    text = " ".join(headline.cautions(context_of(toy_run.folder)))
+    assert "Fold 0 was trained again after cost had been measured" in text
+    assert "--only cost" in text
+
+
+def test_the_spread_is_over_folds_and_of_one_fold_over_its_slides(tmp_path):
+    run = run_folder(tmp_path / "run")
+    for number, value in enumerate((0.2, 0.4)):
+        run.fold(number, [f"s{number}"])
+        run.finding(number, Finding("cost", (Row({"mode": "full"}, {"peak_memory": value}),)))
+    data = read_run_data(run.folder)
+    assert data.spread("cost") == "2 folds"
+    row = data.finding("cost").rows[0]
+    assert row.values["peak_memory"] == pytest.approx(0.3)
+    assert row.deviations["peak_memory"] == pytest.approx(0.2 / 2**0.5)
+    (run.folder / "fold_1" / "diagnostics" / "cost.json").unlink()
+    assert read_run_data(run.folder).spread("cost") == "the slides of one fold"
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Figures of a report: every function takes plain arrays and returns a matplotlib Figure; no pyplot, no global state."""
+"""Figures of a report: functions from plain arrays to a matplotlib Figure; no pyplot, no global state."""

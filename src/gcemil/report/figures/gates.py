@@ -38,6 +38,7 @@ def gate_histograms(
     bar = figure.colorbar(mesh, ax=over_time, pad=0.02)
     bar.set_label("share of patches", fontsize=8)
     bar.outline.set_visible(False)
+    bar.minorticks_off()
     over_time.set_xlabel("epoch")
     over_time.set_ylabel("gate")
     opened = "" if open_share is None else f", {open_share:.1%} open at the end"
@@ -51,6 +52,7 @@ def gate_histograms(
     )
     ends.bar(middles, histograms[-1], width=0.9 / bins, color=INK, alpha=0.8, label=f"epoch {epochs[-1]}")
     ends.set_yscale("log")
+    ends.minorticks_off()
     ends.set_ylim(SMALLEST, 1.6)
     ends.set_xlabel("gate")
     ends.set_title("First and last")

@@ -82,9 +82,13 @@ def fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figur
                 color = INK if name == names[0] and len(names) > 1 else EVIDENCE_COLOR
                 axes.plot([mean, mean], [place - 0.26, place + 0.26], color=color, linewidth=2.6)
                 axes.annotate(
-                    f"{mean:.3f}", (mean, place + 0.26), xytext=(0, 1.5), textcoords="offset points", ha="center",
+                    f"{mean:.3f}",
+                    (mean, place + 0.26),
+                    xytext=(0, 1.5),
+                    textcoords="offset points",
+                    ha="center",
                     fontsize=7.5,
-                )  # fmt: skip
+                )
         axes.set_ylim(0.5, len(names) + 0.75)
         axes.margins(x=0.12)
         axes.set_title(title)

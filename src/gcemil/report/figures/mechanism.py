@@ -109,6 +109,7 @@ def draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> Non
     axes.fill_between(ranks, ranked, where=ranked > threshold, step="mid", color=ATTENTION_COLOR, alpha=0.55)
     axes.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
     axes.set_xscale("log")
+    axes.minorticks_off()
     axes.set_xlabel("rank of the patch")
     axes.set_title(f"Threshold: {int((evidence.gates > threshold).sum())} open")
 

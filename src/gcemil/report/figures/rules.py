@@ -102,9 +102,16 @@ def strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
         return
     shift = spread_positions(values)
     axes.plot(
-        values, place + shift, linestyle="", marker="o", markersize=3.6, color=color, alpha=0.6, markeredgewidth=0,
+        values,
+        place + shift,
+        linestyle="",
+        marker="o",
+        markersize=3.6,
+        color=color,
+        alpha=0.6,
+        markeredgewidth=0,
         rasterized=len(values) > 500,
-    )  # fmt: skip
+    )
     middle = float(np.median(values))
     axes.plot([middle, middle], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 from gcemil.report.figures.style import png_bytes, settled, svg_bytes
 from gcemil.report.html import Markup, command, element, joined, picture
@@ -29,7 +31,7 @@ QUESTIONS = {
 }
 """Every diagnostic and what it answers, in the words of `gcemil diagnose`."""
 LARGEST_SVG = 400_000
-"""Bytes above which a page shows the PNG; both are written as files."""
+"""Bytes above which a page shows a JPEG instead: tissue is large as PNG. The files are complete either way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class Album:
         shown = (
             picture(vector, alt, mime="image/svg+xml")
             if len(vector) <= LARGEST_SVG
-            else picture(pixels, alt, mime="image/png")
+            else picture(small_jpeg(pixels), alt, mime="image/jpeg")
         )
         return element("figure", shown, element("figcaption", caption))
 
@@ -84,6 +86,15 @@ class Context:
     def missing(self, name: str) -> Markup:
         """What is not known, and the command that would tell."""
         return absent(f"Not measured: {QUESTIONS[name]}", self.diagnose(name))
+
+
+def small_jpeg(png: bytes) -> bytes:
+    """A figure for the screen."""
+    with Image.open(io.BytesIO(png)) as image:
+        shown = image.convert("RGB")
+    buffer = io.BytesIO()
+    shown.save(buffer, format="JPEG", quality=82, optimize=True)
+    return buffer.getvalue()
 
 
 def absent(what: str, remedy: str) -> Markup:

@@ -14,9 +14,15 @@ from gcemil.report.sections.snr import folded
 
 RECOVERED = "recovered"
 BUDGET_METRICS = (
-    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "complement_degradation", "removal_gap", "precision",
-    "recall", "region_coverage",
-)  # fmt: skip
+    "evidence_sufficiency",
+    "keep_only_drop",
+    "full_kept_gap",
+    "complement_degradation",
+    "removal_gap",
+    "precision",
+    "recall",
+    "region_coverage",
+)
 POSTHOC_METRICS = (
     "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation", "removal_gap",
     "most_first_area", "average_precision", "runtime_ratio",
@@ -46,10 +52,13 @@ def shown_budget(context: Context, finding: Finding) -> Markup:
     parts = [curves_figure(context, rows, budgets), bars_figure(context, rows, main)]
     for budget in budgets:
         made = finding_table(
-            in_order(rows_with(rows, budget=budget)), LABELS, BUDGET_METRICS, naming={"network": context.network},
+            in_order(rows_with(rows, budget=budget)),
+            LABELS,
+            BUDGET_METRICS,
+            naming={"network": context.network},
             caption=f"At {size_words(budget)}",
             notes=[f"± standard deviation over {context.run.spread('budget')}."],
-        )  # fmt: skip
+        )
         parts.append(folded(f"All rules at {size_words(budget)}", table(made)))
     parts += [paragraph(note, kind="note") for note in finding.notes]
     return joined(parts)
@@ -84,11 +93,12 @@ def curves_figure(context: Context, rows: list[Row], budgets: list[str]) -> Mark
     share = recovered[0].values.get("evidence_fraction") if recovered else None
     dotted = " Dotted: mean size of the recovered evidence." if share is not None else ""
     return context.album.figure(
-        "keep_remove", keep_and_remove(curves, metric=context.run.task_metric, full=full, evidence_share=share),
+        "keep_remove",
+        keep_and_remove(curves, metric=context.run.task_metric, full=full, evidence_share=share),
         alt="Task metric when patches are kept or removed, over the share of patches, by rule",
         caption="Left: the metric from the chosen patches alone; a good rule reaches the line of all patches early. Right: what is "
         f"lost without them; a good rule loses much. Dashed: the two controls.{dotted}",
-    )  # fmt: skip
+    )
 
 
 def bars_figure(context: Context, rows: list[Row], budget: str) -> Markup:
@@ -104,10 +114,11 @@ def bars_figure(context: Context, rows: list[Row], budget: str) -> Markup:
         "" if not rows_with(chosen, network="plain") else " Diamonds: the same rule under the plain host."
     )
     return context.album.figure(
-        "same_budget", same_budget_bars(bars, metrics, title=f"Every rule at {size_words(budget)}"),
+        "same_budget",
+        same_budget_bars(bars, metrics, title=f"Every rule at {size_words(budget)}"),
         alt="Sufficiency, necessity and precision of every rule at the same number of patches",
         caption=f"Bars: judged by the run's own network; lines: standard deviation over {context.run.spread('budget')}.{diamonds}",
-    )  # fmt: skip
+    )
 
 
 def shown_posthoc(context: Context, finding: Finding) -> Markup:

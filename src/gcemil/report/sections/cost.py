@@ -8,8 +8,14 @@ from gcemil.report.sections.context import Context
 from gcemil.report.sections.finding_tables import finding_table
 
 METRICS = (
-    "aggregation_time", "explained_time", "peak_memory", "patch_ratio", "relative_utility", "extraction_time", "end_to_end_time",
-)  # fmt: skip
+    "aggregation_time",
+    "explained_time",
+    "peak_memory",
+    "patch_ratio",
+    "relative_utility",
+    "extraction_time",
+    "end_to_end_time",
+)
 LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
 
 

@@ -27,14 +27,18 @@ def section(context: Context, places: dict[str, str]) -> Section:
 
 def shown(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
     rates = finding_table(
-        in_order(rows_with(finding.rows, **{"class": "all"})), LABELS, [f"{kind}_share" for kind in TYPES],
-        naming={"network": context.network}, grouped=False, caption=f"Share of {context.unit}s that fail",
+        in_order(rows_with(finding.rows, **{"class": "all"})),
+        LABELS,
+        [f"{kind}_share" for kind in TYPES],
+        naming={"network": context.network},
+        grouped=False,
+        caption=f"Share of {context.unit}s that fail",
         notes=[
             "The thresholds are ours: the paper states none, so its rates are no yardstick; the control rows are. "
             + thresholds(finding),
             *finding.notes,
         ],
-    )  # fmt: skip
+    )
     return joined([table(rates), named(context, places)])
 
 

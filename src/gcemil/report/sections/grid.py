@@ -80,11 +80,12 @@ def performance(means: list[Record], album: Album) -> Section:
             label = f"{METRICS[metric].label} of host + GCE (gated) over that of the plain host"
             parts.append(
                 album.figure(
-                    f"hosts_{metric}", relative_performance(gains, label=label),
+                    f"hosts_{metric}",
+                    relative_performance(gains, label=label),
                     alt=f"Relative {METRICS[metric].label} per host and cohort",
                     caption="Right of the line the wrapper gains, left of it it costs. One mark is one cohort, means over folds and seeds.",
                 )
-            )  # fmt: skip
+            )
     if not parts:
         parts.append(paragraph("No host was trained both plainly and with the wrapper yet.", kind="missing"))
     return Section("performance", "Relative performance per host", joined(parts))
@@ -185,13 +186,18 @@ def snr_section(diagnostics: list[Record], results: Path) -> Section:
     for comparison, metrics in (("full-kept", SNR), ("soft-kept", SOFT)):
         rows = [
             Row(
-                {"cohort": row["cohort"], "host": row["host"], "arm": row["variant"] or row["arm"], **row["labels"]},
+                {
+                    "cohort": row["cohort"],
+                    "host": row["host"],
+                    "arm": row["variant"] or row["arm"],
+                    **row["labels"],
+                },
                 {name: found["mean"] for name, found in row["values"].items()},
                 {name: found["std"] for name, found in row["values"].items() if found["std"]},
             )
             for row in own
             if row["labels"].get("comparison") == comparison
-        ]  # fmt: skip
+        ]
         if rows:
             parts.append(
                 table(

@@ -161,12 +161,17 @@ def card(name: str, by_rule: dict[str, list[Record]], rule: str, limit: float) -
     return element(
         "div",
         element("h3", title),
-        element("div", f"{100 * own.share:.0f} %", element("small", f"{own.words}; {100 * low:.0f} to {100 * high:.0f} %"), class_="big"),
+        element(
+            "div",
+            f"{100 * own.share:.0f} %",
+            element("small", f"{own.words}; {100 * low:.0f} to {100 * high:.0f} %"),
+            class_="big",
+        ),
         bar(own.share, kind=rule, words=f"{own.words}"),
         paragraph(meaning.format(limit=limit)),
         element("div", *rivals, class_="rivals") if rivals else EMPTY,
         class_="criterion",
-    )  # fmt: skip
+    )
 
 
 def comparison(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
@@ -203,6 +208,12 @@ def cautions(context: Context) -> list[str]:
         found.append(
             f"The cohort no longer lies where it was trained from ({run.cohort.name}): no truth outlines, thumbnails or patch sizes."
         )
+    for fold in run.folds:
+        if fold.outdated:
+            found.append(
+                f"Fold {fold.number} was trained again after {', '.join(fold.outdated)} had been measured: those figures are of "
+                f"another network. Measure again with '{context.diagnose(fold.outdated[0])}'."
+            )
     found += sorted({str(text) for fold in run.folds for text in fold.metrics["details"].get("caveats", [])})
     found += sorted(
         {

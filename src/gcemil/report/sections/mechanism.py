@@ -1,4 +1,4 @@
-"""How the evidence came about: gates over training, coverage of the anchors, and one slide from response to evidence."""
+"""How the evidence came about: gates over training, coverage of anchors, one slide from response to evidence."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def section(context: Context, example: SlideView | None) -> Section | None:
     if example is not None:
         parts.append(
             context.album.figure(
-                "mechanism", mechanism_panels(example.evidence, threshold=threshold_of(context.run)),
+                "mechanism",
+                mechanism_panels(example.evidence, threshold=threshold_of(context.run)),
                 alt="Responses, gates, coverage, threshold and repair of one slide",
                 caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only "
                 "where it reads morphology, and is not drawn.",
             )
-        )  # fmt: skip
+        )
     return Section("mechanism", "How the evidence came about", joined(parts))
 
 
@@ -53,10 +54,12 @@ def gates_figure(context: Context) -> Markup:
         open_share=float(records[-1]["evidence_fraction"]),
     )  # fmt: skip
     return context.album.figure(
-        "gates", figure, alt="Histogram of the gates of the training bags, epoch by epoch",
+        "gates",
+        figure,
+        alt="Histogram of the gates of the training bags, epoch by epoch",
         caption=f"Fold {fold.number}, training bags. Gates that end at 0 or 1 can be turned into a set of patches without loss; gates "
         "in between cannot. Dashed: threshold.",
-    )  # fmt: skip
+    )
 
 
 def anchors_figure(context: Context) -> Markup:
@@ -72,14 +75,15 @@ def anchors_figure(context: Context) -> Markup:
     return joined(
         [
             context.album.figure(
-                "anchor_coverage", anchor_coverage(prompts, coverage, target=target),
+                "anchor_coverage",
+                anchor_coverage(prompts, coverage, target=target),
                 alt="Coverage of every anchor by the evidence",
                 caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {kind}, for the anchors that count for the "
                 "predicted class.",
             ),
             paragraph(f"Anchors: {anchor_origin(context.run)}.", kind="note"),
         ]
-    )  # fmt: skip
+    )
 
 
 def coverage_of(run: RunData, fold: FoldData) -> tuple[tuple[str, ...], np.ndarray] | None:

@@ -13,9 +13,15 @@ from gcemil.report.sections.finding_tables import Naming, finding_table
 
 CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
-    "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high", "p_paired_t_holm",
-    "p_wilcoxon_holm", "cohens_dz",
-)  # fmt: skip
+    "difference",
+    "difference_low",
+    "difference_high",
+    "bag_difference_low",
+    "bag_difference_high",
+    "p_paired_t_holm",
+    "p_wilcoxon_holm",
+    "cohens_dz",
+)
 PLAIN = "plain host, all patches"
 
 
@@ -26,9 +32,17 @@ def section(context: Context) -> Section:
             "Evidence alone: the host sees the recovered patches and nothing else."
         ),
         figure(context),
-        table(finding_table(metric_rows(context), {"arm": "Prediction"}, metrics_of(context), grouped=False,
-                            naming={"arm": str}, notes=[spread_note(context)])),
-    ]  # fmt: skip
+        table(
+            finding_table(
+                metric_rows(context),
+                {"arm": "Prediction"},
+                metrics_of(context),
+                grouped=False,
+                naming={"arm": str},
+                notes=[spread_note(context)],
+            )
+        ),
+    ]
     if context.against is None and context.run.is_wrapped:
         remedy = f"gcemil report {quoted(context.run.folder)} --against HOST_RUN"
         parts.append(absent("The plain host is not shown: no run of it was given.", remedy))
@@ -99,7 +113,13 @@ def significance_table(finding: Finding) -> Markup:
         "metric": lambda key: METRICS[key].label,
     }
     made = finding_table(
-        finding.rows, {"mode": "host + GCE", "metric": "Metric"}, TESTS, grouped=False, bold=False, naming=naming, notes=finding.notes,
+        finding.rows,
+        {"mode": "host + GCE", "metric": "Metric"},
+        TESTS,
+        grouped=False,
+        bold=False,
+        naming=naming,
+        notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
-    )  # fmt: skip
+    )
     return table(made)

@@ -82,9 +82,12 @@ def fold_table(run: RunData) -> Markup:
         )
         lines.append(Line(cells))
     columns = (
-        Column("Fold", is_number=False), Column("Best epoch"), Column("Test bags"), Column("Anchors", is_number=False),
+        Column("Fold", is_number=False),
+        Column("Best epoch"),
+        Column("Test bags"),
+        Column("Anchors", is_number=False),
         Column("Fingerprint of the network", is_number=False),
-    )  # fmt: skip
+    )
     return table(Table(columns, tuple(lines)))
 
 

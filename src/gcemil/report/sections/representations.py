@@ -63,11 +63,12 @@ def figure(context: Context, found: Representations, fold: int) -> Markup:
         panels[f"{name}, {WORDS[mode]}"] = embedded(found.by_mode[mode], seed=context.seed)
     is_test = np.array([part == "test" for part in found.parts])
     return context.album.figure(
-        "representations", slide_representations(panels, found.groups, is_test=is_test),
+        "representations",
+        slide_representations(panels, found.groups, is_test=is_test),
         alt="t-SNE of slide representations, coloured by class",
         caption=f"Fold {fold}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; distances "
         f"between groups mean nothing. Seed {context.seed}. A run keeps its best epoch only, so there is no view over epochs.",
-    )  # fmt: skip
+    )
 
 
 def rival_representations(run: RunData, fold: int) -> Representations | None:

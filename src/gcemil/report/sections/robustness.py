@@ -18,13 +18,25 @@ SUBSETS = (
 )  # fmt: skip
 STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
 GUARANTEE = (
-    "promised_rate", "realised_rate", "realised_floor", "certified_fraction", "certified_share", "fallback_share",
-    "guarded_fraction", "calibration_bags",
-)  # fmt: skip
+    "promised_rate",
+    "realised_rate",
+    "realised_floor",
+    "certified_fraction",
+    "certified_share",
+    "fallback_share",
+    "guarded_fraction",
+    "calibration_bags",
+)
 SWEEP = (
-    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "cd_gap", "precision",
-    "recall", "repaired_patches",
-)  # fmt: skip
+    "evidence_fraction",
+    "evidence_sufficiency",
+    "keep_only_drop",
+    "complement_degradation",
+    "cd_gap",
+    "precision",
+    "recall",
+    "repaired_patches",
+)
 METRICS_OF = {"subsets": SUBSETS, "stability": STABILITY, "guarantee": GUARANTEE, "sweep": SWEEP}
 HEADINGS = {
     "rule": "Patches chosen by",

@@ -16,9 +16,16 @@ FULL_KEPT = (
 )  # fmt: skip
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
 BOUNDS = (
-    "coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share", "margin_bound", "margin_slack",
-    "margin_broken_share", "empty_share", "runaway_share",
-)  # fmt: skip
+    "coverage_residual",
+    "coverage_bound",
+    "coverage_slack",
+    "coverage_broken_share",
+    "margin_bound",
+    "margin_slack",
+    "margin_broken_share",
+    "empty_share",
+    "runaway_share",
+)
 LABELS = {"rule": "Patches chosen by", "network": "Predicted by"}
 
 
@@ -40,8 +47,17 @@ def shown(context: Context, finding: Finding) -> Markup:
             "all the others. The oracle takes the annotated truth first and exists only where the truth is known."
         ),
         figure(context, finding),
-        table(finding_table(everyone, LABELS, FULL_KEPT, caption="All patches against kept and removed", notes=notes, naming=naming)),
-    ]  # fmt: skip
+        table(
+            finding_table(
+                everyone,
+                LABELS,
+                FULL_KEPT,
+                caption="All patches against kept and removed",
+                notes=notes,
+                naming=naming,
+            )
+        ),
+    ]
     if gates:
         parts.append(
             table(
@@ -53,9 +69,10 @@ def shown(context: Context, finding: Finding) -> Markup:
         parts.append(
             paragraph(
                 "The C-D gap compares the gated bag with the recovered patches; the full-kept gap compares all patches with "
-                "them. They are different quantities and stand in different tables.", kind="note",
+                "them. They are different quantities and stand in different tables.",
+                kind="note",
             )
-        )  # fmt: skip
+        )
     parts.append(folded("By class, and the bounds of the paper", details(context, finding)))
     return joined(parts)
 
@@ -64,10 +81,26 @@ def figure(context: Context, finding: Finding) -> Markup:
     by_rule = judged(context)
     settings = finding.settings
     panels = [
-        SlidePanel("Keep only", "|Φ(all) - Φ(kept)|  ↓", values(by_rule, "full_kept_gap"), settings.get("sufficiency_tolerance")),
-        SlidePanel("Remove", "|Φ(all) - Φ(removed)|  ↑", values(by_rule, "removal_gap"), settings.get("necessity_tolerance"), is_upper=False),
-        SlidePanel("Recover", "|Φ(gated) - Φ(kept)|  ↓", values(by_rule, "cd_gap"), settings.get("recoverability_tolerance")),
-    ]  # fmt: skip
+        SlidePanel(
+            "Keep only",
+            "|Φ(all) - Φ(kept)|  ↓",
+            values(by_rule, "full_kept_gap"),
+            settings.get("sufficiency_tolerance"),
+        ),
+        SlidePanel(
+            "Remove",
+            "|Φ(all) - Φ(removed)|  ↑",
+            values(by_rule, "removal_gap"),
+            settings.get("necessity_tolerance"),
+            is_upper=False,
+        ),
+        SlidePanel(
+            "Recover",
+            "|Φ(gated) - Φ(kept)|  ↓",
+            values(by_rule, "cd_gap"),
+            settings.get("recoverability_tolerance"),
+        ),
+    ]
     shown = [panel for panel in panels if panel.by_rule]
     if not shown:
         return EMPTY
@@ -77,10 +110,11 @@ def figure(context: Context, finding: Finding) -> Markup:
         else "the probability of the predicted class"
     )
     return context.album.figure(
-        "snr_slides", slides_by_rule(shown),
+        "snr_slides",
+        slides_by_rule(shown),
         alt="Change of the output per slide when patches are kept, removed or gated, by rule",
         caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
-    )  # fmt: skip
+    )
 
 
 def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:

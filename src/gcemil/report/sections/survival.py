@@ -23,23 +23,25 @@ def section(context: Context) -> Section | None:
     }
     without = removed_groups(context.run)
     if without is not None:
-        panels["Evidence removed"] = without
+        panels["Evidence removed" if context.run.is_wrapped else "Attention removed"] = without
     parts = [
         context.album.figure(
-            "kaplan_meier", risk_group_curves(panels),
+            "kaplan_meier",
+            risk_group_curves(panels),
             alt="Kaplan-Meier curves of the higher and the lower risk half",
             caption="Test cases of every fold split at the median risk of that fold, then joined. Ticks: censored cases. Evidence that "
             "holds separates the groups as all patches do; without it the separation should fade.",
         )
-    ]  # fmt: skip
+    ]
     if without is None:
         parts.append(context.missing("snr"))
     parts.append(
         paragraph(
             "The test assumes that the groups were formed without the outcome; they were, since these cases were not trained on. "
-            "Networks of different folds share training cases, so p is too small rather than too large.", kind="note",
+            "Networks of different folds share training cases, so p is too small rather than too large.",
+            kind="note",
         )
-    )  # fmt: skip
+    )
     return Section("survival", "Survival of the risk groups", joined(parts))
 
 
