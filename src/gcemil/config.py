@@ -64,6 +64,10 @@ class RecoverySettings(Settings):
     )
 
 
+SUPPORT_SELECTORS = {"sparsemax", "entmax15"}
+"""They select where p > 0, however small."""
+
+
 class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
@@ -124,6 +128,11 @@ class EvidenceSettings(Settings):
     )
     null_peak: float = Field(2.0, ge=0, description="t ~ nu^peak; 0 is the uniform null.")
     recovery: RecoverySettings = RecoverySettings()
+
+    @property
+    def selection_threshold(self) -> float:
+        """The gate above which a patch is selected before repair."""
+        return 0.0 if self.selector in SUPPORT_SELECTORS else self.recovery.threshold
 
 
 PAPER = EvidenceSettings(

@@ -17,8 +17,6 @@ from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, recover
 
-SUPPORT_SELECTORS = {"sparsemax", "entmax15"}
-"""They select where p > 0, however small."""
 UNREPAIRED_SELECTORS = {"sigmoid_threshold"}
 """The row of the paper's selector table that is a threshold and nothing else."""
 
@@ -60,7 +58,7 @@ def recovered(model: GceMil, output: EvidenceOutput) -> Recovery:
         output.gates,
         output.responses,
         weights,
-        threshold=0.0 if selector in SUPPORT_SELECTORS else settings.threshold,
+        threshold=model.settings.selection_threshold,
         coverage_target=settings.coverage_target,
         max_fraction=settings.max_fraction,
         reachable=settings.reachable,

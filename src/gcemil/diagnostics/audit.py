@@ -37,7 +37,7 @@ from gcemil.diagnostics.black_box import naming
 from gcemil.diagnostics.judged_evidence import jaccard
 from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
 from gcemil.diagnostics.snr import bag_outcome
-from gcemil.diagnostics.truth import oracle_scores, true_evidence, truth_column, truth_figures
+from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.diagnostics.verdicts import Tolerances
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import bag_tensors
@@ -175,15 +175,6 @@ def overlap_of(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"
     """Jaccard of two subsets over the patches both bags have."""
     alive = members(rows, n_patches=len(before))
     return jaccard(before & alive, members(rows[after], n_patches=len(before)))
-
-
-def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:
-    """Region numbers of a bag, apart for the slides of a case."""
-    column = truth_column(cohort, bag, "region")
-    if column is None:
-        return None
-    slide = torch.cat([torch.full((span.stop - span.start,), n) for n, span in enumerate(bag.spans)])
-    return torch.where(column > 0, column + slide * (column.max() + 1), 0)
 
 
 def log_gates(scores: Scores) -> Scores:

@@ -13,17 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError
 from gcemil.explain import Explanation, bag_tensors, explain_bag
 from gcemil.interventions import Interventions
@@ -74,25 +72,12 @@ class BagBench:
     @cached_property
     def truth(self) -> Tensor | None:
         """Which patches are evidence, where the cohort knows."""
-        found = self._truth_column("evidence")
-        return None if found is None else found.bool()
+        return true_evidence(self._fold.cohort, self.bag)
 
     @cached_property
     def regions(self) -> Tensor | None:
         """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
-        return self._truth_column("region", apart=True)
-
-    def _truth_column(self, name: str, *, apart: bool = False) -> Tensor | None:
-        files = [self._fold.cohort.truth_file(slide_id) for slide_id in self.bag.slide_ids]
-        if not all(path.is_file() for path in files):
-            return None
-        columns: list[np.ndarray] = []
-        largest = 0
-        for path in files:
-            column = store.read(path, name).astype(np.int64)
-            columns.append(np.where(column > 0, column + largest, 0) if apart else column)
-            largest = int(columns[-1].max(initial=largest))
-        return torch.from_numpy(np.concatenate(columns))
+        return true_regions(self._fold.cohort, self.bag)
 
 
 @dataclass(frozen=True, eq=False)

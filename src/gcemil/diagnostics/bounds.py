@@ -26,12 +26,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.config import EvidenceSettings
 from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
 from gcemil.diagnostics.snr import BagOutputs, gap
 from gcemil.diagnostics.verdicts import rule_subsets
 from gcemil.errors import UsageError
-from gcemil.explain import SUPPORT_SELECTORS, Explanation
+from gcemil.explain import Explanation
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
@@ -41,11 +40,6 @@ OutputUnder = Callable[[Tensor], Tensor]
 
 NEAREST_TO_SUBSET = 0.01
 """Closed gates have no logarithm at the subset itself; at this share of the way from it they have one."""
-
-
-def recovery_threshold(settings: EvidenceSettings) -> float:
-    """The gate above which a patch is selected before repair."""
-    return 0.0 if settings.selector in SUPPORT_SELECTORS else settings.recovery.threshold
 
 
 def gate_margin(gates: Gates, threshold: float) -> float:
@@ -135,7 +129,7 @@ def recoverability_figures(
     bound = None if slope is None else slope * distance
     slack = None if bound is None or outputs.cd_gap is None else bound - outputs.cd_gap
     return {
-        "gate_margin": gate_margin(gates, recovery_threshold(model.settings)),
+        "gate_margin": gate_margin(gates, model.settings.selection_threshold),
         "gate_distance": distance,
         "margin_bound": bound,
         "margin_slack": slack,

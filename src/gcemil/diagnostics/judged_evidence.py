@@ -24,7 +24,7 @@ from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
 from gcemil.diagnostics.prefixes import network_view
 from gcemil.diagnostics.truth import oracle_scores
-from gcemil.explain import SUPPORT_SELECTORS, Explanation
+from gcemil.explain import Explanation
 from gcemil.model import GceMil
 from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
 from gcemil.shapes import Logits, Scores, Selected
@@ -146,9 +146,7 @@ def own_gap(judged: Judged) -> float:
 
 def soft_thresholded(model: GceMil, explanation: Explanation) -> Selected:
     """Gates above the threshold, without repair; the best patch when there are none."""
-    settings = model.settings
-    threshold = 0.0 if settings.selector in SUPPORT_SELECTORS else settings.recovery.threshold
-    return above_threshold(explanation.output.gates, threshold)
+    return above_threshold(explanation.output.gates, model.settings.selection_threshold)
 
 
 def soft_logits(explanation: Explanation | None) -> Logits | None:

@@ -27,7 +27,6 @@ from gcemil.diagnostics.bounds import (
     coverage_figures,
     estimated_completeness,
     recoverability_figures,
-    recovery_threshold,
 )
 from gcemil.diagnostics.snr import BagOutcome, task_metric
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
@@ -173,7 +172,7 @@ def size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[s
     gates, recovery = explanation.output.gates, explanation.recovery
     most = subset_size(len(gates), min(1.0, RUNAWAY_BUDGETS * budget))
     return {
-        "empty": not bool((gates > recovery_threshold(model.settings)).any()),
+        "empty": not bool((gates > model.settings.selection_threshold).any()),
         "runaway": int(recovery.selected.sum()) > most,
         "stop_reason": recovery.stop_reason.value,
     }

@@ -124,6 +124,15 @@ def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
     return None if found is None else found.bool()
 
 
+def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:
+    """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
+    column = truth_column(cohort, bag, "region")
+    if column is None:
+        return None
+    slide = torch.cat([torch.full((span.stop - span.start,), n) for n, span in enumerate(bag.spans)])
+    return torch.where(column > 0, column + slide * (column.max() + 1), 0)
+
+
 def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None:
     """One column of truth/<slide>.h5 for every patch of a bag; None unless every slide of the bag has it."""
     files = [cohort.truth_file(slide_id) for slide_id in bag.slide_ids]

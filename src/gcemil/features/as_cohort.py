@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, parse_slide
-from gcemil.bags.foreign.tables import LabelTable, class_order
+from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
+from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.patch_files import patch_file, read_patch_file
 from gcemil.bags.simulated.pixel_cohort import CARD, encoded_card
 from gcemil.bags.simulated.pixel_truth import write_pixel_truth
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import CohortError
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import feature_file
 from gcemil.slides.grid import PatchSettings
@@ -53,7 +53,7 @@ def write_cohort_tables(
     card = CohortCard(
         name=out.resolve().name,
         task=table.task,
-        classes=_classes(table, rows, classes),
+        classes=cohort_classes(table, rows, classes),
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
         patch_size_level0=_one_size([_side_of(feature_file(out, row.slide_id)) for row in rows]),
@@ -103,20 +103,3 @@ def _one_size(sizes: Sequence[int]) -> int | None:
     """The side that all slides share; None where scanners differ."""
     found = set(sizes)
     return found.pop() if len(found) == 1 else None
-
-
-def _classes(table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    if table.task == "survival":
-        return ()
-    found = {str(row.label) for row in rows}
-    if wanted is not None:
-        if unknown := sorted(found - set(wanted)):
-            raise UsageError(
-                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
-            )
-        return tuple(wanted)
-    if len(found) < 2:
-        raise CohortError(
-            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
-        )
-    return class_order(found)

@@ -16,7 +16,6 @@ from gcemil.diagnostics.bounds import (
     gate_margin,
     gate_slope,
     recoverability_figures,
-    recovery_threshold,
 )
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome, bag_outputs
 from gcemil.errors import UsageError
@@ -106,7 +105,7 @@ def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
 
 @pytest.mark.parametrize(("selector", "expected"), [("consecutive", 0.5), ("sparsemax", 0.0)])
 def test_selectors_on_the_simplex_select_where_anything_is_left(selector, expected):
-    assert recovery_threshold(EvidenceSettings(selector=selector)) == expected
+    assert EvidenceSettings(selector=selector).selection_threshold == expected
 
 
 def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):

@@ -80,6 +80,26 @@ def label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequenc
     )
 
 
+def cohort_classes(
+    table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The classes asked for, or those of the slides at hand in their natural order; none for survival."""
+    if table.task == "survival":
+        return ()
+    found = {str(row.label) for row in rows}
+    if wanted is not None:
+        if unknown := sorted(found - set(wanted)):
+            raise UsageError(
+                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
+            )
+        return tuple(wanted)
+    if len(found) < 2:
+        raise CohortError(
+            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
+        )
+    return class_order(found)
+
+
 def class_order(labels: Iterable[str]) -> tuple[str, ...]:
     """Classes by number where all are numbers, else by alphabet."""
     found = sorted(set(labels))

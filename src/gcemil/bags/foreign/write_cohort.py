@@ -16,7 +16,7 @@ from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.folds import Fold, leaking_cases, write_folds
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Tool, the_one_patch_size
 from gcemil.bags.foreign.splits import placed_folds, read_splits
-from gcemil.bags.foreign.tables import LabelTable, class_order
+from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.foreign.torchmil import patch_truth
 from gcemil.errors import CohortError, StoreError, UsageError
 
@@ -89,7 +89,7 @@ def write_cohort(
     card = CohortCard(
         name=out.name,
         task=table.task,
-        classes=_classes(table, join.rows, classes),
+        classes=cohort_classes(table, join.rows, classes),
         feature_dim=_the_one_dimension(join.slides),
         encoder=folder.encoder,
         patch_size_level0=size,
@@ -195,20 +195,3 @@ def _the_one_dimension(slides: Sequence[ForeignSlide]) -> int:
                 "A cohort comes from one encoder; extract one of them again."
             )
     return first.feature_dim
-
-
-def _classes(table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    if table.task == "survival":
-        return ()
-    found = {str(row.label) for row in rows}
-    if wanted is not None:
-        if unknown := sorted(found - set(wanted)):
-            raise UsageError(
-                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
-            )
-        return tuple(wanted)
-    if len(found) < 2:
-        raise CohortError(
-            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
-        )
-    return class_order(found)

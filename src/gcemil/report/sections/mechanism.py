@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gcemil.config import EvidenceSettings
 from gcemil.report.figures.anchors import anchor_coverage
 from gcemil.report.figures.gates import gate_histograms
 from gcemil.report.figures.mechanism import mechanism_panels
@@ -11,9 +12,6 @@ from gcemil.report.html import EMPTY, Markup, Section, joined, paragraph
 from gcemil.report.run_data import FoldData, RunData
 from gcemil.report.sections.context import Context, absent, quoted
 from gcemil.report.slide_view import SlideView
-
-SUPPORT_SELECTORS = ("sparsemax", "entmax15")
-"""They select where the gate is above 0, however small."""
 
 
 def section(context: Context, example: SlideView | None) -> Section | None:
@@ -36,8 +34,7 @@ def section(context: Context, example: SlideView | None) -> Section | None:
 
 def threshold_of(run: RunData) -> float:
     """Above it a gate is open."""
-    evidence = run.settings["evidence"]
-    return 0.0 if evidence.get("selector") in SUPPORT_SELECTORS else float(evidence["recovery"]["threshold"])
+    return EvidenceSettings.model_validate(run.settings["evidence"]).selection_threshold
 
 
 def gates_figure(context: Context) -> Markup:
