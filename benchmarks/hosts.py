@@ -12,6 +12,7 @@ has one there. CAMIL's graph is part of our step, while torchmil is handed a rea
 """
 
 import argparse
+import importlib
 import json
 import statistics
 import time
@@ -22,12 +23,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import torchmil.models
 from torch import Tensor, nn
 
+from gcemil.features.torchvision_guard import repair_torchvision
 from gcemil.hosts.camil import neighbour_graph
 from gcemil.hosts.host import MilHost
 from gcemil.hosts.table import HOSTS, create_host
+
+# torchmil imports torchvision, of which only a CUDA build may be installed.
+repair_torchvision()
+torchmil_models = importlib.import_module("torchmil.models")
 
 Step = Callable[[], None]
 
@@ -150,7 +155,7 @@ def torchmil_model(name: str, width: int) -> nn.Module | None:
     """torchmil's model in the size of ours."""
     shape, embed = (width,), nn.Sequential(nn.Linear(width, 512), nn.ReLU())
     bare = nn.Sequential(nn.Linear(width, 512, bias=False), nn.ReLU())
-    models = torchmil.models
+    models = torchmil_models
     makers: dict[str, Callable[[], nn.Module]] = {
         "abmil": lambda: models.ABMIL(shape, att_dim=128, gated=True, feat_ext=embed),
         "clam_sb": lambda: models.CLAM_SB(shape, att_dim=256, gated=True, k_sample=8, feat_ext=embed),

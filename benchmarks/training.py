@@ -21,6 +21,7 @@ import torch
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import HostSettings, TrainSettings
+from gcemil.features.torchvision_guard import repair_torchvision
 from gcemil.hosts.host import Stage
 from gcemil.runs.folder import FoldParts, create_task
 from gcemil.training.loop import create_optimizer, train_epoch
@@ -101,6 +102,9 @@ def gcemil_epoch(cohort: Cohort):
 
 def torchmil_epoch(folder: Path):
     from torch.utils.data import DataLoader, Subset
+
+    # torchmil imports torchvision, of which only a CUDA build may be installed.
+    repair_torchvision()
     from torchmil.data import collate_fn
     from torchmil.datasets import ProcessedMILDataset
     from torchmil.models import ABMIL
