@@ -75,6 +75,10 @@ class EvidenceSettings(Settings):
         "auto", description="auto: the cohort's bank when pairs fit its bridge, else prototypes."
     )
     n_prototypes: int = Field(8, ge=2, description="Anchors of a prototype bank.")
+    ground_prototypes: bool = Field(
+        False,
+        description="Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts.",
+    )
     bridge: BridgeKind = Field("auto", description="auto: proximal for a text bank, identity for prototypes.")
     bridge_rank: int = Field(128, ge=1, description="Rank of the learned bridges.")
     bridge_weight: float = Field(
@@ -136,6 +140,7 @@ class EvidenceSettings(Settings):
 
 
 PAPER = EvidenceSettings(
+    ground_prototypes=True,
     bridge="free",
     responses="paper",
     centre="zero",

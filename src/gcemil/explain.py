@@ -53,7 +53,7 @@ def recovered(model: GceMil, output: EvidenceOutput) -> Recovery:
     """The discrete evidence under the model's own recovery settings."""
     settings, selector = model.settings.recovery, model.settings.selector
     weights = model.anchor_weights(output.full_logits)
-    repairs = settings.repair and selector not in UNREPAIRED_SELECTORS
+    repairs = settings.repair and selector not in UNREPAIRED_SELECTORS and model.is_grounded
     return recover(
         output.gates,
         output.responses,

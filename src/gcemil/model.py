@@ -94,6 +94,8 @@ class GceMil(nn.Module):
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
         self.bank = anchors
+        self.is_grounded = settings.ground_prototypes or not anchors.is_prototypes
+        """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
         self.bridge = create_bridge(
@@ -155,7 +157,12 @@ class GceMil(nn.Module):
     def reads_host(self) -> bool:
         """Whether the score depends on the host's ungated view of the bag."""
         settings = self.settings
-        return settings.attention_term or settings.contribution_term or settings.presence_term
+        return settings.attention_term or settings.contribution_term or self.reads_presence
+
+    @property
+    def reads_presence(self) -> bool:
+        """Whether the score depends on what the patches show of the anchors."""
+        return self.settings.presence_term and self.is_grounded
 
     def evidence(
         self, features: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
@@ -187,9 +194,7 @@ class GceMil(nn.Module):
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
         contributions = full.contributions if full is not None and settings.contribution_term else None
-        presence = (
-            self.presence(responses, full.logits) if full is not None and settings.presence_term else None
-        )
+        presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
         return self.selector.scores(
             hidden,
@@ -242,11 +247,7 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
     """The bridge a bank needs: prototypes live in feature space, a text bank is reached through pairs."""
     if settings.bridge != "auto":
         return settings.bridge
-    return (
-        "identity"
-        if anchors.provenance.startswith("prototypes") and anchors.anchor_dim == in_dim
-        else "proximal"
-    )
+    return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"
 
 
 def check_scored(scores: Scores, features: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
+from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
 from gcemil.explain import explain_bag, explain_slide, recovered, slide_evidence
 from gcemil.recovery.recover import StopReason, recover
@@ -80,6 +81,15 @@ def test_without_repair_the_evidence_is_what_the_gate_opened():
     explanation = explain_bag(make_model(recovery={"repair": False, "max_fraction": 1.0}), make_slide())
     assert torch.equal(explanation.recovery.selected, explanation.output.opened)
     assert len(explanation.recovery.added) == 0
+
+
+def test_prototypes_are_shown_but_do_not_repair():
+    bank = AnchorBank.prototypes(torch.from_numpy(make_slide(seed=4).features), 4)
+    shown, asked = (
+        explain_bag(make_model(bank=bank, ground_prototypes=ground), make_slide()) for ground in (False, True)
+    )
+    assert torch.equal(shown.recovery.selected, shown.output.opened)
+    assert len(asked.recovery.added) > 0
 
 
 def test_sigmoid_and_threshold_is_never_repaired():

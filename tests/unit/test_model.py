@@ -89,6 +89,17 @@ def test_a_term_that_is_switched_off_has_no_say(bag, term):
 
 
 @torch.no_grad()
+def test_prototypes_have_no_say_in_the_score_unless_they_are_asked(bag):
+    bank = AnchorBank.prototypes(tensor_bag(60, seed=3)[0], 4)
+    shown, asked = (
+        wrapped(prepared_host("abmil"), bank=bank, ground_prototypes=ground) for ground in (False, True)
+    )
+    without = wrapped(prepared_host("abmil"), bank=bank, ground_prototypes=True, presence_term=False)
+    torch.testing.assert_close(shown(*bag).scores, without(*bag).scores)
+    assert not torch.allclose(asked(*bag).scores, without(*bag).scores)
+
+
+@torch.no_grad()
 def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
     features, coords = bag
     rough = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores

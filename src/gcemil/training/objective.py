@@ -1,6 +1,6 @@
 """What one step minimises: the task on a window of bags, the host's own losses, and the evidence terms (Eq. 6).
 
-  task        (1 - u) L(f(X_pi)) + u L(f(X)), u = 1/2; for each of the host's predictions, with its weight
+  task        (1 - u) L(f(X_pi)) + u L(f(X)), u = ungated_share; for each of the host's predictions, with its weight
   budget      lambda_b ReLU(mean pi - rho)^2
   grounding   lambda_g [L(utility of the coverage) + w KL(q || pi / sum pi)]
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
@@ -129,13 +129,16 @@ def grounding_terms(
     if settings.grounding == "literal":
         errors = [grounding_squared_error(output.gates, output.responses) for output in outputs]
         return {"grounding": settings.grounding_weight * torch.stack(errors).mean()}
-    divergence = [
-        grounding_divergence(output.log_gates, output.responses, label_weights(model, bag.target).detach())
-        for output, bag in zip(outputs, bags, strict=True)
-    ]
-    terms = {
-        "grounding": settings.grounding_weight * settings.divergence_weight * torch.stack(divergence).mean()
-    }
+    terms: Terms = {}
+    if model.is_grounded and settings.divergence_weight > 0:
+        divergence = [
+            grounding_divergence(
+                output.log_gates, output.responses, label_weights(model, bag.target).detach()
+            )
+            for output, bag in zip(outputs, bags, strict=True)
+        ]
+        weight = settings.grounding_weight * settings.divergence_weight
+        terms["grounding"] = weight * torch.stack(divergence).mean()
     rates = [coverage_rate(output.gates, output.responses) for output in outputs]
     coverage_logits = torch.stack([model.utility.logits(rate) for rate in rates])
     utility = task.loss(coverage_logits, torch.stack([bag.target for bag in bags]))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gcemil.config import PAPER, EvidenceSettings
+from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import WEIGHT_GAIN
 from gcemil.evidence.losses import NullRisk, NullTarget
 from gcemil.hosts.host import HostOutput
@@ -291,6 +292,14 @@ def test_every_term_of_the_default_recipe_is_named():
     terms, outputs = evidence_terms(make_model(), NullTarget(3), THREE, training_bags(3))
     assert set(terms) == {"task", "budget", "bridge", "grounding", "utility", "sufficiency", "necessity"}
     assert len(outputs) == 4
+
+
+def test_gates_are_not_drawn_to_prototypes_but_their_weights_are_learned():
+    bank = AnchorBank.prototypes(tensor_bag(60, seed=3)[0], 4)
+    shown, asked = (make_model(bank=bank, ground_prototypes=ground) for ground in (False, True))
+    bags = training_bags(3)
+    assert set(grounding_terms(shown, THREE, seen(shown, bags), bags)) == {"utility"}
+    assert set(grounding_terms(asked, THREE, seen(asked, bags), bags)) == {"utility", "grounding"}
 
 
 def test_the_paper_recipe_has_the_terms_of_the_paper():
