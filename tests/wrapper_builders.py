@@ -54,7 +54,9 @@ def wrapped(host: Host, *, bank: AnchorBank | None = None, **settings: Any) -> G
     """The wrapper, fitted on pairs where its bridge needs them and calibrated; in evaluation mode."""
     torch.manual_seed(11)
     bank = bank or make_bank()
-    model = GceMil(host, bank, in_dim=host.in_dim, settings=EvidenceSettings(**settings)).eval()
+    # The bags of these tests are small: the budget decides, not the floor under it.
+    chosen = EvidenceSettings(**{"min_patches": 1, **settings})
+    model = GceMil(host, bank, in_dim=host.in_dim, settings=chosen).eval()
     reference, _ = tensor_bag(200, dim=host.in_dim, seed=5)
     if model.bridge.needs_fit:
         model.fit_bridge(reference, reference @ torch.randn(host.in_dim, bank.anchor_dim))

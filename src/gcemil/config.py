@@ -92,6 +92,11 @@ class EvidenceSettings(Settings):
     selector: str = Field("consecutive", description="A row of the selector table (evidence/gates.py).")
     centre: Literal["slide", "zero"] = Field("slide", description="nu_x: per slide, or the paper's 0.")
     budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
+    min_patches: int = Field(
+        8,
+        ge=1,
+        description="Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160.",
+    )
     temperature_start: float = Field(1.0, gt=0)
     temperature_end: float = Field(0.1, gt=0)
     morphology_term: bool = Field(
@@ -124,7 +129,12 @@ class EvidenceSettings(Settings):
         0.2, ge=0, description="Weight of KL(q || pi) inside the grounding term."
     )
     sufficiency_weight: float = Field(0.25, ge=0)
-    necessity_weight: float = Field(1.0, ge=0)
+    necessity_weight: float = Field(1.0, ge=0, description="Classification.")
+    risk_necessity_weight: float = Field(
+        0.0,
+        ge=0,
+        description="The same for survival. A mean risk is a prediction and not silence, so it is off.",
+    )
     necessity_margin: float = Field(
         3.0,
         ge=1,
@@ -144,6 +154,7 @@ PAPER = EvidenceSettings(
     bridge="free",
     responses="paper",
     centre="zero",
+    min_patches=1,
     temperature_end=0.4,
     morphology_term=True,
     presence_term=False,

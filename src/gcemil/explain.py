@@ -60,7 +60,8 @@ def recovered(model: GceMil, output: EvidenceOutput) -> Recovery:
         weights,
         threshold=model.settings.selection_threshold,
         coverage_target=settings.coverage_target,
-        max_fraction=settings.max_fraction,
+        # The cap is on what repair adds; it never falls below what the gates were meant to open.
+        max_fraction=min(1.0, max(settings.max_fraction, model.settings.min_patches / len(output.gates))),
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
         shortlist=None if repairs else torch.zeros_like(output.opened),

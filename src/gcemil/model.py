@@ -109,7 +109,9 @@ class GceMil(nn.Module):
             morphology=settings.morphology_term,
             smoothing=settings.smoothing,
         )
-        self.gate = create_gate(settings.selector, budget=settings.budget, centre=settings.centre)
+        self.gate = create_gate(
+            settings.selector, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
+        )
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)
             if host.n_outputs == 1
@@ -194,6 +196,9 @@ class GceMil(nn.Module):
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
         contributions = full.contributions if full is not None and settings.contribution_term else None
+        if contributions is not None and self.n_outputs == 1:
+            # A patch that lowers the risk is evidence as much as one that raises it.
+            contributions = (contributions - contributions.mean()).abs()
         presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
         return self.selector.scores(

@@ -100,6 +100,23 @@ def test_prototypes_have_no_say_in_the_score_unless_they_are_asked(bag):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("n", "opened"), [(5, 5), (40, 8), (159, 8), (240, 12)])
+def test_a_small_bag_opens_no_fewer_patches_than_the_floor(n, opened):
+    model = wrapped(prepared_host("abmil"), min_patches=8)
+    assert int(model(*tensor_bag(n)).opened.sum()) == opened
+
+
+@torch.no_grad()
+def test_a_patch_that_lowers_the_risk_counts_as_much_as_one_that_raises_it(bag):
+    model = wrapped(
+        prepared_host("abmil", n_outputs=1), presence_term=False, attention_term=False, smoothing=0.0
+    )
+    contributions = model.host(*bag).contributions
+    order = (contributions - contributions.mean()).abs().argsort()
+    assert torch.equal(model(*bag).scores.argsort(), order)
+
+
+@torch.no_grad()
 def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
     features, coords = bag
     rough = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores

@@ -8,8 +8,8 @@
   entmax15           p / max p, p = entmax-1.5(s / T); selected where p > 0
   consecutive        sigma((s - nu) / T), annealed (Eq. 3): the selector of the paper
 
-nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest score, k = max(1, round(rho N)), all
-open when N <= k. Log-gates come from logsigmoid: where a gate underflows to 0, its logarithm is still right.
+nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest score, k = max(floor, round(rho N)),
+all open when N <= k. Log-gates come from logsigmoid: where a gate underflows to 0, its logarithm is still right.
 """
 
 from dataclasses import dataclass
@@ -39,13 +39,15 @@ class GateOutput:
 
 
 class Gate(nn.Module):
-    """Base: `budget` is the share of patches meant to open, `centre` says what nu_x is."""
+    """Base: `budget` is the share of patches meant to open, and no fewer than `floor`; `centre` says what nu_x is."""
 
-    def __init__(self, *, budget: float = 0.05, centre: Centre = "slide") -> None:
+    def __init__(self, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> None:
         super().__init__()
         if not 0 < budget <= 1:
             raise UsageError(f"The budget is a share of patches in (0, 1], got {budget}.")
-        self.budget = budget
+        if floor < 1:
+            raise UsageError(f"At least one patch is evidence, got a floor of {floor}.")
+        self.budget, self.floor = budget, floor
         self.centre: Centre = centre
 
     def forward(
@@ -61,7 +63,9 @@ class Gate(nn.Module):
 
     def centred(self, scores: Scores) -> Scores:
         """s - nu_x."""
-        return scores if self.centre == "zero" else scores - slide_centre(scores, budget=self.budget)
+        if self.centre == "zero":
+            return scores
+        return scores - slide_centre(scores, budget=self.budget, floor=self.floor)
 
 
 class ConsecutiveGate(Gate):
@@ -84,10 +88,11 @@ class TopKGate(Gate):
     def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
         order = torch.argsort(scores.detach(), descending=True, stable=True)
         selected = torch.zeros_like(scores, dtype=torch.bool)
-        selected[order[: budget_count(len(scores), budget=self.budget)]] = True
+        selected[order[: budget_count(len(scores), budget=self.budget, floor=self.floor)]] = True
         if not self.training:
             return hard_gates(selected, dtype=scores.dtype)
-        soft = torch.sigmoid((scores - slide_centre(scores, budget=self.budget)) / temperature)
+        centre = slide_centre(scores, budget=self.budget, floor=self.floor)
+        soft = torch.sigmoid((scores - centre) / temperature)
         return straight_through(soft, selected)
 
 
@@ -133,22 +138,22 @@ GATES: dict[str, type[Gate]] = {
 }
 
 
-def create_gate(kind: str, *, budget: float = 0.05, centre: Centre = "slide") -> Gate:
+def create_gate(kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> Gate:
     """A gate by its name in the selector table."""
     if kind not in GATES:
         raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
-    return GATES[kind](budget=budget, centre=centre)
+    return GATES[kind](budget=budget, centre=centre, floor=floor)
 
 
-def budget_count(n_patches: int, *, budget: float) -> int:
-    """k = max(1, round(rho N)), and never more than there are."""
-    return min(n_patches, max(1, round(budget * n_patches)))
+def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:
+    """k = max(floor, round(rho N)), and never more than there are."""
+    return min(n_patches, max(floor, round(budget * n_patches)))
 
 
 @torch.no_grad()
-def slide_centre(scores: Scores, *, budget: float) -> Float[Tensor, ""]:
+def slide_centre(scores: Scores, *, budget: float, floor: int = 1) -> Float[Tensor, ""]:
     """nu_x midway between the k-th and (k+1)-th largest score; -inf, so that all open, when there is no (k+1)-th."""
-    k = budget_count(len(scores), budget=budget)
+    k = budget_count(len(scores), budget=budget, floor=floor)
     if len(scores) <= k:
         return scores.new_tensor(-torch.inf)
     last_in, first_out = scores.topk(k + 1).values[-2:]

@@ -112,7 +112,9 @@ def evidence_shape_terms(model: GceMil, outputs: Sequence[EvidenceOutput]) -> Te
     settings = model.settings
     terms: Terms = {}
     if settings.budget_weight > 0:
-        excess = [budget_excess_squared(output.gates, budget=settings.budget) for output in outputs]
+        excess = [
+            budget_excess_squared(output.gates, budget=opened_share(model, output)) for output in outputs
+        ]
         terms["budget"] = settings.budget_weight * torch.stack(excess).mean()
     if settings.bridge_weight > 0:
         terms["bridge"] = settings.bridge_weight * model.bridge.penalty()
@@ -169,15 +171,21 @@ def subset_terms(
         loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
         if loss is not None:
             terms["sufficiency"] = settings.sufficiency_weight * loss
-    if settings.necessity_weight > 0:
+    weight = settings.risk_necessity_weight if isinstance(null, NullRisk) else settings.necessity_weight
+    if weight > 0:
         distances = [
             necessity_term(null, output, removed)
             for output, bag in zip(outputs, bags, strict=True)
             if (removed := removed_logits(model, output, bag)) is not None
         ]
         if distances:
-            terms["necessity"] = settings.necessity_weight * torch.stack(distances).mean()
+            terms["necessity"] = weight * torch.stack(distances).mean()
     return terms
+
+
+def opened_share(model: GceMil, output: EvidenceOutput) -> float:
+    """Share of the patches that are meant to open: the budget, or more in a small bag."""
+    return max(model.settings.budget, min(1.0, model.settings.min_patches / len(output.scores)))
 
 
 def kept_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor:
@@ -186,16 +194,16 @@ def kept_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tens
 
 
 def removed_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor | None:
-    """f(X_notS) with the gradient of the closed gates; None when nothing would be left.
+    """f(X_notS) with the gradient of the closed gates; None where it would be less than half of the bag.
 
     S and the patches ranked next are taken out: a complement that still holds evidence, and is told to say nothing,
-    would unteach the host what evidence is.
+    would unteach the host what evidence is. A bag too small for that margin is not asked.
     """
-    settings = model.settings
-    n_removed = round(settings.necessity_margin * settings.budget * len(output.scores))
+    n_patches = len(output.scores)
+    n_removed = round(model.settings.necessity_margin * opened_share(model, output) * n_patches)
     removed = output.opened.clone()
     removed[output.scores.detach().topk(min(n_removed, len(removed))).indices] = True
-    if bool(removed.all()):
+    if 2 * int(removed.sum()) > n_patches:
         return None
     return _hard(model, output, bag, 1 - output.gates, ~removed)
 

@@ -30,6 +30,12 @@ def test_the_budget_counts_patches(n: int, budget: float, k: int) -> None:
     assert budget_count(n, budget=budget) == k
 
 
+def test_the_floor_counts_where_the_budget_is_less() -> None:
+    assert [budget_count(n, budget=0.05, floor=8) for n in (3, 8, 40, 160, 200)] == [3, 8, 8, 8, 10]
+    with pytest.raises(UsageError, match="got a floor of 0"):
+        create_gate("consecutive", floor=0)
+
+
 def test_the_slide_centre_lies_midway_between_last_in_and_first_out() -> None:
     assert float(slide_centre(SCORES, budget=0.5)) == 2.0
     assert float(slide_centre(SCORES, budget=0.25)) == 3.5

@@ -117,11 +117,14 @@ def test_the_task_mixes_the_gated_and_the_ungated_bag_by_share(name):
 # Budget and bridge
 
 
-def test_the_budget_is_the_squared_excess_of_each_bag():
-    model, bags = make_model(budget=0.1, budget_weight=0.5), training_bags(3, count=2, n=4)
-    gates = [torch.tensor([0.9, 0.1, 0.1, 0.1]), torch.tensor([0.1, 0.0, 0.0, 0.0])]
+@pytest.mark.parametrize(("floor", "excess"), [(1, 0.2), (2, 0.1), (5, 0.0)])
+def test_the_budget_is_the_squared_excess_of_each_bag(floor, excess):
+    model = make_model(budget=0.1, budget_weight=0.5, min_patches=floor)
+    bags = training_bags(3, count=2, n=10)
+    gates = [torch.tensor([0.9] * 3 + [0.3 / 7] * 7), torch.tensor([0.1] + [0.0] * 9)]
     outputs = [replace(output, gates=g) for output, g in zip(seen(model, bags), gates, strict=True)]
-    assert evidence_shape_terms(model, outputs)["budget"].item() == pytest.approx(0.5 * 0.2**2 / 2)
+    expected = 0.5 * excess**2 / 2
+    assert evidence_shape_terms(model, outputs)["budget"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_bridge_term_is_the_weighted_distance_from_the_fit():
@@ -263,7 +266,7 @@ def test_the_margin_takes_out_what_is_ranked_next_to_the_evidence():
 
 def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far():
     model, bags = (
-        make_model(n_outputs=1, sufficiency_weight=0.0, necessity_weight=1.0, necessity_margin=1.0),
+        make_model(n_outputs=1, sufficiency_weight=0.0, risk_necessity_weight=1.0, necessity_margin=1.0),
         training_bags(1, count=2),
     )
     outputs = seen(model, bags)
@@ -280,9 +283,15 @@ def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far()
     assert null().item() == pytest.approx(means[1], rel=1e-5)
 
 
-def test_a_bag_without_a_complement_has_no_necessity():
-    model, bags = make_model(), training_bags(3, count=2, n=1)
+@pytest.mark.parametrize(("n", "floor"), [(1, 1), (40, 8)])
+def test_a_bag_too_small_for_a_complement_has_no_necessity(n, floor):
+    model, bags = make_model(min_patches=floor), training_bags(3, count=2, n=n)
     assert set(subset_terms(model, NullTarget(3), THREE, seen(model, bags), bags)) == {"sufficiency"}
+
+
+def test_a_risk_is_not_asked_for_silence():
+    model, bags = make_model(n_outputs=1), training_bags(1, count=4)
+    assert set(subset_terms(model, NullRisk(), SurvivalTask(), seen(model, bags), bags)) == {"sufficiency"}
 
 
 # The whole
@@ -319,7 +328,7 @@ def test_a_window_that_orders_nobody_has_no_cox_term_but_keeps_the_others(target
         TrainingBag(*tensor_bag(40, seed=i), PATCH, torch.tensor(target)) for i, target in enumerate(targets)
     ]
     terms, _ = evidence_terms(model, NullRisk(), SurvivalTask(), bags)
-    assert set(terms) == {"budget", "bridge", "grounding", "necessity"}
+    assert set(terms) == {"budget", "bridge", "grounding"}
     assert host_terms(model.host, SurvivalTask(), bags) == {}
 
 
