@@ -14,7 +14,7 @@ from gcemil.hosts.host import GateMode, MilHost
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Where a host lives and which gate mode was measured to be the better one for it."""
+    """Where a host lives and which gate mode was measured to be the better one for it (docs/results.md)."""
 
     module: str
     class_name: str
@@ -30,13 +30,13 @@ class HostSpec:
 HOSTS: dict[str, HostSpec] = {
     "abmil": HostSpec("abmil", "Abmil"),
     "clam_sb": HostSpec("clam_sb", "ClamSb"),
-    "transmil": HostSpec("transmil", "TransMil"),
-    "dsmil": HostSpec("dsmil", "Dsmil"),
-    "dtfd": HostSpec("dtfd", "Dtfd"),
+    "transmil": HostSpec("transmil", "TransMil", "deletion"),
+    "dsmil": HostSpec("dsmil", "Dsmil", "deletion"),
+    "dtfd": HostSpec("dtfd", "Dtfd", "deletion"),
     "ibmil": HostSpec("ibmil", "Ibmil"),
-    "mhim": HostSpec("mhim", "Mhim"),
-    "camil": HostSpec("camil", "Camil"),
-    "hdmil": HostSpec("hdmil", "Hdmil"),
+    "mhim": HostSpec("mhim", "Mhim", "deletion"),
+    "camil": HostSpec("camil", "Camil", "deletion"),
+    "hdmil": HostSpec("hdmil", "Hdmil", "deletion"),
 }
 
 
