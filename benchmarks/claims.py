@@ -1,6 +1,6 @@
 """Do the claims hold? One table per host from the results of a grid whose folds have `snr` and `budget`.
 
-  python benchmarks/claims.py RESULTS [--json FILE] [--markdown] [--no-stability]
+  python benchmarks/claims.py RESULTS [--arm gce] [--json FILE] [--markdown] [--no-stability]
 Every figure is a mean over worlds and seeds of paired runs; sd is between runs. `better` counts the runs in which the
 evidence beats the attention of the plain host at the same number of patches per slide. The best rival is the best rule of
 either network, smoothed ones included, chosen after the fact: the hardest comparison.
@@ -26,11 +26,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
+    parser.add_argument("--arm", default="gce", help="The wrapped arm or variant that is judged.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="Print the table of docs/results.md.")
     parser.add_argument("--no-stability", action="store_true")
     arguments = parser.parse_args()
-    folds = sorted(arguments.results.glob("runs/*/*/gce/seed_*/fold_*/diagnostics/budget.json"))
+    folds = sorted(arguments.results.glob(f"runs/*/*/{arguments.arm}/seed_*/fold_*/diagnostics/budget.json"))
     hosts = sorted({path.parts[-6] for path in folds})
     report = {}
     for host in hosts:

@@ -86,6 +86,10 @@ class Grid(Settings):
         description="Training settings of all runs by dotted name; evidence.* leaves plain hosts alone.",
     )
     diagnostics: tuple[str, ...] = Field((), description="Made for every finished fold of a wrapped host.")
+    diagnostic_options: dict[str, Overrides] = Field(
+        default_factory=dict,
+        description="Options of a diagnostic by name, such as budget: {budgets: [recovered]} for slow hosts.",
+    )
     resources: Resources = Resources()
 
     @classmethod

@@ -154,6 +154,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
             against=None if plain is None else results.run(plain),
             others=[results.run(other) for other in other_seeds(grid, run)],
             seed=run.seed,
+            options=grid.diagnostic_options.get(name),
         )
     refresh_summary(results, run)
 
@@ -172,10 +173,17 @@ def refresh_summary(results: Results, run: RunKey) -> None:
 
 
 def check_diagnostics(grid: Grid) -> None:
-    """A diagnostic that does not exist is found before anything runs."""
+    """A diagnostic or an option of one that does not exist is found before anything runs."""
     from gcemil.diagnostics.table import DIAGNOSTICS
 
-    if unknown := [name for name in grid.diagnostics if name not in DIAGNOSTICS]:
+    named = (*grid.diagnostics, *grid.diagnostic_options)
+    if unknown := [name for name in named if name not in DIAGNOSTICS]:
         raise ConfigError(
             f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(DIAGNOSTICS)}."
         )
+    for name, options in grid.diagnostic_options.items():
+        known = DIAGNOSTICS[name].options()
+        if unknown := [option for option in options if option not in known]:
+            raise ConfigError(
+                f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: {', '.join(known) or 'none'}."
+            )

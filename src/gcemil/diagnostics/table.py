@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,14 @@ class DiagnosticSpec:
         found: Callable[..., Finding] = import_module(f"gcemil.diagnostics.{self.module}").measured
         return found
 
+    def options(self) -> list[str]:
+        """What a caller may set, beside the fold."""
+        return [
+            name
+            for name in list(inspect.signature(self.measured()).parameters)[1:]
+            if name not in ("on_bag", "others")
+        ]
+
 
 DIAGNOSTICS: dict[str, DiagnosticSpec] = {
     "snr": DiagnosticSpec("snr_report", "Is the evidence sufficient, necessary and recoverable?"),
@@ -54,6 +63,7 @@ def run_diagnostic(
     others: Sequence[Path] = (),
     seed: int = 0,
     on_bag: OnBag | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
     if name not in DIAGNOSTICS:
@@ -66,7 +76,7 @@ def run_diagnostic(
         extra = (
             {"others": [FoldBench.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
         )
-        finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra)
+        finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra, **(options or {}))
     finally:
         torch.set_num_threads(before)
     finding = replace(finding, provenance=origin(run, fold, against, others, seed))

@@ -71,6 +71,14 @@ def test_an_unknown_diagnostic_is_refused():
         check_diagnostics(small_grid(diagnostics=["srn"]))
 
 
+def test_an_option_that_a_diagnostic_does_not_have_is_refused():
+    check_diagnostics(small_grid(diagnostic_options={"budget": {"budgets": ["recovered"]}}))
+    with pytest.raises(ConfigError, match="'budget' has no option 'sizes'. It has: budgets, attributions"):
+        check_diagnostics(small_grid(diagnostic_options={"budget": {"sizes": [0.1]}}))
+    with pytest.raises(ConfigError, match="unknown diagnostic 'bugdet'"):
+        check_diagnostics(small_grid(diagnostic_options={"bugdet": {}}))
+
+
 @pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_grid_of_the_repository_loads_plans_and_is_named_like_its_file(path):
     grid = Grid.load(path)
