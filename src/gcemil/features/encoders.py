@@ -70,8 +70,10 @@ ENCODERS: dict[str, EncoderSpec] = {
                                from_timm("hf-hub:MahmoodLab/UNI2-h", **UNI2_H)),
     "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
     "virchow2":    EncoderSpec(2560, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
-    "h_optimus_0": EncoderSpec(1536, 224, H_OPTIMUS, "Apache-2.0, gated", "https://huggingface.co/bioptimus/H-optimus-0",
+    "h_optimus_0": EncoderSpec(1536, 224, H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
                                from_timm("hf-hub:bioptimus/H-optimus-0", init_values=1e-5, dynamic_img_size=False), patch_px=224),
+    "h_optimus_1": EncoderSpec(1536, 224, H_OPTIMUS, NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
+                               from_timm("hf-hub:bioptimus/H-optimus-1", init_values=1e-5, dynamic_img_size=False), patch_px=224),
 }
 # fmt: on
 

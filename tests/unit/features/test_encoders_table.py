@@ -36,6 +36,7 @@ def test_the_widths_are_those_of_the_pages():
         "conch_v1_5": 768,
         "virchow2": 2560,
         "h_optimus_0": 1536,
+        "h_optimus_1": 1536,
     }
 
 
