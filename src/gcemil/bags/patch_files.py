@@ -2,6 +2,9 @@
 
 `patch_size` counts pixels at the target magnification, `patch_size_level0` those of the slide. Magnifications are nominal;
 what counts are `level0_mpp` and `target_mpp`, which TRIDENT does not write and other readers pass over.
+
+Coordinates count from the corner of the whole file, as TRIDENT's and OpenSlide's do. QuPath and our thumbnails show the scanned
+part only; `bounds_x`, `bounds_y`, `bounds_width` and `bounds_height` say where in the file that part lies.
 """
 
 from __future__ import annotations
@@ -50,6 +53,10 @@ def write_patch_file(
         "savetodir": path.parent.parent.name,
         "level0_width": width,
         "level0_height": height,
+        "bounds_x": int(slide.bounds.x),
+        "bounds_y": int(slide.bounds.y),
+        "bounds_width": int(slide.bounds.width),
+        "bounds_height": int(slide.bounds.height),
         "level0_mpp": grid.mpp,
         "target_mpp": settings.target_mpp,
         "min_tissue": settings.min_tissue,

@@ -27,7 +27,8 @@ def explain(
         False, "--all-patches", help="The GeoJSON shows unselected patches too, for measurement maps."
     ),
     thumbnail: Path | None = typer.Option(
-        None, help="A picture of the whole slide, to lie under the overlay."
+        None,
+        help="A picture of the whole slide, to lie under the overlay; by default the one 'gcemil patch' made.",
     ),
     downsample: float | None = typer.Option(
         None,
@@ -193,10 +194,12 @@ def slide_thumbnail(
     cohort: Cohort, slide_id: str, path: Path | None, downsample: float | None
 ) -> Thumbnail | None:
     from gcemil.errors import UsageError
+    from gcemil.report.figures.slide_pixels import slide_thumbnail as own_thumbnail
     from gcemil.report.overlay import read_thumbnail
 
-    if path is None:
-        return None
+    own = cohort.folder / "thumbnails" / f"{slide_id}.jpg"
+    if path is None or (downsample is None and path.resolve() == own.resolve()):
+        return own_thumbnail(cohort.folder, slide_id)
     if downsample is not None:
         return read_thumbnail(path, downsample=downsample)
     width = feature_attributes(cohort, slide_id).get("level0_width")

@@ -46,11 +46,13 @@ RAMP = np.array(
 
 @dataclass(frozen=True, eq=False)
 class Thumbnail:
-    """The whole level 0 of a slide made small."""
+    """Level 0 of a slide made small, or the scanned part of it."""
 
     pixels: Canvas
     downsample: float
     """Level-0 pixels per pixel."""
+    origin: tuple[int, int] = (0, 0)
+    """Level-0 position of its top left corner."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,13 @@ def write_overlay(path: Path, image: Image.Image) -> Path:
 
 
 def read_thumbnail(
-    path: Path, *, downsample: float | None = None, level0_width: float | None = None
+    path: Path,
+    *,
+    downsample: float | None = None,
+    level0_width: float | None = None,
+    origin: tuple[int, int] = (0, 0),
 ) -> Thumbnail:
-    """A picture of the whole slide; its scale is given, or follows from the slide's width."""
+    """A picture of the slide or of its scanned part; its scale is given, or follows from the width of what it shows."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
@@ -120,7 +126,7 @@ def read_thumbnail(
         raise UsageError(
             f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got {found}."
         )
-    return Thumbnail(pixels, found)
+    return Thumbnail(pixels, found, origin)
 
 
 def frame_of(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None) -> Frame:
@@ -129,7 +135,7 @@ def frame_of(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbna
         height, width = thumbnail.pixels.shape[:2]
         shrink = min(1.0, LARGEST_SIDE / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
-        return Frame(0, 0, *size, scale=shrink / thumbnail.downsample)
+        return Frame(*thumbnail.origin, *size, scale=shrink / thumbnail.downsample)
     left, top = coords.min(axis=0).tolist()
     extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
     scale = min(LARGEST_SIDE / max(extent), LARGEST_PATCH / patch_size)

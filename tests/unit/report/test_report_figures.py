@@ -222,6 +222,18 @@ def test_a_thumbnail_whose_place_is_not_known_is_not_drawn(tmp_path, change):
     assert slide_thumbnail(cohort_with_thumbnail(tmp_path, **change), "s0") is None
 
 
+def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
+    known = {"bounds_x": 1000, "bounds_y": 500, "bounds_width": 2000, "bounds_height": 1000}
+    thumbnail = slide_thumbnail(cohort_with_thumbnail(tmp_path, **known), "s0")
+    assert thumbnail is not None
+    assert (thumbnail.downsample, thumbnail.origin) == (50, (1000, 500))
+    # The first patch lies beside the scanned part, the second inside it.
+    place = SlideFrame.of(np.array([[900, 500], [1000, 500]]), 100, largest=40, thumbnail=thumbnail)
+    canvas = evidence_picture(place, np.array([False, False]), RED)
+    assert canvas[0, 0].min() > 200, "white but for the softness of resampling"
+    assert np.abs(canvas[0, -1].astype(int) - RED).max() < 16
+
+
 def test_a_slide_without_a_picture_has_none(tmp_path):
     assert slide_thumbnail(tmp_path, "s0") is None
     assert patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None

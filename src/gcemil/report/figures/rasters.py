@@ -101,12 +101,15 @@ def cropped(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
     if thumbnail is None:
         return None
     step = thumbnail.downsample
-    left, top = math.floor(frame.left / step), math.floor(frame.top / step)
+    left, top = (
+        math.floor((edge - start) / step)
+        for edge, start in zip((frame.left, frame.top), thumbnail.origin, strict=True)
+    )
     width = max(1, round(frame.width / frame.scale / step))
     height = max(1, round(frame.height / frame.scale / step))
     sheet = Image.new("RGB", (width, height), "white")
     sheet.paste(Image.fromarray(thumbnail.pixels), (-left, -top))
-    return Thumbnail(np.array(sheet), step)
+    return Thumbnail(np.array(sheet), step, (frame.left, frame.top))
 
 
 def attention_picture(place: SlideFrame, scores: PerPatch) -> Canvas:

@@ -21,7 +21,7 @@ from gcemil.report.overlay import Canvas, Thumbnail, read_thumbnail
 PATCH_PIXELS = 96
 SLIDE_SUFFIXES = (".tif", ".tiff", ".svs", ".ndpi", ".mrxs")
 SAME_SHAPE = 0.02
-"""Largest difference in aspect at which a thumbnail is one of the whole level 0."""
+"""Largest difference in aspect at which a thumbnail shows the part that the file names."""
 
 
 def slide_attributes(cohort: Path, slide_id: str) -> dict[str, Any]:
@@ -36,15 +36,16 @@ def slide_attributes(cohort: Path, slide_id: str) -> dict[str, Any]:
 
 
 def slide_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
-    """The picture of the whole slide; None where there is none, or where its place on the slide is not known."""
+    """The picture of the scanned part; None where there is none, or where its place on the slide is not known."""
     path = cohort / "thumbnails" / f"{slide_id}.jpg"
     found = slide_attributes(cohort, slide_id)
-    width, height = (found.get(f"level0_{side}") for side in ("width", "height"))
+    origin = bounds_of(found, str(path)) or (0, 0)
+    # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
+    whole = "bounds" if "bounds_width" in found else "level0" if origin == (0, 0) else None
+    width, height = (found.get(f"{whole}_{side}") for side in ("width", "height"))
     if not path.is_file() or width in (None, "None") or height in (None, "None"):
         return None
-    if bounds_of(found, str(path)) not in (None, (0, 0)):
-        return None
-    thumbnail = read_thumbnail(path, level0_width=float(str(width)))
+    thumbnail = read_thumbnail(path, level0_width=float(str(width)), origin=origin)
     pixels = thumbnail.pixels.shape
     aspect = (pixels[1] / pixels[0]) / (float(str(width)) / float(str(height)))
     return thumbnail if abs(aspect - 1) <= SAME_SHAPE else None
