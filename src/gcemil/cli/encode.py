@@ -73,7 +73,7 @@ def encode(
     chosen = _patches(out, encoder_spec(encoder), patch_size, target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
-    unpatched = _patch_missing(found, out, PatchingRules(patches=chosen, mpp=mpp))
+    unpatched, remarks = _patch_missing(found, out, PatchingRules(patches=chosen, mpp=mpp))
     with progress("encoding slides") as advance:
         report = encode_slides(
             found,
@@ -84,7 +84,8 @@ def encode(
             force=force,
             on_slide=advance,
         )
-    notes = _size_notes(network, chosen)
+    troubles = (*remarks, *report.notes)
+    notes = (*_size_notes(network, chosen), *troubles)
     tables = _tables(out, network, chosen, labels, task, target, classes) if report.usable else None
     why = {slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems}
     if as_json:
@@ -100,7 +101,7 @@ def encode(
         for line in (*notes, *(tables.lines if tables else ())):
             typer.echo(line)
         typer.echo(_next(out, slides, tables))
-    raise typer.Exit(1 if report.problems else 0)
+    raise typer.Exit(1 if report.problems or troubles else 0)
 
 
 def _patches(out: Path, spec: EncoderSpec, patch_size: int | None, target_mpp: float) -> PatchSettings:
@@ -134,8 +135,10 @@ def _size_notes(network: PatchEncoder, patches: PatchSettings) -> tuple[str, ...
     )
 
 
-def _patch_missing(slides: dict[str, Path], out: Path, rules: PatchingRules) -> dict[str, str]:
-    """Patch the slides that have no patches yet; why some still have none."""
+def _patch_missing(
+    slides: dict[str, Path], out: Path, rules: PatchingRules
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
     from gcemil.bags.patch_files import patch_file
     from gcemil.bags.patching import outcome_of, write_summary
     from gcemil.cli.console import progress
@@ -149,9 +152,9 @@ def _patch_missing(slides: dict[str, Path], out: Path, rules: PatchingRules) -> 
             outcomes.append(outcome_of(path, slide_id, out, rules, force=False))
             advance(done, len(missing))
     # The summary of an earlier 'gcemil patch' stays as it is.
-    if outcomes and len(missing) == len(slides):
-        write_summary(out, rules.patches, outcomes)
-    return {outcome.slide_id: outcome.message for outcome in outcomes if outcome.is_problem}
+    whole = bool(outcomes) and len(missing) == len(slides)
+    notes = write_summary(out, rules.patches, outcomes) if whole else ()
+    return {outcome.slide_id: outcome.message for outcome in outcomes if outcome.is_problem}, notes
 
 
 def _tables(

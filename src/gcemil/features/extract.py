@@ -12,7 +12,7 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -81,6 +81,8 @@ class EncodingReport:
 
     out: Path
     slides: tuple[EncodedSlide, ...]
+    notes: tuple[str, ...] = ()
+    """What concerns the batch as a whole, such as a summary that could not be written."""
 
     @property
     def problems(self) -> tuple[EncodedSlide, ...]:
@@ -119,10 +121,8 @@ def encode_slides(
     for outcome in _encoded(jobs, out, encoder, chosen):
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
-    report = EncodingReport(out, tuple(outcomes[slide_id] for slide_id in slides))
-    rows = [{column: getattr(slide, column) for column in COLUMNS} for slide in report.slides]
-    write_table(out / "encoding.csv", COLUMNS, rows)
-    return report
+    ordered = tuple(outcomes[slide_id] for slide_id in slides)
+    return EncodingReport(out, ordered, _summarised(out / "encoding.csv", ordered))
 
 
 def encode_patches(
@@ -191,6 +191,17 @@ def typed(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
     """The features in the type asked for; what overflows becomes infinite and is told once the slide is whole."""
     with np.errstate(over="ignore"):
         return features.astype(dtype)
+
+
+def _summarised(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
+    """The table of outcomes; that it could not be written is told, as the features are safe by now."""
+    try:
+        write_table(
+            path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in slides]
+        )
+    except OSError as error:
+        return (f"{path} could not be written ({error}). Run the command again.",)
+    return ()
 
 
 def _known_outcome(

@@ -1,0 +1,179 @@
+"""What can go wrong with 'gcemil encode': each fault is a clear line, nothing is half-written, the rest is done.
+
+The encoder is solvable by hand, so that only the batch is tested: the mean colour of a patch.
+"""
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from gcemil.bags import patching, store
+from gcemil.cli.encode import encode
+from gcemil.features import extract
+from gcemil.features.encoders import EncoderSpec, PatchEncoder
+from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
+
+LARGE = (1200, 1200)
+
+
+class MeanColour(torch.nn.Module):
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+@pytest.fixture
+def batch(tmp_path, monkeypatch):
+    """Two good slides, one before and one after whatever a test adds, and an encoder without weights."""
+    for name in ("a", "z"):
+        write_slide(tmp_path / "slides" / f"{name}.tif")
+    spec = EncoderSpec(
+        3, 32, ((0.0,) * 3, (1.0,) * 3), "none", "https://nowhere", lambda source: MeanColour()
+    )
+    colour = PatchEncoder("colour", spec, MeanColour(), torch.device("cpu"), "one")
+    monkeypatch.setattr("gcemil.features.encoders.load_encoder", lambda *arguments, **options: colour)
+    return tmp_path
+
+
+def run(folder: Path, *options, slides=None):
+    app = typer.Typer()
+    app.command()(encode)
+    given = [slides or folder / "slides", "--out", folder / "out", "--workers", 1, *options]
+    return CliRunner().invoke(app, [str(argument) for argument in given])
+
+
+def outcomes(folder: Path, *options):
+    """Exit code, and what the command says of every slide."""
+    result = run(folder, *options, "--json")
+    return result.exit_code, {
+        slide["slide_id"]: slide for slide in json.loads(result.output[result.output.index("{") :])["slides"]
+    }
+
+
+def done(folder: Path):
+    """Slides with whole features of their two patches."""
+    files = sorted((folder / "out" / "features").glob("*.h5"))
+    return [path.stem for path in files if np.isfinite(store.read(path, "features")).shape == (2, 3)]
+
+
+def fault(folder: Path, *options):
+    """The one line about slide m, once the good ones are done and nothing is half-written."""
+    code, found = outcomes(folder, *options)
+    assert code == 1
+    assert (found["a"]["status"], found["z"]["status"]) == ("encoded", "encoded")
+    assert done(folder) == ["a", "z"]
+    assert not list((folder / "out").rglob("*.partial"))
+    assert not (folder / "out" / "features" / "m.h5").exists()
+    assert "\n" not in found["m"]["message"]
+    return found["m"]["message"]
+
+
+def test_a_truncated_slide(batch):
+    truncate(write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE, seed=3)))
+    assert "copy it again or leave it out" in fault(batch)
+
+
+def test_a_slide_truncated_after_it_was_patched(batch):
+    path = write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE, seed=3))
+    patching.patch_slides([batch / "slides"], batch / "out")
+    truncate(path)
+    assert "was made from another file" in fault(batch)
+
+
+def test_an_empty_file(batch):
+    (batch / "slides" / "m.svs").touch()
+    assert "cannot be opened as a slide" in fault(batch)
+
+
+def test_a_slide_without_tissue(batch):
+    write_slide(batch / "slides" / "m.tif", glass())
+    assert "The segmenter found no tissue" in fault(batch)
+
+
+def test_a_slide_without_a_pixel_size_needs_it_once(batch):
+    write_plain_tiff(batch / "slides" / "m.tif", tissue_image())
+    assert "Give it with --mpp" in fault(batch)
+    code, found = outcomes(batch, "--mpp", 0.5)
+    assert code == 0
+    assert [found[name]["status"] for name in "amz"] == ["already done", "encoded", "already done"]
+    assert done(batch) == ["a", "m", "z"]
+
+
+def test_a_slide_with_an_unreadable_level(batch):
+    damage_level(write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE)), 1)
+    assert "level 1 cannot be read" in fault(batch)
+
+
+def test_a_level_that_goes_bad_after_the_slide_was_patched(batch, monkeypatch):
+    path = write_slide(batch / "slides" / "m.tif")
+    patching.patch_slides([batch / "slides"], batch / "out")
+    whole, before = extract.file_fingerprint, extract.file_fingerprint(path)
+    for level in (0, 1):
+        damage_level(path, level)
+    # A file of real size keeps its fingerprint when a sector in its middle goes bad.
+    monkeypatch.setattr(extract, "file_fingerprint", lambda file: before if file == path else whole(file))
+    message = fault(batch)
+    assert "m.tif" in message
+    assert "cannot be read" in message
+
+
+def failing_replace(monkeypatch, start):
+    """The disk is full when a file whose hidden name begins so is to appear."""
+    whole = Path.replace
+
+    def failing(path, target):
+        if path.name.startswith(start):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+
+
+@pytest.mark.parametrize("start", [".m.h5", ".m_patches"])
+def test_a_full_disk(batch, monkeypatch, start):
+    write_slide(batch / "slides" / "m.tif")
+    failing_replace(monkeypatch, start)
+    message = fault(batch)
+    assert "No space left on device" in message
+    assert "Check free space and permissions" in message
+
+
+@pytest.mark.parametrize("start", [".encoding.csv", ".patching.csv"])
+def test_a_full_disk_at_a_summary_is_told_and_costs_no_features(batch, monkeypatch, start):
+    failing_replace(monkeypatch, start)
+    result = run(batch)
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "Run the command again" in result.output
+    assert done(batch) == ["a", "z"]
+    assert not list((batch / "out").rglob("*.partial"))
+
+
+@pytest.mark.parametrize("step", ["typed", "file_fingerprint", "settings_fingerprint"])
+def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
+    patching.patch_slides([batch / "slides"], batch / "out")
+    whole, calls = getattr(extract, step), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        # Past the first slide, wherever it is asked.
+        if (batch / "out" / "features" / "a.h5").is_file():
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(extract, step, interrupted)
+        assert run(batch).exit_code not in (0, 1)
+    assert calls
+    assert done(batch) == ["a"]
+    assert not list((batch / "out").rglob("*.partial"))
+    code, found = outcomes(batch)
+    assert code == 0
+    assert [found[name]["status"] for name in "amz"] == ["already done", "encoded", "encoded"]
+    assert done(batch) == ["a", "m", "z"]
