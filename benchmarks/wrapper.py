@@ -152,7 +152,7 @@ def make_model(options: argparse.Namespace, name: str, bridge: Any, reads_host: 
     if model.bridge.needs_fit:
         model.fit_bridge(reference, reference @ torch.randn(options.width, options.width))
     model.calibrate(reference)
-    model.set_temperature(settings.temperature_end)
+    model.set_temperature(HOSTS[name].temperature_end)
     return model
 
 

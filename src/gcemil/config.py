@@ -98,7 +98,9 @@ class EvidenceSettings(Settings):
         description="Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160.",
     )
     temperature_start: float = Field(1.0, gt=0)
-    temperature_end: float = Field(0.1, gt=0)
+    temperature_end: float | None = Field(
+        None, gt=0, description="None: what was measured for the host (hosts/table.py), 0.1 for most."
+    )
     morphology_term: bool = Field(
         False, description="The paper's MLP on features and coordinates; it needs far more slides than 100."
     )

@@ -19,6 +19,8 @@ class HostSpec:
     module: str
     class_name: str
     default_gate_mode: GateMode = "paper"
+    temperature_end: float = 0.1
+    """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
 
     def load(self) -> type[MilHost[Any]]:
         host_class: type[MilHost[Any]] = getattr(
@@ -31,7 +33,7 @@ HOSTS: dict[str, HostSpec] = {
     "abmil": HostSpec("abmil", "Abmil"),
     "clam_sb": HostSpec("clam_sb", "ClamSb"),
     "transmil": HostSpec("transmil", "TransMil", "deletion"),
-    "dsmil": HostSpec("dsmil", "Dsmil", "deletion"),
+    "dsmil": HostSpec("dsmil", "Dsmil", "deletion", temperature_end=0.001),
     "dtfd": HostSpec("dtfd", "Dtfd", "deletion"),
     "ibmil": HostSpec("ibmil", "Ibmil"),
     "mhim": HostSpec("mhim", "Mhim", "deletion"),

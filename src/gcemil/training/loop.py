@@ -34,7 +34,13 @@ from gcemil.training import watch
 from gcemil.training.epoch_statistics import GateStatistics, LossMeans
 from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
-from gcemil.training.schedule import annealed_temperature, base_learning_rate, cosine_rate, evidence_say
+from gcemil.training.schedule import (
+    annealed_temperature,
+    base_learning_rate,
+    cosine_rate,
+    evidence_say,
+    final_temperature,
+)
 from gcemil.training.seeding import seed_torch, stream_seed
 
 FIRST_CHOSEN_SHARE = 0.6
@@ -164,7 +170,7 @@ def train_epoch(
         if model is not None:
             evidence = model.settings
             model.set_temperature(
-                annealed_temperature(evidence.temperature_start, evidence.temperature_end, progress)
+                annealed_temperature(evidence.temperature_start, final_temperature(settings), progress)
             )
         drawn = [training_bag(*next(bags), device) for _ in window]
         outputs: list[EvidenceOutput] = []

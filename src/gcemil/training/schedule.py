@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from gcemil.config import TrainSettings
+from gcemil.hosts.table import HOSTS
+
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128
 
@@ -32,3 +35,9 @@ def evidence_say(warmup: float, ramp: float, progress: float) -> float:
 def annealed_temperature(start: float, end: float, progress: float) -> float:
     """Geometric, so that each epoch sharpens the gate by the same factor."""
     return start * (end / start) ** progress
+
+
+def final_temperature(settings: TrainSettings) -> float:
+    """Where annealing ends: as the settings say, else as was measured for the host."""
+    chosen = None if settings.evidence is None else settings.evidence.temperature_end
+    return HOSTS[settings.host.name].temperature_end if chosen is None else chosen

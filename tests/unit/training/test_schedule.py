@@ -1,0 +1,42 @@
+"""Rates and temperatures by hand."""
+
+import pytest
+
+from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.training.schedule import (
+    annealed_temperature,
+    base_learning_rate,
+    cosine_rate,
+    evidence_say,
+    final_temperature,
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "rate"), [(48, 2e-3), (128, 2e-3), (256, 1e-3), (1024, 2.5e-4), (2560, 2e-4)]
+)
+def test_the_rate_falls_with_the_width_down_to_the_papers(width, rate):
+    assert base_learning_rate(width) == pytest.approx(rate)
+
+
+def test_the_rate_follows_half_a_cosine():
+    assert [cosine_rate(1.0, progress) for progress in (0, 0.5, 1)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_more():
+    assert [evidence_say(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
+        [0.0, 0.0, 0.5, 1.0, 1.0]
+    )
+    assert evidence_say(0.4, 0.0, 0.4) == 1.0
+
+
+def test_annealing_is_geometric():
+    assert [annealed_temperature(1.0, 0.01, p) for p in (0, 0.5, 1)] == pytest.approx([1.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("host", "chosen", "end"), [("abmil", None, 0.1), ("dsmil", None, 0.001), ("dsmil", 0.4, 0.4)]
+)
+def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(host, chosen, end):
+    settings = TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(temperature_end=chosen))
+    assert final_temperature(settings) == end
