@@ -1,6 +1,6 @@
 """Do the claims hold? One table per host from the results of a grid whose folds have `snr` and `budget`.
 
-  python benchmarks/claims.py RESULTS [--arm gce] [--json FILE] [--markdown] [--no-stability]
+  python benchmarks/claims.py RESULTS [--arm gce] [--json FILE] [--markdown] [--by-cohort] [--no-stability]
 Every figure is a mean over worlds and seeds of paired runs; sd is between runs. `better` counts the runs in which the
 evidence beats the attention of the plain host at the same number of patches per slide. The best rival is the best rule of
 either network, smoothed ones included, chosen after the fact: the hardest comparison.
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--arm", default="gce", help="The wrapped arm or variant that is judged.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="Print the table of docs/results.md.")
+    parser.add_argument("--by-cohort", action="store_true", help="Also one line per cohort.")
     parser.add_argument("--no-stability", action="store_true")
     arguments = parser.parse_args()
     folds = sorted(arguments.results.glob(f"runs/*/*/{arguments.arm}/seed_*/fold_*/diagnostics/budget.json"))
@@ -38,7 +39,13 @@ def main() -> None:
         chosen = [path.parent.parent for path in folds if path.parts[-6] == host]
         runs = [paired_figures(fold) for fold in chosen]
         stability = [] if arguments.no_stability else seed_stability(chosen)
-        report[host] = {"runs": len(runs), "rows": rows_of(runs, stability)}
+        report[host] = {
+            "runs": len(runs),
+            "rows": rows_of(runs, stability),
+            "cohorts": by_cohort(chosen, runs),
+        }
+        if arguments.by_cohort:
+            print(cohort_table(report[host]["cohorts"]))
         if arguments.markdown:
             print(markdown(host, len(runs), report[host]["rows"]))
             continue
@@ -122,6 +129,36 @@ def rows_of(runs: list[Figures], stability: list[Figures]) -> dict[str, Figures]
         for name in stability[0]:
             rows[f"jaccard_{name}"] = spread([world[name] for world in stability])
     return rows
+
+
+BY_COHORT = (
+    "host", "soft", "discrete", "cd_gap", "evidence_fraction", "precision_evidence", "precision_attention",
+    "average_precision_evidence", "average_precision_attention", "average_precision_best_rival",
+)  # fmt: skip
+
+
+def by_cohort(folds: list[Path], runs: list[Figures]) -> dict[str, Figures]:
+    """The chief figures of every cohort, means over its runs."""
+    cohorts = [fold.parts[-5] for fold in folds]
+    return {
+        cohort: {
+            name: fmean(run[name] for run, of in zip(runs, cohorts, strict=True) if of == cohort)
+            for name in BY_COHORT
+            if name in runs[0]
+        }
+        for cohort in dict.fromkeys(cohorts)
+    }
+
+
+def cohort_table(cohorts: dict[str, Figures]) -> str:
+    names = list(next(iter(cohorts.values())))
+    lines = ["| cohort | " + " | ".join(name.replace("_", " ") for name in names) + " |"]
+    lines.append("|---" * (len(names) + 1) + "|")
+    lines += [
+        f"| {cohort} | " + " | ".join(f"{figures[name]:.3f}" for name in names) + " |"
+        for cohort, figures in cohorts.items()
+    ]
+    return "\n".join(lines) + "\n"
 
 
 LINES = (
