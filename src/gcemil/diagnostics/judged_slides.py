@@ -27,6 +27,8 @@ ISOLATED_MICRONS = 275.0
 
 Rule = tuple[str, str]
 """What is ranked, and by which network."""
+RECOVERED: Rule = ("evidence", "wrapped")
+"""The recovered evidence: a set, so marked or not marked."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def bag_maps(fold: FoldBench, bench: BagBench) -> dict[Rule, PatchScores]:
     if bench.explanation is not None:
         maps["evidence scores", "wrapped"] = bench.explanation.output.scores
         maps["gates", "wrapped"] = bench.explanation.output.gates
+        maps[RECOVERED] = bench.explanation.recovery.selected
     return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 

@@ -1,6 +1,7 @@
 """Does the evidence lie on the annotated lesions? The paper's CAMELYON16 protocol, for every map of scores.
 
-threshold        one per map, where the mean Dice over the validation slides is best; then fixed
+threshold        one per map, where the mean Dice over the validation slides is best; then fixed. The recovered evidence
+                 ("evidence") is a set already and has none
 Dice             mean over the test slides with a lesion
 specificity      normal_specificity: share of patches not marked, mean over the test slides without a lesion
                  patch_specificity: share not marked among all negative patches of all test slides
@@ -41,6 +42,7 @@ from gcemil.diagnostics.froc import (
 )
 from gcemil.diagnostics.judged_slides import (
     ISOLATED_MICRONS,
+    RECOVERED,
     Excluded,
     JudgedSlide,
     Rule,
@@ -112,7 +114,11 @@ def localisation_rows(
     rows: list[Row] = []
     details: list[Detail] = []
     for rule in test[0].maps if test else ():
-        threshold = best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
+        threshold = (
+            0.5
+            if rule == RECOVERED
+            else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
+        )
         if threshold is None:
             rows.append(Row(labels_of(rule), dict.fromkeys(FIGURES)))
             continue

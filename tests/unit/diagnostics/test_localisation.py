@@ -227,8 +227,15 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
     rules = [(row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2]
     assert rules == [
         ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"), ("gates", "wrapped"),
-        ("random", "none"), ("oracle", "none"),
+        ("evidence", "wrapped"), ("random", "none"), ("oracle", "none"),
     ]  # fmt: skip
+    # The recovered set is marked as it is: its share of the patches is the evidence fraction.
+    shares = [
+        float(bag.explanation.recovery.selected.float().mean())
+        for bag in fold.bags("test")
+        if bag.truth.any()
+    ]
+    assert figures(finding, "evidence", "wrapped")["marked_share"] == pytest.approx(sum(shares) / len(shares))
     oracle, chance = figures(finding, "oracle"), figures(finding, "random")
     for name in ("dice", "patch_specificity", "froc_official"):
         best = max(figures(finding, *rule)[name] for rule in rules)
