@@ -346,5 +346,17 @@ METRICS: dict[str, Metric] = {
     "runtime_ratio": Metric(
         "Runtime", "lower", "cost", "Median time of the scores in passes of the host over the same bag."
     ),
+    "reached_share": Metric(
+        "Reached",
+        "higher",
+        "size",
+        "Share of bags with an adaptive evidence that is sufficient and necessary.",
+    ),
+    "capped_share": Metric(
+        "Capped",
+        "lower",
+        "size",
+        "Share of bags in which no set up to the largest size is both.",
+    ),
 }
 """Every figure a diagnostic may report. A new one is one line here."""

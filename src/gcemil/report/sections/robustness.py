@@ -1,4 +1,4 @@
-"""Is there one answer, does it stay, and what can be promised? Subsets, stability, guarantee, sweep."""
+"""Is there one answer, does it stay, and what can be promised? Subsets, stability, guarantee, adaptive, sweep."""
 
 from __future__ import annotations
 
@@ -37,7 +37,23 @@ SWEEP = (
     "recall",
     "repaired_patches",
 )
-METRICS_OF = {"subsets": SUBSETS, "stability": STABILITY, "guarantee": GUARANTEE, "sweep": SWEEP}
+ADAPTIVE = (
+    "evidence_fraction",
+    "reached_share",
+    "capped_share",
+    "evidence_sufficiency",
+    "keep_only_drop",
+    "full_kept_gap",
+    "complement_degradation",
+    "precision",
+)
+METRICS_OF = {
+    "subsets": SUBSETS,
+    "stability": STABILITY,
+    "guarantee": GUARANTEE,
+    "adaptive": ADAPTIVE,
+    "sweep": SWEEP,
+}
 HEADINGS = {
     "rule": "Patches chosen by",
     "network": "Predicted by",
@@ -47,7 +63,7 @@ HEADINGS = {
 }
 ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation")
 """Labels shown as they stand."""
-BLOCKS = ("k", "perturbation", "method")
+BLOCKS = ("k", "perturbation", "method", "comparison")
 """Lines compete only where this label is the same."""
 
 
@@ -107,6 +123,8 @@ def main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[Row]:
     if name == "subsets":
         sizes = list(dict.fromkeys(row.labels["k"] for row in own))
         own = rows_with(own, k=sizes[len(sizes) // 2])
+    if name == "adaptive":
+        return rows_with(rows, comparison="full-kept")
     if name == "sweep":
         threshold = f"{threshold_of(context.run):g}"
         own = [

@@ -1,0 +1,278 @@
+"""adaptive: as many patches as each bag needs, and every rule at these very sizes.
+
+The size of a bag is that of the first prefix of the selector's ranking, in steps of 1 % up to 10 % of the bag, that is
+
+  sufficient   |Phi(X) - Phi(X_S)| <= tolerance
+  necessary    X_notS gets another answer than X: another class, or a risk that moves by more than risk_tolerance
+               training deviations (answers.py). A whole bag leaves no X_notS and is necessary.
+
+Where no prefix is both (capped), it is the first that is sufficient, and the largest where not even one is that: a slide
+of the class that the host names by default says the same whatever is removed. The validation bags choose the tolerance: the smallest of a
+ladder under which their mean share of patches is at most mean_budget, or else the largest. Necessity does not depend on
+the tolerance, so a larger one never asks for more patches.
+
+Rows are those of budget.py with the budget "adaptive". The wrapped host judges the way down, so rivals have sizes that
+were chosen for another ranking than theirs; `reached_share` and `capped_share` are of that way and stand in its row only.
+A run without the wrapper walks down its host's attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
+from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
+from gcemil.diagnostics.guarantee import counted
+from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits
+from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
+from gcemil.errors import UsageError
+from gcemil.findings import Finding
+from gcemil.recovery.rules import ranking, subset_size
+from gcemil.recovery.sufficiency import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
+from gcemil.shapes import Logits
+
+ADAPTIVE = "adaptive"
+TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)
+ROUNDING = 1e-9
+WALKED, WALKED_WITHOUT_WRAPPER = "gce_soft", "attention"
+NOT_COMPARED = ("gce_discrete",)
+"""It puts the evidence of another size first, so its prefixes are neither that evidence nor the selector's best."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How far one goes down a ranking, and when a risk is another answer."""
+
+    step_fraction: float = 0.01
+    max_fraction: float = 0.10
+    risk_tolerance: float = RISK_TOLERANCE
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The tolerance that validation bags chose, and the mean share of patches it costs them."""
+
+    tolerance: float
+    mean_share: float
+    n_bags: int
+    is_within: bool
+    """Whether the mean share keeps the budget."""
+
+
+def measured(
+    fold: FoldBench,
+    *,
+    on_bag: OnBag | None = None,
+    mean_budget: float = 0.05,
+    tolerances: Sequence[float] = TOLERANCES,
+    step_fraction: float = 0.01,
+    max_fraction: float = 0.10,
+    risk_tolerance: float = RISK_TOLERANCE,
+    attributions: Sequence[str] | None = ("attention",),
+) -> Finding:
+    """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
+    ladder = checked_ladder(tolerances)
+    check_budget(mean_budget)
+    check_parts(fold)
+    steps = Steps(step_fraction, max_fraction, risk_tolerance)
+    shares = validation_shares(fold, ladder, steps, counted(fold, "val", on_bag))
+    chosen = calibrated(ladder, shares, mean_budget=mean_budget)
+    table = filled_table(fold, chosen.tolerance, steps, attributions, counted(fold, "test", on_bag))
+    return Finding(
+        name="adaptive",
+        rows=tuple(table.rows()),
+        slides=tuple(table.slides),
+        notes=(calibration_note(fold, ladder, chosen, mean_budget), *way_notes(fold), *table.notes()),
+        settings={
+            "mean_budget": mean_budget,
+            "tolerances": ladder,
+            **vars(steps),
+            "attributions": None if attributions is None else list(attributions),
+            "seed": fold.seed,
+        },
+    )
+
+
+def calibrated(
+    tolerances: Sequence[float], shares: Sequence[Sequence[float]], *, mean_budget: float
+) -> Calibration:
+    """The smallest tolerance whose mean share of patches keeps the budget, else the last; `shares` bag by bag."""
+    means = [fmean(column) for column in zip(*shares, strict=True)]
+    for tolerance, mean_share in zip(tolerances, means, strict=True):
+        # The mean of equal shares may exceed them in the last digit.
+        if mean_share <= mean_budget + ROUNDING:
+            return Calibration(tolerance, mean_share, len(shares), is_within=True)
+    return Calibration(tolerances[-1], means[-1], len(shares), is_within=False)
+
+
+def validation_shares(
+    fold: FoldBench, tolerances: Sequence[float], steps: Steps, on_bag: OnBag | None
+) -> list[list[float]]:
+    """For every validation bag, the share of its patches that each tolerance asks for."""
+    shares = []
+    for bag in fold.bags("val", on_bag):
+        way = way_down(fold, bag, network_view(fold, bag, "wrapped"), steps)
+        shares.append([size_of(way.growth(tolerance)) / len(bag) for tolerance in tolerances])
+    return shares
+
+
+def filled_table(
+    fold: FoldBench,
+    tolerance: float,
+    steps: Steps,
+    attributions: Sequence[str] | None,
+    on_bag: OnBag | None,
+) -> RuleTable:
+    """Every rule on every test bag, at the size the bag needs under the tolerance."""
+    explainers = {name: chosen_attributions(fold.host_of(name), attributions) for name in fold.networks}
+    table = RuleTable(fold)
+    generator = torch.Generator().manual_seed(fold.seed)
+    for bag in fold.bags("test", on_bag):
+        random = torch.rand(len(bag), generator=generator)
+        views = {network: network_view(fold, bag, network) for network in fold.networks}
+        growth = way_down(fold, bag, views["wrapped"], steps).growth(tolerance)
+        for network, view in views.items():
+            rivals = attributed(bag, view.host, explainers[network])
+            for rule, scores in rule_scores(bag, network, rivals, random=random).items():
+                if rule not in NOT_COMPARED:
+                    walked = network == "wrapped" and rule == walked_rule(fold)
+                    ranked = RuleOnBag(rule, network, scores, growth_figures(growth) if walked else {})
+                    table.add(bag, view, ranked, {ADAPTIVE: size_of(growth)})
+    return table
+
+
+def walked_rule(fold: FoldBench) -> str:
+    return WALKED_WITHOUT_WRAPPER if fold.model is None else WALKED
+
+
+def growth_figures(growth: Growth) -> Figures:
+    return {
+        "reached_share": float(growth.end is GrowthEnd.REACHED),
+        "capped_share": float(growth.end is GrowthEnd.CAPPED),
+    }
+
+
+def size_of(growth: Growth) -> int:
+    return int(growth.selected.sum())
+
+
+def way_down(fold: FoldBench, bag: BagBench, view: NetworkView, steps: Steps) -> WayDown:
+    """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
+    scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
+    answers = answers_of(fold, "wrapped", risk_tolerance=steps.risk_tolerance)
+    return WayDown(view, ranking(scores), answers, steps)
+
+
+class WayDown:
+    """One ranking of one bag, walked under any number of tolerances; no prefix is asked for twice."""
+
+    def __init__(self, view: NetworkView, order: Order, answers: Answers, steps: Steps) -> None:
+        n_patches, largest = len(order), subset_size(len(order), steps.max_fraction)
+        self._order, self._answers, self._steps = order, answers, steps
+        self._full: Logits = view.full.logits
+        self._kept = Prefixes(view, order, range(1, largest + 1))
+        # The complement of the first k is the first N - k of the ranking turned round.
+        self._rest = Prefixes(view, order.flip(0), range(max(1, n_patches - largest), n_patches))
+
+    def growth(self, tolerance: float) -> Growth:
+        """The smallest prefix that is sufficient and necessary; where none is, the smallest that is sufficient.
+
+        A slide of the class that the host names by default says the same whatever is removed.
+        """
+        found = self._smallest(tolerance, self._is_necessary)
+        if found.end is GrowthEnd.REACHED:
+            return found
+        return replace(found, selected=self._smallest(tolerance, lambda _: True).selected)
+
+    def _smallest(self, tolerance: float, is_necessary: Holds) -> Growth:
+        return smallest_faithful_prefix(
+            self._order,
+            self._output_of,
+            is_necessary,
+            reference=self._phi(self._full),
+            tolerance=tolerance,
+            step_fraction=self._steps.step_fraction,
+            max_fraction=self._steps.max_fraction,
+        )
+
+    def _output_of(self, selected: Tensor) -> float:
+        return self._phi(self._kept.logits(int(selected.sum())))
+
+    def _is_necessary(self, selected: Tensor) -> bool:
+        rest = self._rest.logits(len(selected) - int(selected.sum()))
+        return not bool(self._answers.agree(self._full, rest.unsqueeze(0)))
+
+    def _phi(self, logits: Logits) -> float:
+        return float(self._answers.outputs(self._full, logits.unsqueeze(0)))
+
+
+class Prefixes:
+    """The host on prefixes of a ranking: all at once where it pools linearly, elsewhere each when it is asked for."""
+
+    def __init__(self, view: NetworkView, order: Order, sizes: Sequence[int]) -> None:
+        self._view, self._order = view, order
+        self._known: dict[int, Any] = {}
+        if view.linear is not None and sizes:
+            self._known |= zip(sizes, prefix_logits(view, order, sizes), strict=True)
+        # The closed form of a whole bag differs from its prediction by rounding, which a tolerance of 0 would see.
+        self._known[len(order)] = view.full.logits
+
+    def logits(self, size: int) -> Logits:
+        if size not in self._known:
+            self._known[size] = prefix_logits(self._view, self._order, [size])[0]
+        found: Logits = self._known[size]
+        return found
+
+
+def calibration_note(
+    fold: FoldBench, tolerances: Sequence[float], chosen: Calibration, mean_budget: float
+) -> str:
+    """The tolerance, what it rests on, and whether the budget holds."""
+    ladder = ", ".join(f"{one:g}" for one in tolerances)
+    shown = f"{chosen.n_bags} validation bags, mean share of patches {chosen.mean_share:.4f}"
+    if chosen.is_within:
+        return (
+            f"Fold {fold.fold}: tolerance {chosen.tolerance:g}, the smallest of {ladder} that keeps the mean budget of "
+            f"{mean_budget:g} ({shown})."
+        )
+    return (
+        f"Fold {fold.fold}: no tolerance of {ladder} keeps the mean budget of {mean_budget:g}; the largest, "
+        f"{chosen.tolerance:g}, is used ({shown})."
+    )
+
+
+def way_notes(fold: FoldBench) -> list[str]:
+    """Whose ranking gives the sizes, where it is not the selector's."""
+    if fold.model is not None:
+        return []
+    return ["The run has no selector: its host's attention gives the sizes, and has the row of the walk."]
+
+
+def checked_ladder(tolerances: Sequence[float]) -> list[float]:
+    """Tolerances from small to large."""
+    if not tolerances:
+        raise UsageError("tolerances needs at least one number, such as 0.05.")
+    for tolerance in tolerances:
+        check_tolerance(tolerance)
+    return sorted(set(tolerances))
+
+
+def check_budget(mean_budget: float) -> None:
+    if not 0.0 < mean_budget <= 1.0:
+        raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
+
+
+def check_parts(fold: FoldBench) -> None:
+    for part in ("val", "test"):
+        if not fold.specs(part):
+            raise UsageError(
+                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags; an adaptive size is calibrated on val and "
+                "measured on test. Make folds that have both with 'gcemil split'."
+            )
