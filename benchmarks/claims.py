@@ -12,6 +12,7 @@ import argparse
 import json
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.stability import across_runs
@@ -46,12 +47,15 @@ def main() -> None:
         }
         if arguments.by_cohort:
             print(cohort_table(report[host]["cohorts"]))
-        if arguments.markdown:
+        if arguments.markdown and len(hosts) == 1:
             print(markdown(host, len(runs), report[host]["rows"]))
+        if arguments.markdown:
             continue
         print(f"{host}: {len(runs)} runs")
         for name, row in report[host]["rows"].items():
             print("  " + f"{name:<32}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    if arguments.markdown and len(hosts) > 1:
+        print(host_table(report))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -206,6 +210,55 @@ def markdown(host: str, n_runs: int, rows: dict[str, Figures]) -> str:
         better = f"{rows[name]['better']:.0%}" if "better" in rows[name] else ""
         lines.append(f"| {label} | {rows[name]['ratio']:.2f} | {better} |")
     return "\n".join(lines) + "\n"
+
+
+def host_table(report: dict[str, Any]) -> str:
+    """One line per host, with the verdicts of the first two claims."""
+    lines = [
+        "| host | runs | plain host | soft | evidence alone | keep-only drop | C-D gap | fraction "
+        "| precision: evidence / attention | average precision: evidence / attention | precision / oracle "
+        "| precision / best rival | holds together | in the right place |",
+        "|---" * 14 + "|",
+    ]
+    for host, found in report.items():
+        rows = found["rows"]
+        cells = [f"{rows[name]['mean']:.3f}" for name in FIRST_CLAIM]
+        for metric in ("precision", "average_precision"):
+            pair = [rows[f"{metric}_{who}"]["mean"] for who in ("evidence", "attention")]
+            ratio = rows[f"{metric}: evidence / attention"]["ratio"]
+            cells.append(f"{pair[0]:.3f} / {pair[1]:.3f} = {ratio:.2f}")
+        cells += [
+            f"{rows[f'precision: evidence / {other}']['ratio']:.2f}" for other in ("oracle", "best rival")
+        ]
+        verdicts = ["yes" if holds(rows) else "no" for holds in (is_faithful, is_in_place)]
+        lines.append("| " + " | ".join([host, str(found["runs"]), *cells, *verdicts]) + " |")
+    return "\n".join(lines)
+
+
+FIRST_CLAIM = ("host", "soft", "discrete", "keep_only_drop", "cd_gap", "evidence_fraction")
+
+
+def is_faithful(rows: dict[str, Figures]) -> bool:
+    """Evidence alone predicts as the bag does, gates and set agree, the size is the budget, and the task loses nothing."""
+    host, soft, discrete, drop, gap, fraction = (rows[name]["mean"] for name in FIRST_CLAIM)
+    return bool(
+        drop <= 0.01
+        and gap <= 0.01
+        and abs(fraction - 0.05) <= 0.01
+        and soft >= host
+        and discrete >= 0.99 * soft
+    )
+
+
+def is_in_place(rows: dict[str, Figures]) -> bool:
+    """Well above attention, above every rival, three quarters of what the truth would reach."""
+    return (
+        rows["precision: evidence / attention"]["ratio"] >= 1.3
+        and rows["average_precision: evidence / attention"]["ratio"] >= 1.3
+        and rows["precision: evidence / best rival"]["ratio"] > 1
+        and rows["average_precision_evidence"]["mean"] > rows["average_precision_best_rival"]["mean"]
+        and rows["precision: evidence / oracle"]["ratio"] >= 0.75
+    )
 
 
 def spread(values: list[float]) -> Figures:

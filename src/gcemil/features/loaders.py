@@ -113,7 +113,7 @@ def load_titan(source: WeightSource) -> Any:
     if not source.trust_remote_code:
         raise UsageError(
             f"{TITAN} is gated and runs Python code from its page. Read it there first, then add --trust-remote-code "
-            "(from Python: source=WeightSource(trust_remote_code=True)); 'minilm' and 'efficientnet_lite0' need neither."
+            "(from Python: a WeightSource with trust_remote_code); 'minilm' and 'efficientnet_lite0' need neither."
         )
     try:
         repair_torchvision()

@@ -121,6 +121,9 @@ def train(
     if best is None:
         raise RunError(f"{folder}: training ended without a chosen epoch.")
     ingredients.network.load_state_dict(best)
+    if ingredients.model is not None:
+        # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
+        ingredients.model.set_temperature(final_temperature(settings))
     return progress
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.diagnostics.bench import FoldBench
 from gcemil.training.schedule import (
     annealed_temperature,
     base_learning_rate,
@@ -40,3 +41,8 @@ def test_annealing_is_geometric():
 def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(host, chosen, end):
     settings = TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(temperature_end=chosen))
     assert final_temperature(settings) == end
+
+
+def test_gates_are_read_at_the_last_temperature_whichever_epoch_was_chosen(classification_runs):
+    model = FoldBench.open(classification_runs.gce, 0).model
+    assert float(model.temperature) == pytest.approx(0.1)
