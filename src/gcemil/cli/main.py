@@ -9,6 +9,7 @@ import typer
 from gcemil import __version__
 from gcemil.cli import (
     anchors,
+    annotate,
     audit,
     benchmark,
     demo,
@@ -20,6 +21,7 @@ from gcemil.cli import (
     foreign,
     patch,
     predict,
+    prefilter,
     repack,
     report,
     simulate,
@@ -47,12 +49,14 @@ app.command("inspect")(foreign.inspect)
 app.command("import")(foreign.import_)
 app.command("patch")(patch.patch)
 app.command("encode")(encode.encode)
+app.command("annotate")(annotate.annotate)
 app.add_typer(anchors.app, name="anchors")
 app.command("repack")(repack.repack)
 app.command("validate")(validate.validate)
 app.command("split")(split.split)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("prefilter")(prefilter.prefilter)
 app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("diagnose")(diagnose.diagnose)

@@ -5,6 +5,7 @@
   discrete     the host on the recovered evidence
   attention    the host on as many patches, those of highest attention
   occlusion    the host on as many patches, those whose removal costs the prediction most
+  prefilter    the host on the evidence found among the patches a prefilter kept, or on all where it fell back
 
   aggregation_time   one prediction when the subset is known and its features are cached
   explained_time     the same with finding the subset: selector and recovery, one more pass, or one pass per patch
@@ -16,7 +17,11 @@ Occlusion the plain way is one pass per patch. That is never run here: some pass
 says `extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians of interleaved
 runs, so that a busy machine slows all of them; figures are means over bags.
 
-The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is not in any of this.
+The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is not in any of this, unless
+'gcemil prefilter --measure' has timed the test slides from file to prediction:
+
+  extraction_time    tissue, view, student and encoder, whole bag = 1
+  end_to_end_time    the same with the prediction
 """
 
 from __future__ import annotations
@@ -33,13 +38,15 @@ from torch import Tensor
 from gcemil.diagnostics.attribution.table import supported
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
 from gcemil.diagnostics.peak_memory import peak_bytes
+from gcemil.diagnostics.prefilter_row import PREFILTER, encoding_note, prefilter_cost, with_encoding
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
-from gcemil.errors import UsageError
+from gcemil.errors import RunError, UsageError
 from gcemil.explain import recovered
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.interventions import Interventions
-from gcemil.recovery.rules import subset_size, top_k
+from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.runs.prefilter_cost import PrefilterCost
 from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
@@ -83,9 +90,10 @@ def measured(
     per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     logits: dict[str, list[Logits]] = {}
     slides = []
+    filtered = prefilter_cost(fold)
     every = -(-len(fold.specs()) // timed_bags)
     for number, bench in enumerate(fold.bags("test", on_bag)):
-        ways = list(ways_of(bench, fold, budget))
+        ways = [*ways_of(bench, fold, budget), *prefiltered_way(bench, fold, filtered)]
         for way in ways:
             logits.setdefault(way.mode, []).append(way.predict())
         if number % every:
@@ -95,11 +103,12 @@ def measured(
             slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
     rows = [with_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
+    rows = [with_encoding(row, filtered) for row in rows]
     return Finding(
         name="cost",
         rows=tuple(rows),
         slides=tuple(slides),
-        notes=tuple(notes(fold, utility)),
+        notes=tuple(notes(fold, utility, filtered)),
         settings={
             "repeats": repeats,
             "bags": len(fold.specs()),
@@ -159,8 +168,22 @@ def ways_of(bench: BagBench, fold: FoldBench, budget: float) -> Iterator[Way]:
         yield subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
 
 
+def prefiltered_way(bench: BagBench, fold: FoldBench, filtered: PrefilterCost | None) -> Iterator[Way]:
+    """The host on what a prefilter left of this bag."""
+    if filtered is None:
+        return
+    slide = next(one for one in filtered.slides if one.bag_id == bench.spec.bag_id)
+    if slide.n_patches != len(bench):
+        raise RunError(
+            f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bench)}. "
+            "Measure again with 'gcemil prefilter --measure'."
+        )
+    selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bench))
+    yield subset_way(PREFILTER, "wrapped", fold.host, bench, selected, None)
+
+
 def subset_way(
-    mode: str, network: NetworkName, host: Any, bench: BagBench, selected: Selected, explain: Call
+    mode: str, network: NetworkName, host: Any, bench: BagBench, selected: Selected, explain: Call | None
 ) -> Way:
     """The host on some rows, which lie ready as if only they had been read."""
     rows = bench.features[selected]
@@ -189,11 +212,13 @@ def costs(
     unit = seconds["predict full"]
     for way in ways:
         predicted = seconds[f"predict {way.mode}"]
+        explained = seconds.get(f"explain {way.mode}", predicted) / unit
         yield (
             way.labels,
             {
                 "aggregation_time": predicted / unit,
-                "explained_time": seconds.get(f"explain {way.mode}", predicted) / unit,
+                # A prefilter finds its subset while it encodes, which end_to_end_time counts.
+                "explained_time": None if way.mode == PREFILTER else explained,
                 "peak_memory": memory[way.mode] / memory["full"],
                 "patch_ratio": float(way.selected.double().mean()),
             },
@@ -246,8 +271,8 @@ def with_utility(row: Row, utility: dict[str, float]) -> Row:
     return Row(row.labels, {**row.values, "relative_utility": relative}, row.deviations)
 
 
-def notes(fold: FoldBench, utility: dict[str, float]) -> Iterator[str]:
-    yield "No prefilter in this run, so encoding is not made cheaper: the row 'discrete + prefilter' is absent."
+def notes(fold: FoldBench, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:
+    yield encoding_note(filtered)
     if fold.model is None:
         yield "The run has no wrapper: no rows 'soft' and 'discrete'."
     if CLOSED_FORM not in utility:

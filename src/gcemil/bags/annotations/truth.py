@@ -82,11 +82,7 @@ def write_truth(
         if file is not None:
             overlap, more = overlap_from(file, coords, size, roles=roles, masks=masks or MaskReading())
             remarks = [*remarks, *more, *doubts(row, file, overlap, negative_class)]
-        mpp = (
-            microns_per_pixel.get(row.slide_id)
-            if isinstance(microns_per_pixel, Mapping)
-            else microns_per_pixel
-        )
+        mpp = slide_mpp(cohort, row, microns_per_pixel)
         source = "negative class" if file is None else file.name
         write_slide_truth(
             cohort.truth_file(row.slide_id),
@@ -117,7 +113,7 @@ def check_request(
     existing = [row.slide_id for row in cohort.slides if cohort.truth_file(row.slide_id).exists()]
     if existing and not replace:
         raise CohortError(
-            f"{cohort.truth_file(existing[0])} exists ({len(existing)} truth files in all). Remove them, or say replace=True."
+            f"{cohort.truth_file(existing[0])} exists ({len(existing)} truth files in all). Remove them, or add --force (replace=True)."
         )
 
 
@@ -134,6 +130,10 @@ def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], i
         raise InputError(f"{path} has no coordinates, so its patches cannot be laid over an annotation.")
     if cohort.patch_size is not None:
         return coords, int(cohort.patch_size), []
+    # Where scanners differ, every slide has its own.
+    stated = stated_number(path, "patch_size_level0")
+    if stated is not None:
+        return coords, round(stated), []
     stride = grid_stride(coords)
     if stride is None:
         raise CohortError(
@@ -141,6 +141,21 @@ def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], i
             "neighbours to tell it. Write the patch size into cohort.yaml."
         )
     return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
+
+
+def slide_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
+    """Micrometres per level-0 pixel: what the user says, else what the features were made with."""
+    found = given.get(row.slide_id) if isinstance(given, Mapping) else given
+    return stated_number(cohort.feature_file(row.slide_id), "level0_mpp") if found is None else found
+
+
+def stated_number(path: Path, name: str) -> float | None:
+    """An attribute of the coordinates in a feature file, where it is a number."""
+    try:
+        return float(store.attributes(path, "coords")[name])
+    except (KeyError, ValueError):
+        # TRIDENT writes None as a string.
+        return None
 
 
 def overlap_from(

@@ -79,7 +79,7 @@ TABLES: dict[str, TableSpec] = {
     "failure_audit": TableSpec(failure_audit.failure_audit, "tab:failure", diagnosed("failures")),
     "capacity": TableSpec(capacity.capacity, "tab:capacity_overhead", diagnosed("cost")),
     "cost": TableSpec(
-        cost.cost, "tab:cost", f"{diagnosed('cost')}; encoding and prefilter have no diagnostic yet"
+        cost.cost, "tab:cost", f"gcemil prefilter RUN SLIDES --measure, then {diagnosed('cost')}"
     ),
     "dataset_card": TableSpec(dataset_card.dataset_card, "tab:dataset_details", benchmarked("paper")),
 }

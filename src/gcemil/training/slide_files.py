@@ -1,0 +1,257 @@
+"""Predictions straight from slide files: tissue, patches, features and evidence in one go.
+
+full, soft, discrete   every patch is encoded
+prefilter              per fold, the patches its student keeps; encoded is the union over the folds. When every fold certifies its
+                       answer, the prediction is the mean of the folds' answers from evidence among their kept patches. Otherwise
+                       the remaining patches are encoded too, and the prediction is that of the whole bag.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
+from gcemil.bags.tables import file_fingerprint
+from gcemil.errors import InputError, RunError, UsageError
+from gcemil.explain import bag_tensors, slide_evidence
+from gcemil.features.encoders import PatchEncoder
+from gcemil.features.extract import EncodeSettings
+from gcemil.features.loaders import WeightSource
+from gcemil.features.origin import FeatureOrigin, feature_origin, matching_encoder
+from gcemil.features.prefilter import kept_rows, view_scores
+from gcemil.features.prefilter_file import FILE, FittedPrefilter, load_prefilter
+from gcemil.features.prefilter_view import low_view
+from gcemil.records import SlideEvidence
+from gcemil.runs.folder import read_run, trained_folds
+from gcemil.runs.network import Ingredients, load_network
+from gcemil.shapes import Logits
+from gcemil.slides.grid import patch_grid
+from gcemil.slides.reader import open_slide
+from gcemil.slides.tissue import find_tissue
+from gcemil.training.evaluate import Mode, predicted_bag
+from gcemil.training.patch_source import Clock, PatchSource, Stopwatch
+from gcemil.training.prefiltered import KeptAnswer, answer_from_kept
+
+FileMode = Literal["full", "soft", "discrete", "prefilter"]
+
+
+@dataclass(frozen=True, eq=False)
+class SlideFilePrediction:
+    """What a run says of a slide file, and what it took to say so."""
+
+    slide_id: str
+    values: dict[str, float]
+    """prob_<class>, or risk."""
+    per_fold: list[list[float]]
+    evidence: SlideEvidence | None
+    """Of the first fold, over the patches that were encoded for it."""
+    rows: Int[np.ndarray, "_"]
+    """The patches of `evidence`, as rows of the slide's grid."""
+    n_patches: int
+    n_encoded: int
+    certified: bool | None
+    """Whether the kept patches sufficed; None where nothing was filtered."""
+    seconds: dict[str, float]
+
+    @property
+    def evidence_rows(self) -> list[int]:
+        """The evidence, as rows of the slide's grid."""
+        return [] if self.evidence is None else self.rows[self.evidence.indices].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class FoldModel:
+    """One trained fold, with its prefilter where one is asked for."""
+
+    ingredients: Ingredients
+    meta: dict[str, Any]
+    prefilter: FittedPrefilter | None
+
+    @property
+    def model(self) -> Any:
+        return self.ingredients.model
+
+    def values(self, logits: Logits) -> list[float]:
+        found = logits if self.meta["task"] == "survival" else torch.softmax(logits, dim=0)
+        return found.double().tolist()
+
+    @property
+    def names(self) -> list[str]:
+        survival = self.meta["task"] == "survival"
+        return ["risk"] if survival else [f"prob_{name}" for name in self.meta["classes"]]
+
+
+@dataclass(frozen=True, eq=False)
+class SlidePredictor:
+    """A run ready for slide files: its folds, and the encoder that made its features."""
+
+    folds: tuple[FoldModel, ...]
+    origin: FeatureOrigin
+    encoder: PatchEncoder
+    mode: FileMode
+    batch_size: int = 32
+
+    @classmethod
+    def open(
+        cls,
+        run: Path,
+        *,
+        mode: FileMode,
+        fold: int | None = None,
+        source: WeightSource | None = None,
+        encoder: PatchEncoder | None = None,
+    ) -> SlidePredictor:
+        """Everything is checked before the first slide; an encoder already loaded may be handed in."""
+        folders = [run / f"fold_{fold}"] if fold is not None else trained_folds(run)
+        folds = tuple(opened_fold_model(run, folder, mode) for folder in folders)
+        fitted = [one.prefilter for one in folds if one.prefilter is not None]
+        origin = fitted[0].origin if fitted else run_origin(run)
+        if any(one.origin != origin for one in fitted):
+            raise RunError(
+                f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
+            )
+        ready = encoder if encoder is not None else matching_encoder(origin, source=source)
+        if ready.fingerprint != origin.fingerprint:
+            raise UsageError(
+                f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
+            )
+        return cls(folds, origin, ready, mode)
+
+    @torch.no_grad()
+    def predict(
+        self, path: Path, *, mpp: float | None = None, clock: Clock = time.perf_counter
+    ) -> SlideFilePrediction:
+        """One slide file; `mpp` serves where it does not state its pixel size."""
+        watch, slide_id = Stopwatch(clock), plain_id(path.name)
+        with open_slide(path, fallback_mpp=mpp) as slide:
+            with watch.part("tissue"):
+                grid = patch_grid(slide, find_tissue(slide), self.origin.patches)
+            if len(grid) == 0:
+                raise InputError(
+                    f"{path}: no patch with enough tissue was found. Look at what 'gcemil patch' makes of it."
+                )
+            source = PatchSource(
+                slide, grid, self.encoder, EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype)
+            )
+            if self.mode == "prefilter":
+                return self._prefiltered(source, slide_id, watch)
+            return self._whole(source, slide_id, watch, self.mode, certified=None)
+
+    def _prefiltered(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
+        with watch.part("prefilter"):
+            kept = kept_by_folds(self.folds, source)
+        with watch.part("encoding"):
+            source.encode(np.unique(np.concatenate(kept)))
+        bag = source.bag(slide_id)
+        answers: list[KeptAnswer] = []
+        with watch.part("prediction"):
+            for one, rows in zip(self.folds, kept, strict=True):
+                fitted = fitted_of(one)
+                answer = answer_from_kept(one.model, bag, rows, deviation=fitted.risk_deviation)
+                if not fitted.certifies(answer.doubt):
+                    break
+                answers.append(answer)
+        if len(answers) < len(self.folds):
+            return self._whole(source, slide_id, watch, "full", certified=False)
+        first = answers[0]
+        evidence = slide_evidence(self.folds[0].model, bag.sampled(first.rows), first.explanation)[0]
+        logits = [answer.logits for answer in answers]
+        return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
+
+    def _whole(
+        self, source: PatchSource, slide_id: str, watch: Stopwatch, mode: Mode, *, certified: bool | None
+    ) -> SlideFilePrediction:
+        everyone = np.arange(len(source.grid))
+        with watch.part("encoding"):
+            source.encode(everyone)
+        bag, evidence, found = source.bag(slide_id), None, []
+        with watch.part("prediction"):
+            for one in self.folds:
+                if one.model is None:
+                    found.append(one.ingredients.host(*bag_tensors(bag)).logits)
+                    continue
+                logits, explanation = predicted_bag(one.ingredients, bag, modes=("full", "soft", "discrete"))
+                found.append(logits[mode])
+                if evidence is None and explanation is not None:
+                    evidence = slide_evidence(one.model, bag, explanation)[0]
+        return self._prediction(slide_id, found, evidence, everyone, source, watch, certified=certified)
+
+    def _prediction(
+        self,
+        slide_id: str,
+        logits: list[Logits],
+        evidence: SlideEvidence | None,
+        rows: Int[np.ndarray, "_"],
+        source: PatchSource,
+        watch: Stopwatch,
+        *,
+        certified: bool | None,
+    ) -> SlideFilePrediction:
+        per_fold = [one.values(answer) for one, answer in zip(self.folds, logits, strict=True)]
+        means = np.asarray(per_fold, dtype=np.float64).mean(axis=0).tolist()
+        return SlideFilePrediction(
+            slide_id=slide_id,
+            values=dict(zip(self.folds[0].names, means, strict=True)),
+            per_fold=per_fold,
+            evidence=evidence,
+            rows=rows,
+            n_patches=len(source.grid),
+            n_encoded=source.n_encoded,
+            certified=certified,
+            seconds=watch.seconds,
+        )
+
+
+def is_slide_file(path: Path) -> bool:
+    """Whether a path names a slide rather than features."""
+    return path.name.lower().endswith(SLIDE_EXTENSIONS)
+
+
+def run_origin(run: Path) -> FeatureOrigin:
+    """How the features were made that a run was trained on."""
+    cohort = Cohort.load(read_run(run).cohort)
+    return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
+
+
+def opened_fold_model(run: Path, folder: Path, mode: FileMode) -> FoldModel:
+    """A fold that can do what the mode asks for."""
+    checkpoint = folder / "checkpoint.safetensors"
+    ingredients, meta = load_network(checkpoint)
+    if ingredients.model is None and mode != "full":
+        raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
+    if mode != "prefilter":
+        return FoldModel(ingredients, meta, None)
+    fitted = load_prefilter(folder / FILE)
+    if fitted.model_hash != file_fingerprint(checkpoint):
+        raise RunError(
+            f"{folder / FILE} was distilled from another model than {checkpoint}. Fit it again with 'gcemil prefilter {run} SLIDES'."
+        )
+    return FoldModel(ingredients, meta, fitted)
+
+
+def kept_by_folds(folds: tuple[FoldModel, ...], source: PatchSource) -> list[Int[np.ndarray, "_"]]:
+    """The rows that each fold's student keeps; folds that see alike share one view of the slide."""
+    views: dict[float, Any] = {}
+    kept = []
+    for one in folds:
+        fitted = fitted_of(one)
+        mpp = fitted.settings.view_mpp
+        if mpp not in views:
+            views[mpp] = low_view(source.slide, mpp)
+        scores = view_scores(fitted.student, views[mpp], source.grid, fitted.settings)
+        kept.append(kept_rows(scores, fitted.keep_rate))
+    return kept
+
+
+def fitted_of(one: FoldModel) -> FittedPrefilter:
+    if one.prefilter is None:
+        raise UsageError("This fold was opened without its prefilter. Open it with mode='prefilter'.")
+    return one.prefilter

@@ -1,0 +1,210 @@
+"""From slide files to a prediction that encodes few patches: distil, certify, predict, fall back, and put the cost on record."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.simulated.pixel_cohort import simulate_pixels
+from gcemil.bags.tables import read_table, write_table
+from gcemil.cli.predict import predict
+from gcemil.cli.prefilter import prefilter
+from gcemil.config import EvidenceSettings, TrainSettings
+from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.cost import measured
+from gcemil.errors import InputError, RunError, UsageError
+from gcemil.features.as_cohort import write_drawn_tables
+from gcemil.features.encoders import load_encoder
+from gcemil.features.extract import encode_slides
+from gcemil.features.prefilter_file import FILE, load_prefilter, save_prefilter
+from gcemil.slides.grid import PatchSettings
+from gcemil.training.run import train_run
+from run_builders import TrainedRuns
+from slide_builders import glass, tissue_image, write_plain_tiff, write_slide
+
+PARTS = ("train", "train", "val", "val", "test", "test")
+
+
+def invoke(verb, *arguments):
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Six drawn slides of a dozen patches, encoded, one fold trained, its prefilter fitted and timed; read-only."""
+    root = tmp_path_factory.mktemp("prefilter")
+    cohort, run = root / "cohort", root / "run"
+    simulate_pixels("camelyon16", cohort, size="tiny", slides=6, patches=(9, 12))
+    slides, encoder = found_slides([cohort / "slides"]), load_encoder("efficientnet_lite0")
+    patch_slides(slides.values(), cohort)
+    encode_slides(slides, cohort, encoder)
+    rows = read_table(cohort / "slides.csv")
+    # Every part of the fold needs both classes, which so few drawn slides do not give.
+    labelled = [{**row, "label": ("normal", "tumor")[place % 2]} for place, row in enumerate(rows)]
+    write_table(cohort / "slides.csv", list(rows[0]), labelled)
+    write_drawn_tables(cohort, encoder, PatchSettings())
+    parts = [{"slide_id": row["slide_id"], "split": part} for row, part in zip(labelled, PARTS, strict=True)]
+    write_table(cohort / "splits" / "fold_0.csv", ("slide_id", "split"), parts)
+    train_run(cohort, run, TrainSettings(evidence=EvidenceSettings(), epochs=2), folds=[0], jobs=1)
+    # Two validation slides certify only where a chance of one in two is accepted.
+    result = invoke(prefilter, run, cohort / "slides", "--risk", 0.9, "--epochs", 2, "--measure", "--json")
+    assert result.exit_code == 0, result.output
+    return cohort, run, json.loads(result.stdout)
+
+
+def test_the_prefilter_of_a_fold_is_fitted_and_settled_on_its_validation_slides(drawn):
+    _, run, found = drawn
+    (report,) = found["folds"]
+    assert (report["n_train"], report["n_val"]) == (2, 2)
+    fitted = load_prefilter(run / "fold_0" / FILE)
+    assert fitted.keep_rate == report["chosen"]["keep_rate"]
+    assert fitted.origin.encoder == "efficientnet_lite0"
+    assert [one["keep_rate"] for one in report["ladder"]] == sorted(
+        one["keep_rate"] for one in report["ladder"]
+    )
+    recalls = [one["recall"] for one in report["ladder"]]
+    assert recalls == sorted(recalls)
+
+
+def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, tmp_path):
+    cohort, run, _ = drawn
+    slide = sorted((cohort / "slides").glob("*.tif"))[5]
+    n_patches = len(store.read(cohort / "features" / f"{slide.stem}.h5", "coords"))
+    verdicts = {}
+    for limit in (1.0, None):
+        copied = shutil.copytree(run, tmp_path / f"run_{limit}")
+        changed(copied / "fold_0" / FILE, keep_rate=0.5, doubt_limit=limit)
+        result = invoke(
+            predict, copied, slide, "--mode", "prefilter", "--json", "--out", tmp_path / f"{limit}"
+        )
+        assert result.exit_code == 0, result.output
+        (verdicts[limit],) = json.loads(result.stdout)
+    certified, fallen = verdicts[1.0], verdicts[None]
+    assert certified["certified"] is True
+    assert certified["n_encoded"] == int(np.ceil(0.5 * n_patches)) < certified["n_patches"] == n_patches
+    assert fallen["certified"] is False
+    assert fallen["n_encoded"] == n_patches
+    full = json.loads(
+        invoke(predict, run, cohort / "features" / f"{slide.stem}.h5", "--mode", "full", "--json").stdout
+    )
+    assert fallen["prob_tumor"] == pytest.approx(full[0]["prob_tumor"], abs=1e-6)
+    # The evidence that was written lies where the cohort has patches.
+    written = store.read(tmp_path / "1.0" / f"{slide.stem}.h5", "coords")
+    known = store.read(cohort / "features" / f"{slide.stem}.h5", "coords")
+    assert len(written) == certified["n_encoded"]
+    assert {tuple(row) for row in written.tolist()} < {tuple(row) for row in known.tolist()}
+    assert [known[row].tolist() for row in certified["evidence"]] == certified["evidence_coords"]
+
+
+def test_folds_are_averaged_over_the_union_of_what_they_keep_and_all_must_certify(drawn, tmp_path):
+    cohort, run, _ = drawn
+    slide = sorted((cohort / "slides").glob("*.tif"))[5]
+    both = shutil.copytree(run, tmp_path / "both")
+    changed(both / "fold_0" / FILE, keep_rate=0.25, doubt_limit=1.0)
+    shutil.copytree(both / "fold_0", both / "fold_1")
+    changed(both / "fold_1" / FILE, keep_rate=0.5, doubt_limit=1.0)
+    (mean,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
+    singles = [
+        json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--fold", fold, "--json").stdout)[0]
+        for fold in (0, 1)
+    ]
+    assert mean["prob_tumor"] == pytest.approx(np.mean([one["prob_tumor"] for one in singles]))
+    # Both have the same student, so the larger share holds the smaller one.
+    assert mean["n_encoded"] == singles[1]["n_encoded"] > singles[0]["n_encoded"]
+    changed(both / "fold_1" / FILE, doubt_limit=None)
+    (fallen,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
+    assert (fallen["certified"], fallen["n_encoded"]) == (False, fallen["n_patches"])
+
+
+def changed(path, **changes):
+    """The same prefilter with something else settled."""
+    save_prefilter(path, replace(load_prefilter(path), **changes))
+
+
+def test_a_slide_file_is_predicted_as_its_feature_file_is(drawn):
+    cohort, run, _ = drawn
+    slide = sorted((cohort / "slides").glob("*.tif"))[4]
+    from_slide = invoke(predict, run, slide, "--mode", "discrete", "--json")
+    from_features = invoke(predict, run, cohort / "features" / f"{slide.stem}.h5", "--json")
+    (one,), (other,) = json.loads(from_slide.stdout), json.loads(from_features.stdout)
+    assert one["prob_tumor"] == pytest.approx(other["prob_tumor"], abs=1e-4)
+    assert one["evidence"] == other["evidence"]
+    assert one["certified"] is None
+    assert one["n_encoded"] == one["n_patches"]
+
+
+def test_the_cost_table_takes_the_row_of_the_prefilter_from_the_measurement(drawn):
+    _, run, found = drawn
+    (cost,) = found["cost"]
+    assert len(cost["slides"]) == 2
+    finding = measured(FoldBench.open(run, 0), repeats=1)
+    rows = {row.labels["mode"]: row.values for row in finding.rows}
+    assert rows["full"]["end_to_end_time"] == 1
+    assert rows["discrete"]["extraction_time"] == 1
+    assert rows["prefilter"]["end_to_end_time"] == pytest.approx(cost["summary"]["end_to_end_time"])
+    assert rows["prefilter"]["relative_utility"] == pytest.approx(cost["summary"]["relative_utility"])
+    pooled = [len(slide["selected"]) / slide["n_patches"] for slide in cost["slides"]]
+    assert rows["prefilter"]["patch_ratio"] == pytest.approx(np.mean(pooled))
+    assert any(note.startswith("Prefilter: keep rate") for note in finding.notes)
+
+
+def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):
+    cohort, run, _ = drawn
+    features = next((cohort / "features").glob("*.h5"))
+    error = invoke(predict, run, features, "--mode", "prefilter").exception
+    assert isinstance(error, UsageError)
+    assert "Give the slide itself, or predict with --mode discrete" in str(error)
+    no_mpp = write_plain_tiff(tmp_path / "plain.tif", tissue_image())
+    assert "Give it with --mpp" in str(invoke(predict, run, no_mpp, "--mode", "prefilter").exception)
+    stated = invoke(predict, run, no_mpp, "--mode", "prefilter", "--mpp", 0.5)
+    assert stated.exit_code == 0
+    assert "encoded" in stated.output
+    empty = write_slide(tmp_path / "empty.tif", glass())
+    assert "no patch with enough tissue" in str(invoke(predict, run, empty, "--mode", "prefilter").exception)
+    bare = shutil.copytree(run, tmp_path / "bare")
+    (bare / "fold_0" / FILE).unlink()
+    error = invoke(predict, bare, no_mpp, "--mode", "prefilter").exception
+    assert isinstance(error, UsageError)
+    assert "Fit it with 'gcemil prefilter" in str(error)
+
+
+def test_a_prefilter_of_another_model_is_refused(drawn, tmp_path):
+    cohort, run, _ = drawn
+    other = shutil.copytree(run, tmp_path / "other")
+    changed(other / "fold_0" / FILE, model_hash="another")
+    slide = next((cohort / "slides").glob("*.tif"))
+    error = invoke(predict, other, slide, "--mode", "prefilter").exception
+    assert isinstance(error, RunError)
+    assert "was distilled from another model" in str(error)
+
+
+def test_slides_that_are_not_there_are_named_before_anything_is_read(drawn, tmp_path):
+    cohort, run, _ = drawn
+    slides = sorted((cohort / "slides").glob("*.tif"))
+    error = invoke(prefilter, run, slides[4]).exception
+    assert isinstance(error, UsageError)
+    assert "4 of 4 training and validation slides have no file" in str(error)
+    renamed = [shutil.copy(slides[5], tmp_path / slide.name) for slide in slides[:4]]
+    error = invoke(prefilter, run, *renamed).exception
+    assert "is not the file that" in str(error)
+    assert Cohort.load(cohort).card.encoder == "efficientnet_lite0"
+
+
+def test_simulated_features_have_no_encoder_to_match(classification_runs: TrainedRuns, tmp_path):
+    slide = write_slide(tmp_path / "slide.tif")
+    error = invoke(prefilter, classification_runs.gce, slide).exception
+    assert isinstance(error, InputError)
+    assert "simulated or imported features" in str(error)
+    error = invoke(predict, classification_runs.gce, slide, "--mode", "full").exception
+    assert "simulated or imported features" in str(error)
+    error = invoke(prefilter, classification_runs.host, slide).exception
+    assert "has no selector to imitate" in str(error)

@@ -1,0 +1,96 @@
+"""What the prefilter sees of a slide: crops of a known image, white beyond its edge, and stains taken out."""
+
+import numpy as np
+import pytest
+
+from gcemil.errors import UsageError
+from gcemil.features.prefilter_view import LowView, densities, density_table, low_view, patch_crops
+from gcemil.slides.grid import PatchGrid, PatchSettings
+from gcemil.slides.reader import Bounds, open_slide
+from slide_builders import write_slide
+
+SETTINGS = PatchSettings(patch_px=16, target_mpp=0.5)
+
+
+def numbered_view(bounds=None):
+    """Six by four pixels, each of its own grey; sixteen level-0 pixels to a pixel."""
+    image = np.repeat(np.arange(24, dtype=np.uint8).reshape(4, 6, 1), 3, axis=2)
+    return LowView(image, bounds or Bounds(0, 0, 96, 64))
+
+
+def grid(*corners, mpp=0.5):
+    coords = np.array(corners, dtype=np.int64)
+    return PatchGrid(coords, SETTINGS, mpp, np.ones(len(coords)))
+
+
+def test_a_crop_is_centred_on_its_patch():
+    crops = patch_crops(numbered_view(), grid((32, 16), (16, 32)), 3)
+    assert crops.shape == (2, 3, 3, 3)
+    # The patch at (32, 16) is pixel (2, 1), which has grey 1 * 6 + 2.
+    assert crops[0, ..., 0].tolist() == [[1, 2, 3], [7, 8, 9], [13, 14, 15]]
+    assert crops[1, ..., 2].tolist() == [[6, 7, 8], [12, 13, 14], [18, 19, 20]]
+
+
+def test_what_lies_beyond_the_image_is_white():
+    corner, last = patch_crops(numbered_view(), grid((0, 0), (80, 48)), 3)[..., 1]
+    assert corner.tolist() == [[255, 255, 255], [255, 0, 1], [255, 6, 7]]
+    assert last.tolist() == [[16, 17, 255], [22, 23, 255], [255, 255, 255]]
+
+
+def test_a_crop_of_one_pixel_and_no_patches_at_all():
+    assert patch_crops(numbered_view(), grid((48, 0)), 1)[0, 0, 0].tolist() == [3, 3, 3]
+    assert patch_crops(numbered_view(), PatchGrid(np.empty((0, 2), np.int64), SETTINGS, 0.5, np.empty(0)), 5).shape == (
+        0, 5, 5, 3,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="at least one pixel"):
+        patch_crops(numbered_view(), grid((0, 0)), 0)
+
+
+def test_the_view_begins_where_the_scan_begins():
+    moved = numbered_view(Bounds(1000, 500, 96, 64))
+    assert patch_crops(moved, grid((1032, 516)), 1)[0, 0, 0, 0] == 8
+
+
+def test_the_view_of_a_slide_is_read_at_its_resolution(tmp_path):
+    image = np.full((512, 512, 3), 250, np.uint8)
+    image[128:256, 256:384] = (200, 100, 150)
+    with open_slide(write_slide(tmp_path / "slide.tif", image)) as slide:
+        view = low_view(slide, 4.0)
+    assert view.image.shape == (64, 64, 3)
+    assert view.scale == (8.0, 8.0)
+    crops = patch_crops(
+        view, PatchGrid(np.array([[256, 128], [0, 0]]), PatchSettings(128), 0.5, np.ones(2)), 8
+    )
+    assert np.abs(crops[0].astype(int) - (200, 100, 150)).max() <= 2
+    assert np.abs(crops[1].astype(int) - 250).max() <= 2
+
+
+def test_densities_of_a_slide_have_mean_zero_and_deviation_one_in_every_channel():
+    crops = np.random.default_rng(0).integers(40, 250, (5, 4, 4, 3)).astype(np.uint8)
+    found = densities(crops, density_table(crops))
+    assert found.shape == (5, 3, 4, 4)
+    assert found.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-5)
+    assert found.std(dim=(0, 2, 3), correction=0).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_density_is_the_logarithm_of_what_is_absorbed():
+    # Values 255 and 24 absorb nothing and -log10(25 / 256); two equal halves stand at minus and plus one.
+    crops = np.array([255, 24], np.uint8).reshape(2, 1, 1, 1).repeat(3, axis=3)
+    assert densities(crops, density_table(crops)).flatten().tolist() == pytest.approx(
+        [-1, -1, -1, 1, 1, 1], abs=1e-5
+    )
+
+
+def test_a_thinner_stain_of_the_same_tissue_looks_alike():
+    draws = np.random.default_rng(1)
+    density = draws.uniform(0.1, 0.8, (6, 8, 8, 3))
+    strong, thin = (
+        np.rint(256 * 10 ** (-factor * density) - 1).clip(0, 255).astype(np.uint8) for factor in (1.0, 0.6)
+    )
+    found = [densities(crops, density_table(crops)) for crops in (strong, thin)]
+    assert (found[0] - found[1]).abs().max() < 0.1
+
+
+def test_a_blank_slide_stays_blank():
+    crops = np.full((3, 4, 4, 3), 243, np.uint8)
+    assert densities(crops, density_table(crops)).abs().max() < 1e-4

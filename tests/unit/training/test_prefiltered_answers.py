@@ -1,0 +1,94 @@
+"""Answers from kept patches: the budget counts patches of the whole bag, and doubt is what two answers do not share."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.bags.cohort import Cohort
+from gcemil.explain import explain_bag
+from gcemil.runs.network import load_network
+from gcemil.runs.prefilter_cost import PrefilterCost, SlideCost, read_cost, write_cost
+from gcemil.training.prefiltered import answer_from_kept, doubt_of, is_changed, scaled_to_bag
+from run_builders import TrainedRuns
+
+
+def logits(*probabilities):
+    return torch.tensor([math.log(value) for value in probabilities])
+
+
+def test_doubt_is_what_the_less_sure_of_two_answers_leaves_open():
+    assert doubt_of(logits(0.9, 0.1), logits(0.7, 0.3), deviation=1) == pytest.approx(0.3)
+    assert doubt_of(logits(0.7, 0.3), logits(0.9, 0.1), deviation=1) == pytest.approx(0.3)
+    # All kept patches say the other class, so the evidence's class has little.
+    assert doubt_of(logits(0.8, 0.2), logits(0.2, 0.8), deviation=1) == pytest.approx(0.8)
+
+
+def test_doubt_of_a_risk_is_its_move_in_deviations():
+    assert doubt_of(torch.tensor([1.5]), torch.tensor([1.0]), deviation=2) == pytest.approx(0.25)
+
+
+def test_another_class_is_a_change_and_so_is_a_risk_that_moved_too_far():
+    assert is_changed(logits(0.4, 0.6), logits(0.6, 0.4), deviation=1, tolerance=0.25)
+    assert not is_changed(logits(0.51, 0.49), logits(0.99, 0.01), deviation=1, tolerance=0.25)
+    assert is_changed(torch.tensor([1.0]), torch.tensor([0.0]), deviation=2, tolerance=0.25)
+    assert not is_changed(torch.tensor([0.5]), torch.tensor([0.0]), deviation=2, tolerance=0.25)
+
+
+@pytest.fixture(scope="module")
+def model_and_bag(classification_runs: TrainedRuns):
+    model = load_network(classification_runs.gce / "fold_0" / "checkpoint.safetensors")[0].model
+    cohort = Cohort.load(classification_runs.cohort)
+    return model, cohort.read_bag(cohort.bags[0])
+
+
+def test_keeping_every_patch_is_the_whole_bag(model_and_bag):
+    model, bag = model_and_bag
+    whole = explain_bag(model, bag)
+    answer = answer_from_kept(model, bag, np.arange(len(bag)), deviation=1.0)
+    assert torch.equal(answer.logits, whole.discrete.logits)
+    assert answer.evidence_rows.tolist() == whole.recovery.selected.nonzero().flatten().tolist()
+
+
+def test_a_tenth_of_the_bag_may_have_as_many_patches_of_evidence_as_the_whole(model_and_bag):
+    model, bag = model_and_bag
+    before = (model.gate.budget, model.settings)
+    scaled = scaled_to_bag(model, share=0.1)
+    assert scaled.gate.budget == pytest.approx(10 * model.gate.budget)
+    assert scaled.settings.recovery.max_fraction == 1.0
+    assert (model.gate.budget, model.settings) == before
+    assert scaled.host is model.host
+    rows = np.arange(0, len(bag), 10)
+    answer = answer_from_kept(model, bag, rows, deviation=1.0)
+    assert set(answer.evidence_rows) <= set(rows)
+    assert len(answer.evidence_rows) >= round(model.settings.budget * len(bag)) - 1
+
+
+def test_a_single_kept_patch_is_its_own_evidence(model_and_bag):
+    model, bag = model_and_bag
+    answer = answer_from_kept(model, bag, np.array([5]), deviation=1.0)
+    assert answer.evidence_rows.tolist() == [5]
+    assert torch.allclose(answer.logits, answer.explanation.output.full_logits)
+
+
+def slide(certified, full, prefiltered, seconds):
+    return SlideCost(
+        "a", 10, 2, certified, [0], full, prefiltered, {"encoding": 8.0, "prediction": 2.0}, seconds
+    )
+
+
+def test_a_measurement_sums_seconds_and_is_read_back_as_written(tmp_path):
+    slides = (
+        slide(True, [0.9, 0.1], [0.8, 0.2], {"encoding": 1.0, "prediction": 1.0}),
+        slide(False, [0.3, 0.7], [0.3, 0.7], {"encoding": 3.0, "prediction": 2.0}),
+    )
+    cost = PrefilterCost(0, 0.1, 1, "hash", 0.8, 0.6, slides)
+    assert cost.end_to_end_time == 7 / 20
+    assert cost.extraction_time == 4 / 16
+    assert cost.relative_utility == pytest.approx(0.75)
+    assert (cost.fall_back, cost.encoded) == (0.5, 0.2)
+    assert cost.mean_change == pytest.approx(0.05)
+    write_cost(tmp_path, cost)
+    assert read_cost(tmp_path) == cost
+    assert read_cost(tmp_path / "nowhere") is None
