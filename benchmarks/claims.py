@@ -101,6 +101,27 @@ def paired_figures(fold: Path) -> Figures:
     for metric in ("precision", "average_precision"):
         figures[f"{metric}_best_rival"] = max(found.values[metric] or 0.0 for found in rivals)
     figures["average_precision_evidence"] = ours["average_precision"]
+    return figures | adaptive_figures(fold / "diagnostics" / "adaptive.json")
+
+
+def adaptive_figures(path: Path) -> Figures:
+    """The same at the sizes of the adaptive evidence, where a fold has them."""
+    if not path.is_file():
+        return {}
+    finding, figures = read_finding(path), {}
+    for name, rule, network in (
+        ("evidence", "gce_soft", "wrapped"),
+        ("attention", "attention", "plain"),
+        ("oracle", "oracle", "plain"),
+    ):
+        found, chance = (
+            row(finding, rule=one, network=network, comparison="full-kept") for one in (rule, "random")
+        )
+        figures[f"adaptive_precision_{name}"] = found["precision"]
+        figures[f"adaptive_degradation_{name}"] = (
+            found["complement_degradation"] - chance["complement_degradation"]
+        )
+        figures["adaptive_fraction"] = found["evidence_fraction"]
     return figures
 
 
@@ -185,6 +206,12 @@ LINES = (
     ("Complement degradation beyond random: evidence", "degradation_evidence"),
     ("attention of the plain host", "degradation_attention"),
     ("oracle", "degradation_oracle"),
+    ("Adaptive size: evidence fraction", "adaptive_fraction"),
+    ("precision: evidence", "adaptive_precision_evidence"),
+    ("attention of the plain host", "adaptive_precision_attention"),
+    ("oracle", "adaptive_precision_oracle"),
+    ("complement degradation beyond random: evidence", "adaptive_degradation_evidence"),
+    ("attention of the plain host", "adaptive_degradation_attention"),
     ("Jaccard across seeds: evidence", "jaccard_evidence"),
     ("attention of the plain host", "jaccard_attention"),
 )
