@@ -49,7 +49,9 @@ DIAGNOSTICS: dict[str, DiagnosticSpec] = {
     "failures": DiagnosticSpec("failures", "Which slides fail, and how?"),
     "cost": DiagnosticSpec("cost", "What does the evidence cost, and what does it save?"),
     "guarantee": DiagnosticSpec("guarantee", "Which evidence size keeps the prediction, with which promise?"),
-    "adaptive": DiagnosticSpec("adaptive", "How few patches does a slide need, and which rule picks them best?"),
+    "adaptive": DiagnosticSpec(
+        "adaptive", "How few patches does a slide need, and which rule picks them best?"
+    ),
     "sweep": DiagnosticSpec("sweep", "How do threshold and coverage target move the result?"),
 }
 """Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
