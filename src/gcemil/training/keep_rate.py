@@ -10,8 +10,9 @@
   keep rate    that of the ladder with the lowest cost, of those that are at least the share of patches that is evidence on the
                whole bags; ties go to the larger rate, which sees more
 
-Fewer patches than the evidence has may give the same answer, but they cannot show what it rests on. The first condition is conformal risk control: a new exchangeable slide is certified and yet answered otherwise with probability at
-most `risk`, the limit being the only thing chosen. Few slides promise little: below 1 / risk - 1 of them nothing is certified.
+Fewer patches than the evidence has may give the same answer, but they cannot show what it rests on. The first condition is
+conformal risk control: a new exchangeable slide is certified and yet answered otherwise with probability at most `risk`, were
+the limit the only thing chosen. Few slides promise little: below 1 / risk - 1 of them nothing is certified.
 """
 
 from __future__ import annotations

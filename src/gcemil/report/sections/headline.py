@@ -198,7 +198,8 @@ def cautions(context: Context) -> list[str]:
     anchors = {str(fold.metrics["details"].get("anchors")) for fold in run.folds}
     if any(name.startswith("prototypes") for name in anchors):
         found.append(
-            "The anchors are prototypes: centres of training patches, numbered and not named. They are clusters, not concepts."
+            "The anchors are prototypes: centres of training patches, numbered and not named. They are clusters, not concepts, and "
+            "evidence without concepts is less precise and less stable between trainings (docs/results.md)."
         )
     if len(run.bags) < FEW:
         found.append(
