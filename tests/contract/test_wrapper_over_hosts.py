@@ -183,7 +183,9 @@ def test_a_state_dict_carries_everything_a_prediction_needs(name, n_outputs):
     trained = make_model(name, n_outputs=n_outputs)
     trained.set_temperature(0.25)
     torch.manual_seed(99)
-    fresh = GceMil(prepared_host(name, n_outputs=n_outputs), make_bank(), in_dim=16).eval()
+    fresh = GceMil(
+        prepared_host(name, n_outputs=n_outputs), make_bank(), in_dim=16, settings=trained.settings
+    ).eval()
     fresh.load_state_dict(trained.state_dict())
     features, coords = tensor_bag(40)
     with torch.no_grad():
