@@ -1,6 +1,6 @@
-"""Do the claims hold? One table per host from the results of a grid whose folds have `snr` and `budget`.
+"""Do the claims hold? One table per host or arm from the results of a grid whose folds have `snr` and `budget`.
 
-  python benchmarks/claims.py RESULTS [--arm gce] [--json FILE] [--markdown] [--by-cohort] [--no-stability]
+  python benchmarks/claims.py RESULTS [--arms gce ...] [--json FILE] [--markdown] [--by-cohort] [--no-stability]
 Every figure is a mean over worlds and seeds of paired runs; sd is between runs. `better` counts the runs in which the
 evidence beats the attention of the plain host at the same number of patches per slide. The best rival is the best rule of
 either network, smoothed ones included, chosen after the fact: the hardest comparison.
@@ -27,37 +27,47 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--arm", default="gce", help="The wrapped arm or variant that is judged.")
+    parser.add_argument("--arms", nargs="+", default=["gce"], help="Wrapped arms or variants to be judged.")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true", help="Print the table of docs/results.md.")
+    parser.add_argument("--markdown", action="store_true", help="Print the tables of docs/results.md.")
     parser.add_argument("--by-cohort", action="store_true", help="Also one line per cohort.")
     parser.add_argument("--no-stability", action="store_true")
     arguments = parser.parse_args()
-    folds = sorted(arguments.results.glob(f"runs/*/*/{arguments.arm}/seed_*/fold_*/diagnostics/budget.json"))
-    hosts = sorted({path.parts[-6] for path in folds})
     report = {}
-    for host in hosts:
-        chosen = [path.parent.parent for path in folds if path.parts[-6] == host]
-        runs = [paired_figures(fold) for fold in chosen]
-        stability = [] if arguments.no_stability else seed_stability(chosen)
-        report[host] = {
+    for name, folds in judged_folds(arguments.results, arguments.arms).items():
+        runs = [paired_figures(fold) for fold in folds]
+        stability = [] if arguments.no_stability else seed_stability(folds)
+        report[name] = {
             "runs": len(runs),
             "rows": rows_of(runs, stability),
-            "cohorts": by_cohort(chosen, runs),
+            "cohorts": by_cohort(folds, runs),
         }
-        if arguments.by_cohort:
-            print(cohort_table(report[host]["cohorts"]))
-        if arguments.markdown and len(hosts) == 1:
-            print(markdown(host, len(runs), report[host]["rows"]))
-        if arguments.markdown:
-            continue
-        print(f"{host}: {len(runs)} runs")
-        for name, row in report[host]["rows"].items():
-            print("  " + f"{name:<32}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
-    if arguments.markdown and len(hosts) > 1:
-        print(host_table(report))
+    if arguments.by_cohort:
+        print("\n".join(cohort_table(found["cohorts"]) for found in report.values()))
+    if not arguments.markdown:
+        print("\n".join(listing(name, found) for name, found in report.items()))
+    elif len(report) == 1:
+        print("\n".join(markdown(name, found["runs"], found["rows"]) for name, found in report.items()))
+    else:
+        print(one_line_each(report))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def judged_folds(results: Path, arms: list[str]) -> dict[str, list[Path]]:
+    """The folds of every host, or of every arm where there are several."""
+    found: dict[str, list[Path]] = {}
+    for arm in arms:
+        for path in sorted(results.glob(f"runs/*/*/{arm}/seed_*/fold_*/diagnostics/budget.json")):
+            found.setdefault(path.parts[-6] if len(arms) == 1 else arm, []).append(path.parent.parent)
+    return found
+
+
+def listing(name: str, found: dict[str, Any]) -> str:
+    lines = [f"{name}: {found['runs']} runs"]
+    for figure, row in found["rows"].items():
+        lines.append(f"  {figure:<40}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    return "\n".join(lines)
 
 
 def paired_figures(fold: Path) -> Figures:
@@ -239,17 +249,17 @@ def markdown(host: str, n_runs: int, rows: dict[str, Figures]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def host_table(report: dict[str, Any]) -> str:
-    """One line per host, with the verdicts of the first two claims."""
+def one_line_each(report: dict[str, Any]) -> str:
+    """One line per host or arm, with the verdicts of the first two claims."""
     lines = [
-        "| host | runs | plain host | soft | evidence alone | keep-only drop | C-D gap | fraction "
+        "| | runs | plain host | soft | evidence alone | keep-only drop | C-D gap | fraction "
         "| precision: evidence / attention | average precision: evidence / attention | precision / oracle "
         "| precision / best rival | holds together | in the right place |",
         "|---" * 14 + "|",
     ]
-    for host, found in report.items():
+    for name, found in report.items():
         rows = found["rows"]
-        cells = [f"{rows[name]['mean']:.3f}" for name in FIRST_CLAIM]
+        cells = [f"{rows[figure]['mean']:.3f}" for figure in FIRST_CLAIM]
         for metric in ("precision", "average_precision"):
             pair = [rows[f"{metric}_{who}"]["mean"] for who in ("evidence", "attention")]
             ratio = rows[f"{metric}: evidence / attention"]["ratio"]
@@ -258,7 +268,7 @@ def host_table(report: dict[str, Any]) -> str:
             f"{rows[f'precision: evidence / {other}']['ratio']:.2f}" for other in ("oracle", "best rival")
         ]
         verdicts = ["yes" if holds(rows) else "no" for holds in (is_faithful, is_in_place)]
-        lines.append("| " + " | ".join([host, str(found["runs"]), *cells, *verdicts]) + " |")
+        lines.append("| " + " | ".join([name, str(found["runs"]), *cells, *verdicts]) + " |")
     return "\n".join(lines)
 
 
