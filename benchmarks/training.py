@@ -94,7 +94,7 @@ def gcemil_epoch(cohort: Cohort):
     def run(epoch: int) -> None:
         train_epoch(
             ingredients, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
-            stage=Stage("train"), stage_number=0, epoch=epoch, base_rate=2e-4,
+            stage=Stage("train"), stage_number=0, epoch=epoch,
         )  # fmt: skip
 
     return run

@@ -35,6 +35,7 @@ from gcemil.training.epoch_statistics import GateStatistics, LossMeans
 from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.schedule import (
+    HIGHEST_RATE,
     annealed_temperature,
     base_learning_rate,
     cosine_rate,
@@ -45,6 +46,9 @@ from gcemil.training.seeding import seed_torch, stream_seed
 
 FIRST_CHOSEN_SHARE = 0.6
 """Epochs before this share of the schedule are not chosen: their gates are still warm."""
+
+NARROW = ("utility.", "selector.attention_weight", "selector.contribution_weight", "selector.presence_weight")
+"""Class-anchor weights and the weights of the score's terms, by their names in the wrapper."""
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -100,7 +104,7 @@ def train(
         for epoch in range(progress.epoch, settings.epochs):
             record = train_epoch(
                 ingredients, null, cohort, parts, task, settings, optimizer,
-                stage=stage, stage_number=number, epoch=epoch, base_rate=base_rate, on_bag=on_bag,
+                stage=stage, stage_number=number, epoch=epoch, on_bag=on_bag,
             )  # fmt: skip
             is_last_stage = number == len(stages) - 1
             if is_last_stage:
@@ -128,9 +132,18 @@ def train(
 
 
 def create_optimizer(network: nn.Module, rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW over what is to be learned; the fused step walks the weights once instead of once per operation."""
-    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(learned, lr=rate, weight_decay=weight_decay, fused=True)
+    """AdamW over what is to be learned; the fused step walks the weights once instead of once per operation.
+
+    The rate of a group is its `base_rate` bent by the schedule. What reads anchors and scores is as narrow at any
+    feature width, so a rate that was lowered for wide features is not for it.
+    """
+    learned = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+    narrow = [weight for name, weight in learned.items() if name.startswith(NARROW)]
+    wide = [weight for name, weight in learned.items() if not name.startswith(NARROW)]
+    groups = [{"params": wide, "base_rate": rate}, {"params": narrow, "base_rate": max(rate, HIGHEST_RATE)}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=rate, weight_decay=weight_decay, fused=True
+    )
 
 
 def train_epoch(
@@ -145,7 +158,6 @@ def train_epoch(
     stage: Stage,
     stage_number: int,
     epoch: int,
-    base_rate: float,
     on_bag: OnBag | None = None,
 ) -> EpochRecord:
     """Every training bag once, one optimiser step per window."""
@@ -169,7 +181,7 @@ def train_epoch(
     for position, window in enumerate(windows):
         progress = (epoch + position / len(windows)) / settings.epochs
         for group in optimizer.param_groups:
-            group["lr"] = cosine_rate(base_rate, progress)
+            group["lr"] = cosine_rate(group["base_rate"], progress)
         if model is not None:
             evidence = model.settings
             model.set_temperature(
