@@ -24,7 +24,8 @@ from gcemil.config import HostSettings, TrainSettings
 from gcemil.features.torchvision_guard import repair_torchvision
 from gcemil.hosts.host import Stage
 from gcemil.runs.folder import FoldParts, create_task
-from gcemil.training.loop import create_optimizer, train_epoch
+from gcemil.training.loop import train_epoch
+from gcemil.training.optimizer import create_optimizer
 from gcemil.training.setup import create_network
 
 PATCHES, DIM = 512, 1024

@@ -34,8 +34,8 @@ from gcemil.training import watch
 from gcemil.training.epoch_statistics import GateStatistics, LossMeans
 from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
+from gcemil.training.optimizer import create_optimizer
 from gcemil.training.schedule import (
-    HIGHEST_RATE,
     annealed_temperature,
     base_learning_rate,
     cosine_rate,
@@ -46,9 +46,6 @@ from gcemil.training.seeding import seed_torch, stream_seed
 
 FIRST_CHOSEN_SHARE = 0.6
 """Epochs before this share of the schedule are not chosen: their gates are still warm."""
-
-NARROW = ("utility.", "selector.attention_weight", "selector.contribution_weight", "selector.presence_weight")
-"""Class-anchor weights and the weights of the score's terms, by their names in the wrapper."""
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -129,21 +126,6 @@ def train(
         # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
         ingredients.model.set_temperature(final_temperature(settings))
     return progress
-
-
-def create_optimizer(network: nn.Module, rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW over what is to be learned; the fused step walks the weights once instead of once per operation.
-
-    The rate of a group is its `base_rate` bent by the schedule. What reads anchors and scores is as narrow at any
-    feature width, so a rate that was lowered for wide features is not for it.
-    """
-    learned = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
-    narrow = [weight for name, weight in learned.items() if name.startswith(NARROW)]
-    wide = [weight for name, weight in learned.items() if not name.startswith(NARROW)]
-    groups = [{"params": wide, "base_rate": rate}, {"params": narrow, "base_rate": max(rate, HIGHEST_RATE)}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=rate, weight_decay=weight_decay, fused=True
-    )
 
 
 def train_epoch(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcemil.training.loop import create_optimizer
+from gcemil.training.optimizer import create_optimizer
 from wrapper_builders import prepared_host, wrapped
 
 
