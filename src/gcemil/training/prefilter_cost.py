@@ -21,7 +21,7 @@ from gcemil.runs.folder import create_task, fold_parts, read_run, stacked_target
 from gcemil.runs.prefilter_cost import PrefilterCost, SlideCost, write_cost
 from gcemil.training.distil import utility
 from gcemil.training.patch_source import Clock
-from gcemil.training.slide_files import SlideFilePrediction, SlidePredictor, fitted_of
+from gcemil.training.slide_files import SlideFilePrediction, SlidePredictor
 
 
 def measure_cost(
@@ -52,7 +52,7 @@ def measure_cost(
         if on_slide:
             on_slide(done, len(specs))
     task, targets = create_task(cohort, card.settings), stacked_targets(specs)
-    fitted = fitted_of(filtered.folds[0])
+    fitted = filtered.prefilters[0]
     cost = PrefilterCost(
         fold=fold,
         keep_rate=fitted.keep_rate,

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gcemil.bags import store
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
@@ -23,6 +20,7 @@ from gcemil.runs.network import load_network
 from gcemil.runs.summary import write_summary
 from gcemil.training.evaluate import Mode
 from gcemil.training.fold import evaluate_fold
+from gcemil.training.fold_model import fold_models, mean_values
 from gcemil.units import LevelZeroPx
 
 
@@ -58,33 +56,12 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
     return write_summary(run)
 
 
-@torch.no_grad()
 def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
     """One new slide from its feature file: averaged over all folds, or by one of them."""
-    folders = [run / f"fold_{fold}"] if fold is not None else trained_folds(run)
-    rows, names, evidence = [], [], None
-    for folder in folders:
-        ingredients, meta = load_network(folder / "checkpoint.safetensors")
-        bag = read_slide(features_file, meta)
-        if ingredients.model is None:
-            if mode != "full":
-                raise UsageError(
-                    f"{run} is a plain host, which has no evidence: only --mode full is possible."
-                )
-            logits = ingredients.host(*bag_tensors(bag)).logits
-        else:
-            found = explain_bag(ingredients.model, bag)
-            logits = {
-                "full": found.output.full_logits,
-                "soft": found.output.logits,
-                "discrete": found.discrete.logits,
-            }[mode]
-            evidence = evidence or slide_evidence(ingredients.model, bag, found)[0]
-        survival = meta["task"] == "survival"
-        names = ["risk"] if survival else [f"prob_{name}" for name in meta["classes"]]
-        rows.append((logits if survival else torch.softmax(logits, dim=0)).double().tolist())
-    means = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
-    return SlidePrediction(features_file.stem, dict(zip(names, means, strict=True)), rows, evidence)
+    models = fold_models(run, fold=fold, needs_evidence=mode != "full")
+    answers = [one.answer(read_slide(features_file, one.meta), mode) for one in models]
+    per_fold = [one.values(logits) for one, (logits, _) in zip(models, answers, strict=True)]
+    return SlidePrediction(features_file.stem, mean_values(models, per_fold), per_fold, answers[0][1])
 
 
 def read_slide(path: Path, meta: dict[str, Any]) -> Bag:

@@ -9,9 +9,10 @@ prefilter              per fold, the patches its student keeps; encoded is the u
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,22 +22,23 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.explain import bag_tensors, slide_evidence
+from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import EncodeSettings
 from gcemil.features.loaders import WeightSource
 from gcemil.features.origin import FeatureOrigin, feature_origin, matching_encoder
 from gcemil.features.prefilter import kept_rows, view_scores
 from gcemil.features.prefilter_file import FILE, FittedPrefilter, load_prefilter
-from gcemil.features.prefilter_view import low_view
+from gcemil.features.prefilter_view import LowView, low_view
+from gcemil.model import GceMil
 from gcemil.records import SlideEvidence
-from gcemil.runs.folder import read_run, trained_folds
-from gcemil.runs.network import Ingredients, load_network
+from gcemil.runs.folder import read_run
 from gcemil.shapes import Logits
 from gcemil.slides.grid import patch_grid
 from gcemil.slides.reader import open_slide
 from gcemil.slides.tissue import find_tissue
-from gcemil.training.evaluate import Mode, predicted_bag
+from gcemil.training.evaluate import Mode
+from gcemil.training.fold_model import FoldModel, fold_models, mean_values
 from gcemil.training.patch_source import Clock, PatchSource, Stopwatch
 from gcemil.training.prefiltered import KeptAnswer, answer_from_kept
 
@@ -68,28 +70,6 @@ class SlideFilePrediction:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldModel:
-    """One trained fold, with its prefilter where one is asked for."""
-
-    ingredients: Ingredients
-    meta: dict[str, Any]
-    prefilter: FittedPrefilter | None
-
-    @property
-    def model(self) -> Any:
-        return self.ingredients.model
-
-    def values(self, logits: Logits) -> list[float]:
-        found = logits if self.meta["task"] == "survival" else torch.softmax(logits, dim=0)
-        return found.double().tolist()
-
-    @property
-    def names(self) -> list[str]:
-        survival = self.meta["task"] == "survival"
-        return ["risk"] if survival else [f"prob_{name}" for name in self.meta["classes"]]
-
-
-@dataclass(frozen=True, eq=False)
 class SlidePredictor:
     """A run ready for slide files: its folds, and the encoder that made its features."""
 
@@ -97,6 +77,8 @@ class SlidePredictor:
     origin: FeatureOrigin
     encoder: PatchEncoder
     mode: FileMode
+    prefilters: tuple[FittedPrefilter, ...] = ()
+    """One for every fold in the mode of that name."""
     batch_size: int = 32
 
     @classmethod
@@ -110,9 +92,8 @@ class SlidePredictor:
         encoder: PatchEncoder | None = None,
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder already loaded may be handed in."""
-        folders = [run / f"fold_{fold}"] if fold is not None else trained_folds(run)
-        folds = tuple(opened_fold_model(run, folder, mode) for folder in folders)
-        fitted = [one.prefilter for one in folds if one.prefilter is not None]
+        folds = fold_models(run, fold=fold, needs_evidence=mode != "full")
+        fitted = tuple(fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
         origin = fitted[0].origin if fitted else run_origin(run)
         if any(one.origin != origin for one in fitted):
             raise RunError(
@@ -123,7 +104,7 @@ class SlidePredictor:
             raise UsageError(
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
             )
-        return cls(folds, origin, ready, mode)
+        return cls(folds, origin, ready, mode, fitted)
 
     @torch.no_grad()
     def predict(
@@ -147,22 +128,21 @@ class SlidePredictor:
 
     def _prefiltered(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
         with watch.part("prefilter"):
-            kept = kept_by_folds(self.folds, source)
+            kept = kept_by_folds(self.prefilters, source)
         with watch.part("encoding"):
             source.encode(np.unique(np.concatenate(kept)))
         bag = source.bag(slide_id)
         answers: list[KeptAnswer] = []
         with watch.part("prediction"):
-            for one, rows in zip(self.folds, kept, strict=True):
-                fitted = fitted_of(one)
-                answer = answer_from_kept(one.model, bag, rows, deviation=fitted.risk_deviation)
+            for one, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
+                answer = answer_from_kept(wrapped(one), bag, rows, deviation=fitted.risk_deviation)
                 if not fitted.certifies(answer.doubt):
                     break
                 answers.append(answer)
         if len(answers) < len(self.folds):
             return self._whole(source, slide_id, watch, "full", certified=False)
         first = answers[0]
-        evidence = slide_evidence(self.folds[0].model, bag.sampled(first.rows), first.explanation)[0]
+        evidence = slide_evidence(wrapped(self.folds[0]), bag.sampled(first.rows), first.explanation)[0]
         logits = [answer.logits for answer in answers]
         return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
 
@@ -172,16 +152,10 @@ class SlidePredictor:
         everyone = np.arange(len(source.grid))
         with watch.part("encoding"):
             source.encode(everyone)
-        bag, evidence, found = source.bag(slide_id), None, []
+        bag = source.bag(slide_id)
         with watch.part("prediction"):
-            for one in self.folds:
-                if one.model is None:
-                    found.append(one.ingredients.host(*bag_tensors(bag)).logits)
-                    continue
-                logits, explanation = predicted_bag(one.ingredients, bag, modes=("full", "soft", "discrete"))
-                found.append(logits[mode])
-                if evidence is None and explanation is not None:
-                    evidence = slide_evidence(one.model, bag, explanation)[0]
+            answers = [one.answer(bag, mode) for one in self.folds]
+        found, evidence = [logits for logits, _ in answers], answers[0][1]
         return self._prediction(slide_id, found, evidence, everyone, source, watch, certified=certified)
 
     def _prediction(
@@ -196,10 +170,9 @@ class SlidePredictor:
         certified: bool | None,
     ) -> SlideFilePrediction:
         per_fold = [one.values(answer) for one, answer in zip(self.folds, logits, strict=True)]
-        means = np.asarray(per_fold, dtype=np.float64).mean(axis=0).tolist()
         return SlideFilePrediction(
             slide_id=slide_id,
-            values=dict(zip(self.folds[0].names, means, strict=True)),
+            values=mean_values(self.folds, per_fold),
             per_fold=per_fold,
             evidence=evidence,
             rows=rows,
@@ -221,37 +194,31 @@ def run_origin(run: Path) -> FeatureOrigin:
     return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 
-def opened_fold_model(run: Path, folder: Path, mode: FileMode) -> FoldModel:
-    """A fold that can do what the mode asks for."""
-    checkpoint = folder / "checkpoint.safetensors"
-    ingredients, meta = load_network(checkpoint)
-    if ingredients.model is None and mode != "full":
-        raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
-    if mode != "prefilter":
-        return FoldModel(ingredients, meta, None)
-    fitted = load_prefilter(folder / FILE)
-    if fitted.model_hash != file_fingerprint(checkpoint):
+def fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
+    """The prefilter of a fold, which must have been distilled from this very model."""
+    path = one.folder / FILE
+    fitted = load_prefilter(path)
+    if fitted.model_hash != file_fingerprint(one.checkpoint):
         raise RunError(
-            f"{folder / FILE} was distilled from another model than {checkpoint}. Fit it again with 'gcemil prefilter {run} SLIDES'."
+            f"{path} was distilled from another model than {one.checkpoint}. Fit it again with 'gcemil prefilter {run} SLIDES'."
         )
-    return FoldModel(ingredients, meta, fitted)
+    return fitted
 
 
-def kept_by_folds(folds: tuple[FoldModel, ...], source: PatchSource) -> list[Int[np.ndarray, "_"]]:
+def wrapped(one: FoldModel) -> GceMil:
+    """The wrapper of a fold; plain hosts were refused when the run was opened."""
+    model: GceMil = one.ingredients.model  # type: ignore[assignment]
+    return model
+
+
+def kept_by_folds(prefilters: Sequence[FittedPrefilter], source: PatchSource) -> list[Int[np.ndarray, "_"]]:
     """The rows that each fold's student keeps; folds that see alike share one view of the slide."""
-    views: dict[float, Any] = {}
+    views: dict[float, LowView] = {}
     kept = []
-    for one in folds:
-        fitted = fitted_of(one)
+    for fitted in prefilters:
         mpp = fitted.settings.view_mpp
         if mpp not in views:
             views[mpp] = low_view(source.slide, mpp)
         scores = view_scores(fitted.student, views[mpp], source.grid, fitted.settings)
         kept.append(kept_rows(scores, fitted.keep_rate))
     return kept
-
-
-def fitted_of(one: FoldModel) -> FittedPrefilter:
-    if one.prefilter is None:
-        raise UsageError("This fold was opened without its prefilter. Open it with mode='prefilter'.")
-    return one.prefilter
