@@ -8,6 +8,7 @@ GcemilError
 │   ├── CohortError    the tables of a cohort contradict each other or its files
 │   └── BagError       features, coordinates or gates of one bag do not fit together
 ├── RunError           a run folder cannot be resumed, read or trusted
+├── BusyError          another process works in the folder
 └── MissingExtraError  an optional dependency is not installed
 
 A message names the file or slide, the value, and the remedy.
@@ -44,6 +45,10 @@ class BagError(InputError):
 
 class RunError(GcemilError):
     """A run folder cannot be resumed, read or trusted."""
+
+
+class BusyError(GcemilError):
+    """Another process works in the folder."""
 
 
 class MissingExtraError(GcemilError):

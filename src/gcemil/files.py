@@ -1,0 +1,290 @@
+"""Files on disk: written whole or not at all, read within bounds, and folders that one process works in at a time.
+
+Everything gcemil writes goes through `whole_file` (or `whole_folder`): the content is made beside its target under a
+name that no other process uses, flushed to the disk, and renamed. A kill at any moment leaves the old content or the
+new one. What a killed process leaves behind is removed by the next one that works in the folder (`remove_leftovers`).
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from gcemil.errors import BusyError, InputError, StoreError
+
+LOCK_NAME = ".gcemil.lock"
+MAX_TEXT_BYTES = 256 * 2**20
+"""More than any table, record or settings file that people keep; a larger one is refused before it is read."""
+MAX_YAML_BYTES = 2 * 2**20
+MAX_DEPTH = 100
+
+
+# Writing
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside the target; when the block ends well it is flushed and takes the target's place."""
+    with _translated(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary_name(path)
+        try:
+            yield temporary
+            _flush(temporary)
+            temporary.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """The same for a folder of files that belong together; the target must not exist yet, or be empty."""
+    with _translated(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary_name(folder)
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.replace(folder)
+            _flush_folder(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Readable JSON with sorted keys; a figure that does not exist (NaN) is null, because JSON has no NaN."""
+    return write_text(path, json.dumps(without_nan(value), indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> Path:
+    """A CSV file of these columns."""
+    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def without_nan(value: Any) -> Any:
+    """The value with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that no longer live left half-written, at any depth."""
+    for path in folder.rglob(".*.partial"):
+        if _left_by_the_dead(path):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+
+
+# Reading
+
+
+def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
+    """The text of a UTF-8 file; one that is missing, too large, special or of another encoding is an InputError."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, not a file.")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no regular file, so it is not read.")
+        size = path.stat().st_size
+        if size > limit:
+            raise InputError(f"{path} has {size:,} bytes; at most {limit:,} are read as text.")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} cannot be read ({_reason(error)}). Check the path and its permissions."
+        ) from error
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file."""
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, source: Path | str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{source} is nested too deeply to be read as JSON.") from error
+    except ValueError as error:
+        raise InputError(f"{source} is not valid JSON ({error}).") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a YAML file: plain data, without aliases, so that a small file cannot stand for a huge one."""
+    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), path)
+
+
+def parse_yaml(text: str, source: Path | str) -> Any:
+    try:
+        _refuse_aliases(text, source)
+        return yaml.safe_load(text)
+    except RecursionError as error:
+        raise InputError(f"{source} is nested too deeply to be read as YAML.") from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+        raise InputError(f"{source} is not valid YAML ({' '.join(str(error).split())}).") from error
+
+
+# One process at a time
+
+
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Work in a folder that no other process works in; the lock dies with the process that holds it."""
+    with locked_file(folder / LOCK_NAME, wait=wait, what=str(folder)):
+        yield
+
+
+@contextmanager
+def locked_file(path: Path, *, wait: bool = False, what: str | None = None) -> Iterator[None]:
+    """Hold this lock file; BusyError when another process holds it and we do not wait."""
+    with _translated(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BusyError(
+            f"{what or path} is being written by another process{_holder(path)}. Wait for it to end, or give another folder."
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise StoreError(
+            f"{path} cannot be locked ({_reason(error)}). Use a folder you may write to, on a file system with locks."
+        ) from error
+    try:
+        with suppress(OSError):
+            path.write_text(f"{socket.gethostname()} {os.getpid()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+# Private
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """What the system says about writing this path, as one sentence with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({_reason(error)}). {_remedy(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return "Free some space, or give a folder on another disk."
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return "Give a folder you may write to."
+    if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ENOTEMPTY}:
+        return "Something else stands in its place: move it, or give another path."
+    if error.errno == errno.ENAMETOOLONG:
+        return "Use shorter names."
+    return "Check free space and permissions."
+
+
+def _temporary_name(path: Path) -> Path:
+    """Hidden, beside the target, named by machine and process so that it can be told whether its writer lives."""
+    stem = path.name[:100]
+    return path.with_name(f".{stem}.{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+
+
+def _left_by_the_dead(path: Path) -> bool:
+    parts = path.name.split(".")
+    if len(parts) < 5 or not parts[-3].isdigit():
+        return False
+    machine = socket.gethostname()[:40]
+    if not path.name.endswith(f".{machine}.{parts[-3]}.{parts[-2]}.partial"):
+        return False
+    return not _is_alive(int(parts[-3]))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    """On the disk, not only in the system's memory: a full disk must be noticed before the old file is replaced."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    with suppress(OSError):
+        _flush(folder)
+
+
+def _refuse_aliases(text: str, source: Path | str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InputError(
+                f"{source} uses a YAML alias (*{event.anchor}), which is not read. Write the value out."
+            )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise InputError(f"{source} is nested more than {MAX_DEPTH} deep, which no file of gcemil is.")
+
+
+def _holder(path: Path) -> str:
+    try:
+        machine, pid = path.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return ""
+    return f" (process {pid} on {machine})"
