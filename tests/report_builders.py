@@ -13,8 +13,8 @@ import yaml
 
 from builders import grid_coords
 from gcemil.bags import store
-from gcemil.bags.tables import write_table
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.files import write_table
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.records import SlideEvidence
 

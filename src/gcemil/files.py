@@ -78,7 +78,10 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     """Readable JSON with sorted keys; a figure that does not exist (NaN) is null, because JSON has no NaN."""
-    return write_text(path, json.dumps(without_nan(value), indent=2, sort_keys=True, allow_nan=False) + "\n")
+    return write_text(
+        path,
+        json.dumps(without_nan(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n",
+    )
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> Path:

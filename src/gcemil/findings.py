@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gcemil.errors import RunError
+from gcemil.files import write_json
 from gcemil.metrics import METRICS
 
 Labels = dict[str, str]
@@ -49,13 +49,7 @@ class Finding:
 
 def write_finding(folder: Path, finding: Finding) -> Path:
     """<folder>/<name>.json, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{finding.name}.json"
-    temporary = path.with_name(f".{path.name}.partial")
-    text = json.dumps(without_nan(finding.to_json()), indent=2, sort_keys=True, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_json(folder / f"{finding.name}.json", finding.to_json())
 
 
 def read_finding(path: Path) -> Finding:
@@ -105,12 +99,3 @@ def joined(rows: Sequence[Row]) -> Row:
 def mean_row(labels: Labels, per_slide: Sequence[dict[str, float | None]]) -> Row:
     """One row from figures per slide: mean and deviation over the slides that have the figure."""
     return joined([Row(labels, values) for values in per_slide])
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN: a figure that does not exist is null."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

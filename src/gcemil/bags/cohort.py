@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
-from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table, write_table
+from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
 from gcemil.errors import CohortError
+from gcemil.files import write_table, write_text
 from gcemil.units import LevelZeroPx
 
 Task = Literal["classification", "survival"]
@@ -90,7 +91,7 @@ class Cohort:
         """Write cohort.yaml and slides.csv."""
         self.folder.mkdir(parents=True, exist_ok=True)
         written = self.card.model_dump(mode="json", exclude_defaults=True)
-        (self.folder / "cohort.yaml").write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+        write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
         columns = list(columns_of(self.card.task))
         if any(row.site is not None for row in self.slides):
             columns.append("site")

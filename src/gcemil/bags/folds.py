@@ -15,8 +15,9 @@ import numpy as np
 from numpy.random import Generator
 
 from gcemil.bags.cohort import Cohort, SlideRow
-from gcemil.bags.tables import read_table, write_table
+from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, UsageError
+from gcemil.files import write_table
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]

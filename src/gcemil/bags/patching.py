@@ -21,8 +21,9 @@ from typing import Literal
 
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
-from gcemil.bags.tables import file_fingerprint, write_table
+from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError
+from gcemil.files import write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
 from gcemil.slides.patches import probe_patches
@@ -31,7 +32,6 @@ from gcemil.slides.thumbnails import (
     SheetEntry,
     contact_sheets,
     kept_picture,
-    save_bytes,
     save_jpeg,
     thumbnail,
 )
@@ -187,7 +187,7 @@ def write_pictures(out: Path, slide_id: str, slide: SlideReader, tissue: TissueM
     save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
     save_jpeg(picture_file(out, slide_id), kept_picture(small, tissue, grid))
     outlines = json.dumps(tissue_geojson(tissue, slide_id)).encode()
-    save_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
+    write_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
 
 
 def picture_file(out: Path, slide_id: str) -> Path:

@@ -7,7 +7,6 @@ temporary file beside the target and renamed, without time stamps, so equal cont
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.errors import StoreError
+from gcemil.files import whole_file
 
 Array = NDArray[Any]
 Attributes = Mapping[str, str | int | float | bool]
@@ -98,19 +98,14 @@ def write(
     dataset_attributes: Mapping[str, Attributes] | None = None,
 ) -> None:
     """Contiguous datasets in a new file that appears whole or not at all; attributes of the root, and by dataset."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with h5py.File(temporary, "w", libver="latest", track_order=False) as file:
-            for name, values in datasets.items():
-                _create(file, name, values).attrs.update((dataset_attributes or {}).get(name, {}))
-            for key, value in (attributes or {}).items():
-                file.attrs[key] = value
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}). Check free space and permissions.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        whole_file(path) as temporary,
+        h5py.File(temporary, "w", libver="latest", track_order=False) as file,
+    ):
+        for name, values in datasets.items():
+            _create(file, name, values).attrs.update((dataset_attributes or {}).get(name, {}))
+        for key, value in (attributes or {}).items():
+            file.attrs[key] = value
 
 
 def repack(path: Path) -> bool:
@@ -123,15 +118,10 @@ def repack(path: Path) -> bool:
             raise StoreError(
                 f"{path} holds groups as well as datasets; repack only rewrites flat feature files."
             )
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            with h5py.File(temporary, "w", libver="latest") as file:
-                _copy_attributes(source, file)
-                for name, item in datasets.items():
-                    _copy_attributes(item, _create(file, name, item[:]))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
+            _copy_attributes(source, file)
+            for name, item in datasets.items():
+                _copy_attributes(item, _create(file, name, item[:]))
     return True
 
 

@@ -6,7 +6,6 @@ import csv
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from gcemil.errors import CohortError
 
@@ -21,20 +20,6 @@ def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
         if missing := [column for column in columns if column not in found]:
             raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(found)}.")
         return [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
-
-
-def write_table(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
-    """A CSV file that appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_slide_id(slide_id: str, table: Path) -> str:

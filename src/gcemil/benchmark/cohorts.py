@@ -17,7 +17,7 @@ from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import CohortKey
 from gcemil.benchmark.results import Record, Results, read_failure
 from gcemil.errors import CohortError, RunError
-from gcemil.runs.folder import write_json
+from gcemil.files import write_json
 
 
 def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:

@@ -30,7 +30,7 @@ from gcemil.benchmark.plan import (
 from gcemil.benchmark.results import Results, append_log, claimed, read_failure
 from gcemil.config import TrainSettings
 from gcemil.errors import ConfigError, GcemilError, RunError
-from gcemil.runs.folder import write_json
+from gcemil.files import write_json
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run, one_thread

@@ -18,6 +18,7 @@ from gcemil.benchmark.results import Results, claimed
 from gcemil.benchmark.runner import Ending, Outcome, is_finished
 from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
+from gcemil.files import write_text
 from gcemil.runs.folder import read_run
 from gcemil.training.run import differences
 
@@ -63,12 +64,8 @@ def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = Non
 def enter_grid(grid: Grid, results: Results) -> None:
     """Write the grid into the folder, which must not contradict it."""
     check_results(grid, results)
-    path = results.folder / "grids" / f"{grid.name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     with claimed(results.lock("grids"), wait=True):
-        aside = path.with_name(f".{path.name}.partial")
-        aside.write_text(grid.to_yaml(), encoding="utf-8")
-        aside.replace(path)
+        write_text(results.folder / "grids" / f"{grid.name}.yaml", grid.to_yaml())
 
 
 def left_to_do(grid: Grid, results: Results) -> list[Key]:

@@ -22,9 +22,9 @@ from gcemil.benchmark.plan import RunKey, fold_diagnostics, plan, work
 from gcemil.benchmark.results import Record, Results, claimed, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
 from gcemil.errors import RunError
-from gcemil.findings import read_finding, without_nan
+from gcemil.files import without_nan, write_json
+from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import write_json
 
 Rows = list[Record]
 GROUP = ("cohort", "dataset", "encoder", "host", "arm", "variant")

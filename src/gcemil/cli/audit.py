@@ -71,8 +71,8 @@ def audit(
     from gcemil.config import TrainSettings
     from gcemil.diagnostics.audit import audited
     from gcemil.diagnostics.black_box import BlackBox
-    from gcemil.findings import without_nan
-    from gcemil.runs.folder import create_task, stacked_targets, write_json
+    from gcemil.files import without_nan, write_json
+    from gcemil.runs.folder import create_task, stacked_targets
 
     loaded = Cohort.load(cohort)
     task = create_task(loaded, TrainSettings())
@@ -103,7 +103,7 @@ def audit(
             )
     finding = with_origin(finding, loaded, model, scores, part.value, fold, seed)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, without_nan(finding.to_json()))
+    write_json(out, finding.to_json())
     if as_json:
         print_json(without_nan(finding.to_json()))
     else:

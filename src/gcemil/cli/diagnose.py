@@ -33,7 +33,7 @@ def diagnose(
     from gcemil.cli.console import print_json, progress
     from gcemil.cli.train import parsed_folds
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
-    from gcemil.findings import without_nan
+    from gcemil.files import without_nan
 
     comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
     with progress("diagnosing") as advance:

@@ -89,9 +89,9 @@ def written(
     all_patches: bool,
 ) -> dict[str, Path]:
     """Every file of the explanation; what needs coordinates is left out where there are none."""
+    from gcemil.files import write_json
     from gcemil.report import certificate, geojson, overlay
     from gcemil.report.evidence_json import evidence_json
-    from gcemil.report.write import write_json
 
     shown = geojson.EVIDENCE if found.evidence is not None else geojson.ATTENTION
     collection, picture = None, None

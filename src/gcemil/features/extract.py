@@ -28,10 +28,11 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.cohort import read_card
 from gcemil.bags.patch_files import patch_file, read_origin
-from gcemil.bags.tables import file_fingerprint, write_table
+from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, batches_of, read_ahead
+from gcemil.files import write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 

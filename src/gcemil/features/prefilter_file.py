@@ -18,8 +18,8 @@ from safetensors.torch import save
 from gcemil.errors import RunError, UsageError
 from gcemil.features.origin import FeatureOrigin
 from gcemil.features.prefilter import PrefilterSettings, Student
+from gcemil.files import write_bytes
 from gcemil.slides.grid import PatchSettings
-from gcemil.slides.thumbnails import save_bytes
 
 FILE = "prefilter.safetensors"
 KEY = "gcemil_prefilter"
@@ -58,7 +58,7 @@ def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
         "provenance": fitted.provenance,
     }
     tensors = {name: tensor.contiguous() for name, tensor in fitted.student.state_dict().items()}
-    save_bytes(path, save(tensors, metadata={KEY: json.dumps(meta, sort_keys=True)}))
+    write_bytes(path, save(tensors, metadata={KEY: json.dumps(meta, sort_keys=True)}))
 
 
 def load_prefilter(path: Path) -> FittedPrefilter:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gcemil.errors import RunError
-from gcemil.findings import without_nan
-from gcemil.report.write import write_json
+from gcemil.files import without_nan, write_json
 
 VerdictName = Literal["sufficient", "necessary", "recoverable"]
 VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")

@@ -25,8 +25,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Real
 
 from gcemil.errors import BagError, StoreError, UsageError
+from gcemil.files import write_bytes
 from gcemil.records import SlideEvidence
-from gcemil.report.write import write_whole
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
@@ -101,7 +101,7 @@ def write_geojson(path: Path, collection: dict[str, Any]) -> Path:
         for feature in collection["features"]
     ]
     text = '{"type":"FeatureCollection","features":[\n' + ",\n".join(lines) + "\n]}\n"
-    return write_whole(path, text.encode())
+    return write_bytes(path, text.encode())
 
 
 def evidence_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:

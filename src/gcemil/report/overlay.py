@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
 from gcemil.errors import UsageError
+from gcemil.files import write_bytes
 from gcemil.report.geojson import EVIDENCE, PatchClass
-from gcemil.report.write import write_whole
 
 Canvas = UInt8[np.ndarray, "height width 3"]
 PerPatch = Shaped[np.ndarray, "n"]
@@ -105,7 +105,7 @@ def overlay(
 def write_overlay(path: Path, image: Image.Image) -> Path:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
-    return write_whole(path, buffer.getvalue())
+    return write_bytes(path, buffer.getvalue())
 
 
 def read_thumbnail(

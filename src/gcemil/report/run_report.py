@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gcemil.errors import RunError
+from gcemil.files import write_bytes
 from gcemil.report import slide_pages
 from gcemil.report.html import Section, encoded, page
 from gcemil.report.run_data import Record, RunData, read_json, read_run_data
@@ -29,7 +30,6 @@ from gcemil.report.sections import (
     truth,
 )
 from gcemil.report.sections.context import Album, Context
-from gcemil.report.write import write_whole
 
 OnStep = Callable[[int, int], None]
 
@@ -43,14 +43,14 @@ def write_report(
             raise RunError(
                 f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
             )
-        return write_whole(out, encoded(grid.document(read_grid(run), run, Album(run / "figures"))))
+        return write_bytes(out, encoded(grid.document(read_grid(run), run, Album(run / "figures"))))
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
     if rival is not None:
         check_pair(data, rival)
     context = Context(data, rival, Album(run / "figures"), seed)
     title = f"Evidence report: {run.name or run}"
-    return write_whole(out, encoded(page(title, headline.lead(context), sections_of(context, on_step))))
+    return write_bytes(out, encoded(page(title, headline.lead(context), sections_of(context, on_step))))
 
 
 def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section]:

@@ -7,7 +7,6 @@ Nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gcemil.errors import RunError
+from gcemil.errors import RunError, StoreError
+from gcemil.files import whole_file
 
 Meta = dict[str, Any]
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    try:
-        save_file(plain, temporary, metadata={"gcemil": json.dumps(meta)})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={"gcemil": json.dumps(meta)})
+        except SafetensorError as error:
+            raise StoreError(
+                f"{path} cannot be written ({error}). Free some space, or give a folder on another disk."
+            ) from error
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], Meta]:

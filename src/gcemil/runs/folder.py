@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +81,3 @@ def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[
     if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
         return DiscreteTimeTask.of_training(stacked_targets(train_bags))
     return create_task(cohort, settings)
-
-
-def write_json(path: Path, value: object) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from gcemil.errors import RunError
-from gcemil.runs.folder import write_json
+from gcemil.files import write_json
 
 FILE = "prefilter_cost.json"
 PREDICTION = "prediction"

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from gcemil.files import write_json
 from gcemil.findings import over_folds, read_finding
-from gcemil.runs.folder import write_json
 
 
 def write_summary(run: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from gcemil.errors import StoreError
+from gcemil.files import write_bytes
 from gcemil.slides.grid import PatchGrid
 from gcemil.slides.reader import Pixels, SlideReader
 from gcemil.slides.tissue import TissueMask
@@ -58,20 +57,7 @@ def save_jpeg(path: Path, image: Pixels) -> None:
     """A JPEG that appears whole or not at all."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=88)
-    save_bytes(path, buffer.getvalue())
-
-
-def save_bytes(path: Path, content: bytes) -> None:
-    """A file that appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}). Check free space and permissions.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(path, buffer.getvalue())
 
 
 def contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:

@@ -35,8 +35,9 @@ from gcemil.features.prefilter import (
     student_scores,
 )
 from gcemil.features.prefilter_file import FILE, FittedPrefilter, save_prefilter
+from gcemil.files import write_json
 from gcemil.runs.environment import package_version
-from gcemil.runs.folder import stacked_targets, write_json
+from gcemil.runs.folder import stacked_targets
 from gcemil.shapes import Logits
 from gcemil.tasks import classification
 from gcemil.tasks.task import Task, as_array

@@ -14,13 +14,14 @@ from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.bags.tables import file_fingerprint, write_table
+from gcemil.bags.tables import file_fingerprint
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
+from gcemil.files import write_json, write_table
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task, write_json
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.tasks.task import Task
 from gcemil.training.evaluate import Mode, evaluate_bags, modes_of

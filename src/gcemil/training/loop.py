@@ -24,6 +24,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
+from gcemil.files import write_text
 from gcemil.hosts.host import Stage
 from gcemil.model import EvidenceOutput
 from gcemil.runs import checkpoint
@@ -235,9 +236,7 @@ def bag_features(host: Any, cohort: Cohort, bags: Sequence[BagSpec]) -> Tensor:
 
 def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
     """One line per epoch; rewritten whole, so that a resumed run has no line twice."""
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(json.dumps(record) + "\n" for record in history), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(record) + "\n" for record in history))
 
 
 def _keep_best(

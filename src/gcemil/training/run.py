@@ -24,8 +24,9 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
+from gcemil.files import write_json, write_text
 from gcemil.runs.environment import describe_environment, pick_device
-from gcemil.runs.folder import create_task, fold_parts, write_json
+from gcemil.runs.folder import create_task, fold_parts
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import check_parts, train_fold
 
@@ -90,7 +91,7 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         out / "environment.json",
         describe_environment(seed=settings.seed, device=device, inputs={"cohort": fingerprint}),
     )
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_text(path, yaml.safe_dump(config, sort_keys=False))
 
 
 def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:

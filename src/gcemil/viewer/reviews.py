@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.errors import RunError, UsageError
-from gcemil.report.write import write_json
+from gcemil.files import write_json
 from gcemil.viewer.security import inside
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 

@@ -10,7 +10,6 @@ import torch
 import yaml
 
 from builders import make_cohort
-from gcemil.bags.tables import write_table
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.bag_bootstrap import (
     BagPredictions,
@@ -21,6 +20,7 @@ from gcemil.diagnostics.bag_bootstrap import (
 )
 from gcemil.diagnostics.significance import compared_runs
 from gcemil.errors import RunError
+from gcemil.files import write_table
 from gcemil.findings import read_finding, write_finding
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 from run_builders import TrainedRuns

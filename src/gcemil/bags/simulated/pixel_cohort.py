@@ -29,13 +29,12 @@ from gcemil.bags.simulated.simulate import PlannedSlide, check_arguments, planne
 from gcemil.bags.simulated.sizes import size_named
 from gcemil.bags.simulated.tissue import Layout, draw_layout
 from gcemil.bags.simulated.world import World, draw_world
-from gcemil.bags.tables import write_table
 from gcemil.errors import CohortError
+from gcemil.files import write_bytes, write_table
 from gcemil.slides.drawn.label_map import SquarePlan
 from gcemil.slides.drawn.recipes import Recipe, mimic_of, recipe_of
 from gcemil.slides.drawn.slide import DRAWN_MPP, MASK_DOWNSAMPLE, DrawnSlide, draw_slide, write_drawn_slide
 from gcemil.slides.drawn.stains import STANDARD, Dyes, varied
-from gcemil.slides.thumbnails import save_bytes
 
 GENERATION = 1
 """Raised whenever equal arguments would draw other slides than before."""
@@ -164,7 +163,7 @@ def write_tables(
             "dials": world.dials.model_dump(mode="json"),
         },
     }
-    save_bytes(out / CARD, yaml.safe_dump(card, sort_keys=False).encode())
+    write_bytes(out / CARD, yaml.safe_dump(card, sort_keys=False).encode())
     return PixelCohort(out, card, tuple(slide.row for slide in planned))
 
 

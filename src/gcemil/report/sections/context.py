@@ -10,11 +10,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
+from gcemil.files import write_bytes
 from gcemil.report.figures.style import png_bytes, settled, svg_bytes
 from gcemil.report.html import Markup, command, element, joined, picture
 from gcemil.report.palette import readable_name
 from gcemil.report.run_data import RunData
-from gcemil.report.write import write_whole
 
 QUESTIONS = {
     "snr": "Is the evidence sufficient, necessary and recoverable?",
@@ -45,8 +45,8 @@ class Album:
         """The figure on the page, and beside the run as PNG and SVG."""
         ready = settled(figure)
         vector, pixels = svg_bytes(ready), png_bytes(ready)
-        write_whole(self.folder / f"{name}.svg", vector)
-        write_whole(self.folder / f"{name}.png", pixels)
+        write_bytes(self.folder / f"{name}.svg", vector)
+        write_bytes(self.folder / f"{name}.png", pixels)
         shown = (
             picture(vector, alt, mime="image/svg+xml")
             if len(vector) <= LARGEST_SVG

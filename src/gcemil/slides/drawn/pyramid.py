@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from gcemil.errors import MissingExtraError, StoreError
+from gcemil.errors import MissingExtraError
+from gcemil.files import whole_file
 from gcemil.slides.reader import Pixels
 
 TILE = 256
@@ -26,28 +26,20 @@ def write_pyramid(path: Path, image: Pixels, mpp: float) -> None:
         import tifffile
     except ImportError as error:
         raise MissingExtraError("tifffile", "wsi") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with tifffile.TiffWriter(temporary) as writer:
-            for level, pixels in enumerate(pyramid_levels(image)):
-                writer.write(
-                    pixels,
-                    tile=(TILE, TILE),
-                    photometric="rgb",
-                    compression="zlib",
-                    compressionargs={"level": ZLIB_LEVEL},
-                    subfiletype=int(level > 0),
-                    resolution=(1e4 / (mpp * STEP**level),) * 2,
-                    resolutionunit="CENTIMETER",
-                    metadata=None,
-                    software=False,
-                )
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}). Check free space and permissions.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as temporary, tifffile.TiffWriter(temporary) as writer:
+        for level, pixels in enumerate(pyramid_levels(image)):
+            writer.write(
+                pixels,
+                tile=(TILE, TILE),
+                photometric="rgb",
+                compression="zlib",
+                compressionargs={"level": ZLIB_LEVEL},
+                subfiletype=int(level > 0),
+                resolution=(1e4 / (mpp * STEP**level),) * 2,
+                resolutionunit="CENTIMETER",
+                metadata=None,
+                software=False,
+            )
 
 
 def pyramid_levels(image: Pixels) -> Iterator[UInt8[np.ndarray, "rows columns 3"]]:

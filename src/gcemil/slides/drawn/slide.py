@@ -13,6 +13,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from gcemil.errors import InputError
+from gcemil.files import write_bytes
 from gcemil.slides.drawn.annotations import asap_xml
 from gcemil.slides.drawn.draw import draw_tissue
 from gcemil.slides.drawn.label_map import FINE, LabelMap, SquarePlan, label_map
@@ -21,7 +22,6 @@ from gcemil.slides.drawn.pyramid import write_pyramid
 from gcemil.slides.drawn.recipes import Recipe
 from gcemil.slides.drawn.stains import Dyes
 from gcemil.slides.reader import Pixels
-from gcemil.slides.thumbnails import save_bytes
 
 DRAWN_MPP = 0.5
 MASK_DOWNSAMPLE = FINE
@@ -56,7 +56,7 @@ def write_drawn_slide(
     save_mask(mask_path(folder, "evidence", slide_id), labels.evidence)
     save_mask(mask_path(folder, "tissue", slide_id), np.where(labels.tissue, np.uint8(255), np.uint8(0)))
     xml = asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
-    save_bytes(folder / "annotations" / f"{slide_id}.xml", xml)
+    write_bytes(folder / "annotations" / f"{slide_id}.xml", xml)
     write_pyramid(slide_path(folder, slide_id), slide.image, DRAWN_MPP)
 
 
@@ -72,7 +72,7 @@ def mask_path(folder: Path, what: str, slide_id: str) -> Path:
 def save_mask(path: Path, mask: UInt8[np.ndarray, "h w"]) -> None:
     buffer = io.BytesIO()
     Image.fromarray(mask).save(buffer, "PNG")
-    save_bytes(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue())
 
 
 def read_drawn_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
