@@ -11,8 +11,15 @@ GcemilError
 ├── BusyError          another process works in the folder
 └── MissingExtraError  an optional dependency is not installed
 
-A message names the file or slide, the value, and the remedy.
+A message names the file or slide, the value, and the remedy. What the system says (a full disk, a file that is gone, no
+memory, a worker that died) is told in the same way by `describe_fault`, for whoever stands at the top.
 """
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
 
 
 class GcemilError(Exception):
@@ -56,3 +63,89 @@ class MissingExtraError(GcemilError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs '{package}'. Install it with: pip install 'gcemil[{extra}]'.")
+        self._given = (package, extra)
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        # An error of a worker process travels to its parent pickled, and is made again from what it was given.
+        return type(self), self._given
+
+
+# What the system says
+
+
+def describe_fault(error: BaseException, *, path: object = "A file") -> str | None:
+    """One sentence with a remedy about what went wrong outside gcemil; None where it did not. `path` stands in for a file the system does not name."""
+    if isinstance(error, GcemilError):
+        return str(error)
+    if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or _is_allocation(error):
+        return (
+            f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs or --workers, "
+            "a smaller --batch-size or fewer max_patches."
+        )
+    if isinstance(error, OSError):
+        return _describe_os_error(error, path)
+    if _is_a(error, "concurrent.futures.process", "BrokenProcessPool"):
+        return (
+            "A worker process was ended from outside, most often because memory ran out. "
+            "Run the same command again with fewer --jobs; what is finished is kept."
+        )
+    if _is_a(error, "safetensors", "SafetensorError"):
+        return (
+            f"A file of weights cannot be read or written ({error_text(error)}). "
+            "Check free space, permissions, and whether the file is whole."
+        )
+    if "CUDA" in str(error) and isinstance(error, AssertionError | RuntimeError):
+        return f"CUDA cannot be used here ({error_text(error)}). Use --device cpu, or --set device=cpu for training."
+    return None
+
+
+def error_text(error: BaseException) -> str:
+    """What an exception says, on one line and not endless."""
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    text = " ".join(said.split())
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def write_remedy(error: OSError) -> str:
+    """What to do about a path that could not be written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return "Free some space, or give a folder on another disk."
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return "Give a folder you may write to."
+    if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}:
+        return "Something else stands in its place: move it, or give another path."
+    if error.errno == errno.ENAMETOOLONG:
+        return "Use shorter names."
+    return "Check free space and permissions."
+
+
+def _describe_os_error(error: OSError, unnamed: object) -> str:
+    named = [
+        os.fsdecode(name)
+        for name in (error.filename, error.filename2)
+        if isinstance(name, str | bytes | os.PathLike)
+    ]
+    path = named[0] if named else unnamed
+    if error.errno == errno.ENOENT:
+        return (
+            f"{path} is not there. It was moved or removed, or a link to it points nowhere: "
+            "put it back, then run the same command again."
+        )
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"{path} may not be opened or written ({error_text(error)}). Check its permissions and those of its folder."
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return f"{path} cannot be opened ({error_text(error)}). Raise the limit with 'ulimit -n 4096', or give fewer --jobs."
+    if error.errno in {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}:
+        return f"{path} cannot be reached ({error_text(error)}). Check the disk or the network it lies on, then run the same command again."
+    return f"{path} cannot be read or written ({error_text(error)}). {write_remedy(error)}"
+
+
+def _is_a(error: BaseException, module: str, name: str) -> bool:
+    """Whether the error is of a class whose package may not even be loaded."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def _is_allocation(error: BaseException) -> bool:
+    """torch says only in words that the memory of the machine is used up."""
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)

@@ -8,7 +8,6 @@ new one. What a killed process leaves behind is removed by the next one that wor
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from gcemil.errors import BusyError, InputError, StoreError
+from gcemil.errors import BusyError, InputError, StoreError, describe_fault, error_text, write_remedy
 
 LOCK_NAME = ".gcemil.lock"
 MAX_TEXT_BYTES = 256 * 2**20
@@ -135,7 +134,7 @@ def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
         ) from error
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} cannot be read ({_reason(error)}). Check the path and its permissions."
+            f"{path} cannot be read ({error_text(error)}). Check the path and its permissions."
         ) from error
 
 
@@ -192,7 +191,7 @@ def locked_file(path: Path, *, wait: bool = False, what: str | None = None) -> I
         ) from error
     except (OSError, NotImplementedError) as error:
         raise StoreError(
-            f"{path} cannot be locked ({_reason(error)}). Use a folder you may write to, on a file system with locks."
+            f"{path} cannot be locked ({error_text(error)}). Use a folder you may write to, on a file system with locks."
         ) from error
     try:
         with suppress(OSError):
@@ -211,23 +210,15 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path} cannot be written ({_reason(error)}). {_remedy(error)}") from error
+        if error.filename is not None and not _is_about(path, os.fsdecode(error.filename)):
+            # Something that is read while this path is written, such as the file it is copied from.
+            raise StoreError(describe_fault(error)) from error
+        raise StoreError(f"{path} cannot be written ({error_text(error)}). {write_remedy(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return "Free some space, or give a folder on another disk."
-    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return "Give a folder you may write to."
-    if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ENOTEMPTY}:
-        return "Something else stands in its place: move it, or give another path."
-    if error.errno == errno.ENAMETOOLONG:
-        return "Use shorter names."
-    return "Check free space and permissions."
+def _is_about(path: Path, named: str) -> bool:
+    """Whether the system speaks of this path, of its temporary name, or of a folder it lies in."""
+    return path.name in named or Path(named) in path.parents
 
 
 def _temporary_name(path: Path) -> Path:

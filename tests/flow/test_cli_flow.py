@@ -163,6 +163,8 @@ def test_unknown_hosts_and_settings_are_named(tmp_path):
     assert "Unknown host 'resnet'" in str(
         gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--host", "resnet").exception
     )
+    renamed = gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--set", "host.name=resnet")
+    assert "Unknown host 'resnet'. Choose one of: abmil, clam_sb" in str(renamed.exception)
     result = gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--set", "evidence.bugdet=1")
     assert "evidence.bugdet" in str(result.exception)
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from gcemil.bags import patching, store
 from gcemil.cli.encode import encode
+from gcemil.errors import UsageError
 from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
@@ -71,6 +72,15 @@ def fault(folder: Path, *options):
     assert not (folder / "out" / "features" / "m.h5").exists()
     assert "\n" not in found["m"]["message"]
     return found["m"]["message"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:3"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(batch, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run(batch, "--device", device)
+    assert isinstance(result.exception, UsageError)
+    assert f"Device '{device}' is not available here, only: cpu" in str(result.exception)
+    assert not (batch / "out").exists()
 
 
 def test_a_truncated_slide(batch):
@@ -140,7 +150,7 @@ def test_a_full_disk(batch, monkeypatch, start):
     failing_replace(monkeypatch, start)
     message = fault(batch)
     assert "No space left on device" in message
-    assert "Check free space and permissions" in message
+    assert "Free some space" in message
 
 
 @pytest.mark.parametrize("start", [".encoding.csv", ".patching.csv"])

@@ -22,7 +22,7 @@ from typing import Literal
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import GcemilError, InputError, StoreError, UsageError
+from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.files import write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
@@ -127,10 +127,9 @@ def outcome_of(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, fo
     """Patch one slide; whatever goes wrong with it is its outcome and nobody else's."""
     try:
         return patch_slide(path, slide_id, out, rules, force=force)
-    except GcemilError as error:
-        return SlideOutcome(slide_id, "failed", message=str(error))
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return SlideOutcome(slide_id, "failed", message=f"{path}: {type(error).__name__}: {error}")
+        reason = describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
+        return SlideOutcome(slide_id, "failed", message=reason)
 
 
 def patch_slide(

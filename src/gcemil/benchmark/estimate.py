@@ -98,7 +98,7 @@ def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
         case DiagnosisKey(run):
             passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
             patches = passes * TEST * shape.bags * shape.patches
-            return COSTS_US[run.host][0] * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
+            return host_cost(run.host, plain=True) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
@@ -107,7 +107,14 @@ def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
     validated = VALIDATION * shape.bags * shape.patches
     evaluated = (VALIDATION + TEST) * shape.bags * shape.patches
     steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
-    return COSTS_US[run.host][0 if run.is_plain else 1] * 1e-6 * width_factor(shape) * steps
+    return host_cost(run.host, plain=run.is_plain) * 1e-6 * width_factor(shape) * steps
+
+
+def host_cost(host: str, *, plain: bool) -> float:
+    """Microseconds per training patch; a host that was never timed is taken for a middling one until a run corrects it."""
+    column = 0 if plain else 1
+    measured = COSTS_US.get(host)
+    return median(costs[column] for costs in COSTS_US.values()) if measured is None else measured[column]
 
 
 def width_factor(shape: Shape) -> float:

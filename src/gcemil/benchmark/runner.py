@@ -29,7 +29,7 @@ from gcemil.benchmark.plan import (
 )
 from gcemil.benchmark.results import Results, append_log, claimed, read_failure
 from gcemil.config import TrainSettings
-from gcemil.errors import ConfigError, GcemilError, RunError
+from gcemil.errors import ConfigError, RunError, describe_fault, error_text
 from gcemil.files import write_json
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import train_fold
@@ -67,7 +67,7 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
         try:
             do(grid, results, key)
         except Exception as error:  # one run that fails, for whatever reason, must not stop the others
-            reason = str(error) if isinstance(error, GcemilError) else f"{type(error).__name__}: {error}"
+            reason = describe_fault(error) or f"{type(error).__name__}: {error_text(error)}"
             return failed(results, key, reason, detail=traceback.format_exc())
         results.failure(key).unlink(missing_ok=True)
         seconds = time.monotonic() - started

@@ -35,7 +35,7 @@ def encode(
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
     workers: int = typer.Option(2, min=1, help="Threads that read patches ahead of the model."),
     dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
-    device: str | None = typer.Option(None, help="cpu or cuda; a GPU is used where there is one."),
+    device: str | None = typer.Option(None, help="cpu, cuda or cuda:1; a GPU is used where there is one."),
     weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
@@ -68,7 +68,10 @@ def encode(
     from gcemil.features.encoders import encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings, encode_slides
     from gcemil.features.loaders import WeightSource
+    from gcemil.runs.environment import pick_device
 
+    if device is not None:
+        pick_device(device)
     found = found_slides(slides)
     chosen = _patches(out, encoder_spec(encoder), patch_size, target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.

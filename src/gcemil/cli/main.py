@@ -1,10 +1,19 @@
-"""The `gcemil` command: exit code 0 is fine, 1 a problem was found, 2 the command was not understood."""
+"""The `gcemil` command, and how it ends.
+
+Exit code 0 is fine, 1 a problem was found, 2 the command was not understood, 130 it was stopped with Ctrl-C. Whatever
+goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) shows the traceback before it.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import traceback
+from typing import Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from gcemil import __version__
 from gcemil.cli import (
@@ -31,10 +40,38 @@ from gcemil.cli import (
     validate,
     view,
 )
-from gcemil.errors import GcemilError, UsageError
+from gcemil.errors import RunError, UsageError, describe_fault, error_text
+
+DEBUG = "GCEMIL_DEBUG"
+"""Set to 1 it shows tracebacks; worker processes inherit it."""
+STOPPED = 130
+"""What a shell expects of a command that Ctrl-C ended."""
+RESUMING = frozenset({"annotate", "benchmark", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
+"""Commands that, given again, go on where they stopped or do again what was not finished."""
+
+
+class Verbs(TyperGroup):
+    """The commands; stopping one with Ctrl-C is told with what to do next."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            again = "; run the same command again to go on" if ctx.invoked_subcommand in RESUMING else ""
+            print(f"\ngcemil: stopped{again}.", file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
+        except BrokenPipeError as error:
+            if is_read_no_more():
+                raise typer.Exit(1) from None
+            raise RunError(
+                "A process that worked for this command ended before its time. Run the same command again; what is "
+                "finished is kept."
+            ) from error
+
 
 app = typer.Typer(
     name="gcemil",
+    cls=Verbs,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
     no_args_is_help=True,
     add_completion=False,
@@ -68,10 +105,13 @@ app.command("view")(view.view)
 
 
 @app.callback(invoke_without_command=True)
-def version_option(
+def global_options(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
     if version:
         typer.echo(f"gcemil {__version__}")
         raise typer.Exit
@@ -80,9 +120,52 @@ def version_option(
 
 
 def main() -> None:
-    """Run a verb; an error of ours is one sentence on standard error, never a traceback."""
+    """Run a verb; an error is one sentence on standard error, with its traceback only where that was asked for."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:
+        # Accepted after the verb as well, where one adds it to a command that has just failed.
+        os.environ[DEBUG] = "1"
+        arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        app()
-    except GcemilError as error:
-        print(f"gcemil: {error}", file=sys.stderr)
+        app(arguments, prog_name="gcemil")
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except Exception as error:
+        tell(error)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    finally:
+        is_read_no_more()
+
+
+def tell(error: Exception) -> None:
+    """What happened, in one sentence."""
+    if os.environ.get(DEBUG, "0") not in ("", "0"):
+        traceback.print_exception(error)
+    sentence = describe_fault(error) or (
+        f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
+        "run the same command with --debug and report what it prints."
+    )
+    print(f"gcemil: {sentence}", file=sys.stderr)
+
+
+def is_read_no_more() -> bool:
+    """Whether who reads our output, such as `head`, has left; what is still to be printed then goes nowhere."""
+    try:
+        sys.stdout.flush()
+        left = _has_no_reader(sys.stdout)
+    except BrokenPipeError:
+        left = True
+    if left:
+        # Python flushes once more at its end, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    try:
+        asked = select.poll()
+        asked.register(stream.fileno(), select.POLLERR)
+    except (AttributeError, OSError, ValueError):
+        # No pipe, or a system that cannot be asked.
+        return False
+    return any(events & select.POLLERR for _, events in asked.poll(0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-HOST_NAMES = "abmil clam_sb transmil dsmil dtfd ibmil mhim camil hdmil"
+from gcemil.hosts.table import HOSTS, host_spec
 
 
 class Recipe(StrEnum):
@@ -19,7 +19,7 @@ class Recipe(StrEnum):
 def train(
     cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
-    host: str = typer.Option("abmil", help=f"One of: {HOST_NAMES}."),
+    host: str = typer.Option("abmil", help=f"One of: {', '.join(HOSTS)}."),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
     recipe: Recipe = typer.Option(Recipe.default, help="Ours, or the paper read literally."),
     folds: str = typer.Option("all", help="all, or numbers such as 0,2."),
@@ -62,17 +62,16 @@ def resolved_settings(
 ) -> Any:
     """Settings from the file, then the options, then the assignments."""
     from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
-    from gcemil.errors import UsageError
 
     if config is not None:
         settings = TrainSettings.from_yaml(config)
     else:
-        if host not in HOST_NAMES.split():
-            raise UsageError(f"Unknown host '{host}'. Choose one of: {', '.join(HOST_NAMES.split())}.")
         settings = TrainSettings(host=HostSettings(name=host), evidence=RECIPES[recipe] if gce else None)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    return with_overrides(settings, overrides)
+    settings = with_overrides(settings, overrides)
+    host_spec(settings.host.name)
+    return settings
 
 
 def parsed_folds(text: str) -> list[int]:

@@ -29,7 +29,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import read_card
 from gcemil.bags.patch_files import patch_file, read_origin
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, batches_of, read_ahead
 from gcemil.files import write_table
@@ -200,8 +200,8 @@ def _summarised(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
         write_table(
             path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in slides]
         )
-    except OSError as error:
-        return (f"{path} could not be written ({error}). Run the command again.",)
+    except StoreError as error:
+        return (f"{error} Run the command again.",)
     return ()
 
 
@@ -294,8 +294,8 @@ def _guarded(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSli
     """Whatever goes wrong with a slide is its outcome and nobody else's."""
     try:
         return work()
-    except GcemilError as error:
-        return EncodedSlide(job.slide_id, "failed", message=str(error))
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        reason = " ".join(str(error).split())
-        return EncodedSlide(job.slide_id, "failed", message=f"{job.path}: {type(error).__name__}: {reason}")
+        reason = (
+            describe_fault(error, path=job.path) or f"{job.path}: {type(error).__name__}: {error_text(error)}"
+        )
+        return EncodedSlide(job.slide_id, "failed", message=reason)

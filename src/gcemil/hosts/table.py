@@ -6,10 +6,17 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gcemil.errors import UsageError
-from gcemil.hosts.host import GateMode, MilHost
+
+if TYPE_CHECKING:
+    from gcemil.hosts.host import GateMode, MilHost
+
+    AnyHost = MilHost[Any]
+else:
+    # The command line lists the hosts by name; torch is loaded only with the host that is chosen.
+    GateMode, AnyHost = str, object
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,8 @@ class HostSpec:
     temperature_end: float = 0.1
     """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
 
-    def load(self) -> type[MilHost[Any]]:
-        host_class: type[MilHost[Any]] = getattr(
-            import_module(f"gcemil.hosts.{self.module}"), self.class_name
-        )
+    def load(self) -> type[AnyHost]:
+        host_class: type[AnyHost] = getattr(import_module(f"gcemil.hosts.{self.module}"), self.class_name)
         return host_class
 
 
@@ -42,6 +47,13 @@ HOSTS: dict[str, HostSpec] = {
 }
 
 
+def host_spec(name: str) -> HostSpec:
+    """The line of the table; a name that is not in it is refused with those that are."""
+    if name not in HOSTS:
+        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
+    return HOSTS[name]
+
+
 def create_host(
     name: str,
     *,
@@ -49,11 +61,9 @@ def create_host(
     n_outputs: int,
     gate_mode: GateMode | None = None,
     options: Mapping[str, object] | None = None,
-) -> MilHost[Any]:
+) -> AnyHost:
     """A fresh host by name; `options` are the keyword-only arguments of its class."""
-    if name not in HOSTS:
-        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
-    spec = HOSTS[name]
+    spec = host_spec(name)
     host_class = spec.load()
     options = dict(options or {})
     accepted = [p.name for p in inspect.signature(host_class).parameters.values() if p.kind is p.KEYWORD_ONLY]

@@ -32,14 +32,20 @@ def describe_environment(*, seed: int, device: torch.device, inputs: dict[str, s
 
 
 def pick_device(name: str) -> torch.device:
-    """The device asked for; auto takes CUDA, then MPS, then the CPU."""
+    """The device asked for, such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, there in available.items() if there))
-    if not available[name]:
+    kind, _, number = name.partition(":")
+    if not available.get(kind, False) or (number and not _is_there(kind, number)):
         found = ", ".join(kind for kind, there in available.items() if there)
         raise UsageError(f"Device '{name}' is not available here, only: {found}.")
     return torch.device(name)
+
+
+def _is_there(kind: str, number: str) -> bool:
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    return number.isdecimal() and int(number) < count
 
 
 def package_version(name: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gcemil.config import TrainSettings
-from gcemil.hosts.table import HOSTS
+from gcemil.hosts.table import host_spec
 
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128
@@ -40,4 +40,4 @@ def annealed_temperature(start: float, end: float, progress: float) -> float:
 def final_temperature(settings: TrainSettings) -> float:
     """Where annealing ends: as the settings say, else as was measured for the host."""
     chosen = None if settings.evidence is None else settings.evidence.temperature_end
-    return HOSTS[settings.host.name].temperature_end if chosen is None else chosen
+    return host_spec(settings.host.name).temperature_end if chosen is None else chosen

@@ -1,13 +1,14 @@
 """How long it will take: the model by hand, its correction, what is left, and how many workers a machine carries."""
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from builders import make_cohort
 from gcemil.benchmark import estimate, local
-from gcemil.benchmark.estimate import Shape, expected_seconds, simulated_shape, training_seconds
+from gcemil.benchmark.estimate import Shape, expected_seconds, host_cost, simulated_shape, training_seconds
 from gcemil.benchmark.grid import CohortSettings, Resources
 from gcemil.benchmark.local import affordable_workers, described_exit, visible_accelerators
 from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, work
@@ -29,6 +30,15 @@ def test_training_time_is_patches_times_cost(monkeypatch):
     shape = Shape(bags=10, patches=100, width=128)
     assert training_seconds(grid, PLAIN, shape) == pytest.approx(passes * 100e-6)
     assert training_seconds(grid, WRAPPED, shape) == pytest.approx(passes * 300e-6)
+
+
+def test_a_tenth_host_is_expected_to_cost_what_the_middle_of_the_nine_does(monkeypatch):
+    monkeypatch.setitem(HOSTS, "tenth", HOSTS["abmil"])
+    monkeypatch.setattr(estimate, "COSTS_US", {"abmil": (10, 60), "dsmil": (20, 40), "camil": (1000, 2000)})
+    assert host_cost("tenth", plain=True) == 20
+    assert host_cost("tenth", plain=False) == 60
+    grid = small_grid(hosts=["tenth"], diagnostics=["snr"])
+    assert all(seconds > 0 for seconds in expected_seconds(grid, Results(Path("nowhere"))).values())
 
 
 def test_the_size_of_a_simulated_cohort_is_known_before_it_is_made():

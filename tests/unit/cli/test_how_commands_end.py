@@ -1,0 +1,151 @@
+"""How `gcemil` ends when something goes wrong: one sentence with a path and a remedy, an exit code, no traceback."""
+
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from gcemil.cli import doctor, main
+from gcemil.errors import InputError, MissingExtraError, UsageError, describe_fault
+from gcemil.files import whole_file
+
+
+@pytest.fixture
+def ending(monkeypatch, capsys):
+    """Exit code and standard error of a command that meets this exception."""
+    monkeypatch.delenv(main.DEBUG, raising=False)
+
+    def end(error, *arguments):
+        def fail():
+            raise error
+
+        monkeypatch.setattr(doctor, "_core", fail)
+        monkeypatch.setattr(sys, "argv", ["gcemil", *(arguments or ("doctor",))])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        return left.value.code, capsys.readouterr().err
+
+    return end
+
+
+def system(number, *names):
+    return OSError(number, os.strerror(number), *names)
+
+
+FAULTS = {
+    "gone": (system(errno.ENOENT, "features/a.h5"), ["features/a.h5 is not there", "put it back"]),
+    "read-only": (system(errno.EROFS, "runs/one"), ["runs/one", "Read-only file system", "Give a folder"]),
+    "permission": (system(errno.EACCES, b"runs/one"), ["runs/one", "Permission denied", "Check its perm"]),
+    "no space": (system(errno.ENOSPC, "runs/x"), ["runs/x", "No space left", "Free some space"]),
+    "no name": (
+        OSError(errno.ENOSPC, "No space left on device"),
+        ["A file", "No space left", "Free some space"],
+    ),
+    "too many files": (system(errno.EMFILE, "a.h5"), ["a.h5", "Too many open files", "ulimit -n"]),
+    "disk": (system(errno.EIO, "a.h5"), ["a.h5", "Check the disk"]),
+    "weights": (SafetensorError("Error while serializing: IoError"), ["IoError", "Check free space"]),
+    "pool": (BrokenProcessPool("A process in the process pool"), ["A worker process", "fewer --jobs"]),
+    "memory": (MemoryError(), ["Not enough memory", "fewer --jobs"]),
+    "array": (np._core._exceptions._ArrayMemoryError((2**40,), np.dtype("f8")), ["Not enough memory"]),
+    "cuda memory": (torch.OutOfMemoryError("CUDA out of memory."), ["Not enough memory", "--batch-size"]),
+    "cuda": (AssertionError("Torch not compiled with CUDA enabled"), ["CUDA cannot be used", "cpu"]),
+    "ours": (InputError("labels.csv has no rows. Add some."), ["labels.csv has no rows. Add some."]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_the_system_says_is_one_sentence_with_a_remedy(ending, name):
+    error, expected = FAULTS[name]
+    code, said = ending(error)
+    assert code == 1
+    assert said.startswith("gcemil: ")
+    assert said.count("\n") == 1
+    assert all(part in said for part in expected), said
+
+
+def test_a_mistake_of_ours_is_one_sentence_that_asks_for_a_report(ending):
+    code, said = ending(KeyError("tenth"))
+    assert code == 1
+    assert said == (
+        "gcemil: unexpected KeyError: 'tenth'. This is a mistake in gcemil, not yours: run the same command with "
+        "--debug and report what it prints.\n"
+    )
+
+
+def test_a_command_that_is_not_understood_exits_with_2(ending):
+    assert ending(UsageError("No such thing.")) == (2, "gcemil: No such thing.\n")
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "doctor"), ("doctor", "--debug")])
+def test_debug_shows_the_traceback_before_the_sentence(ending, arguments):
+    code, said = ending(system(errno.ENOSPC, "runs/x"), *arguments)
+    os.environ.pop(main.DEBUG)
+    assert code == 1
+    assert said.startswith("Traceback")
+    assert "in fail" in said
+    assert said.splitlines()[-1].startswith("gcemil: runs/x cannot be read or written (No space left")
+
+
+@pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
+def test_debug_is_also_a_variable_of_the_environment(ending, monkeypatch, value, shown):
+    monkeypatch.setenv(main.DEBUG, value)
+    assert ("Traceback" in ending(MemoryError())[1]) is shown
+
+
+def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
+    assert ending(KeyboardInterrupt()) == (130, "\ngcemil: stopped.\n")
+    monkeypatch.setattr(main, "RESUMING", {"doctor"})
+    assert ending(KeyboardInterrupt()) == (130, "\ngcemil: stopped; run the same command again to go on.\n")
+
+
+def test_a_command_that_resumes_exists():
+    assert {command.name for command in main.app.registered_commands} >= main.RESUMING
+
+
+def test_a_pipe_to_a_worker_that_breaks_is_told(ending):
+    code, said = ending(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert code == 1
+    assert "A process that worked for this command ended before its time" in said
+
+
+def command(*arguments):
+    code = "import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', *sys.argv[1:]]; main()"
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    # The pipe closes before anything is printed, as with `gcemil --help | true`.
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        command("--version"), stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def test_errors_travel_between_processes():
+    error = pickle.loads(pickle.dumps(MissingExtraError("ray", "cluster")))
+    assert str(error) == "This needs 'ray'. Install it with: pip install 'gcemil[cluster]'."
+
+
+def test_a_source_that_vanished_while_it_was_copied_is_named_itself(tmp_path):
+    with (
+        pytest.raises(InputError, match="source.h5 is not there"),
+        whole_file(tmp_path / "target.h5") as path,
+    ):
+        shutil.copy(tmp_path / "source.h5", path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_fault_of_the_system_has_no_sentence():
+    assert describe_fault(ValueError("a mistake")) is None
+    assert describe_fault(AssertionError("a mistake")) is None
