@@ -9,6 +9,7 @@ GcemilError
 │   └── BagError       features, coordinates or gates of one bag do not fit together
 ├── RunError           a run folder cannot be resumed, read or trusted
 ├── BusyError          another process works in the folder
+├── WorkerError        a worker process died
 └── MissingExtraError  an optional dependency is not installed
 
 A message names the file or slide, the value, and the remedy. What the system says (a full disk, a file that is gone, no
@@ -56,6 +57,10 @@ class RunError(GcemilError):
 
 class BusyError(GcemilError):
     """Another process works in the folder."""
+
+
+class WorkerError(GcemilError):
+    """A worker process died."""
 
 
 class MissingExtraError(GcemilError):

@@ -131,9 +131,9 @@ def test_a_worker_that_dies_costs_its_own_run_alone(tmp_path):
     with LocalPool(grid, results, workers=1) as pool:
         outcomes = run_grid(grid, results, pool, Killer())
     assert outcomes[first].ending is Ending.failed
-    assert (
-        read_failure(results, first)
-        == "Its worker process ended by signal SIGKILL, perhaps for want of memory."
+    # The slide it was at stands behind, where it had come to one.
+    assert read_failure(results, first).startswith(
+        "Its worker process ended by signal SIGKILL, perhaps for want of memory"
     )
     assert outcomes[RunKey("lung", "abmil", "gce", None, 0, 1)].ending is Ending.finished
     again = run_inline(grid, tmp_path)

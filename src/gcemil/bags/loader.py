@@ -17,6 +17,7 @@ import numpy as np
 from gcemil.bags.bag import Bag, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.sampling import sampled_blocks, sampled_patches
+from gcemil.processes import tell_reading, tell_slide
 
 Sampling = Literal["blocks", "patches"]
 
@@ -49,7 +50,10 @@ def load_bags(
     def read_all() -> None:
         try:
             for spec in specs:
-                if not put((spec, sampled_bag(cohort, spec, rule=rule, epoch=epoch))):
+                tell_reading(spec.bag_id)
+                bag = sampled_bag(cohort, spec, rule=rule, epoch=epoch)
+                tell_reading("")
+                if not put((spec, bag)):
                     return
             put(None)
         except Exception as error:  # handed to the reader of the iterator, who raises it
@@ -61,6 +65,7 @@ def load_bags(
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
+            tell_slide(item[0].bag_id)
             yield item
     finally:
         stop.set()

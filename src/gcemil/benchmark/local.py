@@ -6,14 +6,8 @@ Workers end with the process that started them, so that a killed grid leaves nob
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,11 +16,10 @@ from gcemil.benchmark.plan import Key
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.runner import Outcome, execute, failed
 from gcemil.errors import UsageError
+from gcemil.processes import Ended, WorkerPool
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Numerical libraries read these when they are loaded; several workers with several threads each would only wait."""
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 class LocalPool:
@@ -34,11 +27,12 @@ class LocalPool:
 
     def __init__(self, grid: Grid, results: Results, *, workers: int | None = None) -> None:
         self.workers = workers or affordable_workers(grid.resources)
-        self._grid, self._results = grid, results
-        self._slots = list(range(self.workers))
-        """Places without a worker: one is started when there is work for it."""
-        self._free: list[Worker] = []
-        self._busy: dict[Connection, tuple[Worker, Key]] = {}
+        self._results = results
+        self._pool: WorkerPool[Key, Outcome] = WorkerPool(
+            partial(execute, grid, results),
+            self.workers,
+            variables=lambda slot: {**ONE_THREAD, **visible_accelerators(slot, grid.resources)},
+        )
 
     def __enter__(self) -> LocalPool:
         return self
@@ -46,89 +40,21 @@ class LocalPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in [*self._free, *(worker for worker, _ in self._busy.values())]:
-            worker.end()
+        self._pool.__exit__(kind, error, trace)
 
     def has_room(self) -> bool:
-        return bool(self._free or self._slots)
+        return self._pool.has_room()
 
     def submit(self, key: Key) -> None:
-        worker = self._ready_worker()
-        worker.link.send(key)
-        self._busy[worker.link] = (worker, key)
+        self._pool.submit(key)
 
     def ended(self, timeout: float) -> list[tuple[Key, Outcome]]:
-        links: list[Connection] = [
-            link for link in wait(list(self._busy), timeout) if isinstance(link, Connection)
-        ]
-        return [self._received(link) for link in links]
+        return [(one.job, self._outcome(one)) for one in self._pool.ended(timeout)]
 
-    def _ready_worker(self) -> Worker:
-        """One that waits for work, or a new one; a waiting one may have died meanwhile."""
-        while self._free:
-            worker = self._free.pop()
-            if worker.is_alive():
-                return worker
-            worker.end()
-            self._slots.append(worker.slot)
-        return Worker(self._slots.pop(0), self._grid, self._results)
-
-    def _received(self, link: Connection) -> tuple[Key, Outcome]:
-        worker, key = self._busy.pop(link)
-        try:
-            outcome: Outcome = link.recv()
-            self._free.append(worker)
-        except (EOFError, OSError):
-            code = worker.end()
-            self._slots.append(worker.slot)
-            outcome = failed(self._results, key, f"Its worker process ended {described_exit(code)}.")
-        return key, outcome
-
-
-class Worker:
-    """One process, and the line to it."""
-
-    def __init__(self, slot: int, grid: Grid, results: Results) -> None:
-        self.slot = slot
-        self.link, theirs = SPAWN.Pipe()
-        self._process: SpawnProcess = SPAWN.Process(
-            target=serve, args=(theirs, grid, results), daemon=True, name=f"gcemil-worker-{slot}"
-        )
-        with environment({**ONE_THREAD, **visible_accelerators(slot, grid.resources)}):
-            self._process.start()
-        # With our copy closed, the line breaks when the worker dies.
-        theirs.close()
-
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
-
-    def end(self) -> int | None:
-        """Stop the process if it still runs; its exit code."""
-        self.link.close()
-        self._process.terminate()
-        self._process.join()
-        return self._process.exitcode
-
-
-def serve(link: Connection, grid: Grid, results: Results) -> None:
-    """The life of a worker: a key in, its outcome back, until the line breaks."""
-    # Ctrl-C reaches the whole group; the parent decides what happens then.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    while True:
-        try:
-            key: Key = link.recv()
-        except EOFError:
-            return
-        link.send(execute(grid, results, key))
-
-
-def end_with_parent() -> None:
-    """A worker whose parent was killed would go on unseen, holding its claim."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    def _outcome(self, ended: Ended[Key, Outcome]) -> Outcome:
+        if ended.answer is not None:
+            return ended.answer
+        return failed(self._results, ended.job, str(ended.error))
 
 
 def affordable_workers(resources: Resources) -> int:
@@ -171,25 +97,3 @@ def visible_accelerators(slot: int, resources: Resources) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ""}
     first, count = int(slot * resources.gpus), max(1, int(resources.gpus))
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + index) for index in range(count))}
-
-
-@contextmanager
-def environment(changes: dict[str, str]) -> Iterator[None]:
-    """Variables that a process started inside inherits."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def described_exit(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        return f"by signal {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
-    return f"with exit code {code}"

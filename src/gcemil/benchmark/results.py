@@ -15,19 +15,19 @@ system has none, the claim fails with an error instead of being ignored.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcemil.benchmark.grid import Grid
-from gcemil.errors import RunError
+from gcemil.errors import BusyError
+from gcemil.files import locked_file
 
 if TYPE_CHECKING:
     from gcemil.benchmark.plan import Key, RunKey
@@ -77,20 +77,12 @@ class Results:
 @contextmanager
 def claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Whether this process now holds the lock; with `wait` it does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+            held.enter_context(locked_file(path, wait=wait))
+        except BusyError:
             yield False
             return
-        except OSError as error:
-            raise RunError(
-                f"{path} cannot be locked ({error.strerror}). Put the results on a file system with locks."
-            ) from error
-        file.truncate(0)
-        file.write(f"{socket.gethostname()} {os.getpid()}\n")
-        file.flush()
         yield True
 
 

@@ -7,17 +7,17 @@ RUN/diagnostics/significance.json      the run against another, paired by fold
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gcemil.bags.tables import file_fingerprint
 from gcemil.diagnostics.table import DIAGNOSTICS, run_diagnostic
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
+from gcemil.processes import run_jobs
 from gcemil.runs.folder import trained_folds
 from gcemil.runs.summary import write_summary
 
@@ -97,19 +97,16 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
 def finished(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
     """The findings as they get ready: in this process, or spread over several."""
     if min(jobs, len(todo)) <= 1:
-        yield from (_made(comparison, name, fold) for name, fold in todo)
+        yield from (_made(comparison, job) for job in todo)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
-        waiting = [pool.submit(_made, comparison, name, fold) for name, fold in todo]
-        try:
-            for future in as_completed(waiting):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    ended = run_jobs(
+        partial(_made, comparison), todo, jobs, name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}"
+    )
+    yield from (path for _, path in ended if path is not None)
 
 
-def _made(comparison: Comparison, name: str, fold: int) -> Path:
+def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
+    name, fold = job
     return run_diagnostic(
         name,
         comparison.run,

@@ -7,10 +7,8 @@ difference shown, because a run that mixes them would be no result.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
 from gcemil.files import write_json, write_text
+from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, pick_device
 from gcemil.runs.folder import create_task, fold_parts
 from gcemil.runs.summary import write_summary
@@ -148,18 +147,17 @@ def _train_in_processes(
     on_epoch: OnFoldEpoch | None,
 ) -> None:
     """Folds side by side; their epochs are read from the histories they write."""
-    context = multiprocessing.get_context("spawn")
     told = {index: len(_history(out, index)) for index in folds}
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting = {pool.submit(_train_one, cohort_folder, index, settings, out) for index in folds}
-        while waiting:
-            finished, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-            for index in folds if on_epoch else ():
-                for record in _history(out, index)[told[index] :]:
-                    told[index] += 1
-                    on_epoch(index, record)  # type: ignore[misc]
-            for future in finished:
-                future.result()
+
+    def tell_epochs() -> None:
+        for index in folds if on_epoch else ():
+            for record in _history(out, index)[told[index] :]:
+                told[index] += 1
+                on_epoch(index, record)  # type: ignore[misc]
+
+    work = partial(_train_one, cohort_folder, out, settings)
+    for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=tell_epochs):
+        pass
 
 
 def _history(out: Path, index: int) -> list[dict[str, Any]]:
@@ -169,6 +167,6 @@ def _history(out: Path, index: int) -> list[dict[str, Any]]:
     )
 
 
-def _train_one(cohort_folder: Path, index: int, settings: TrainSettings, out: Path) -> None:
+def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: int) -> None:
     with one_thread():
         train_fold(Cohort.load(cohort_folder), index, settings, out / f"fold_{index}")

@@ -10,7 +10,7 @@ from builders import make_cohort
 from gcemil.benchmark import estimate, local
 from gcemil.benchmark.estimate import Shape, expected_seconds, host_cost, simulated_shape, training_seconds
 from gcemil.benchmark.grid import CohortSettings, Resources
-from gcemil.benchmark.local import affordable_workers, described_exit, visible_accelerators
+from gcemil.benchmark.local import affordable_workers, visible_accelerators
 from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, work
 from gcemil.benchmark.progress import Board, board, duration
 from gcemil.benchmark.results import Results, append_log
@@ -176,9 +176,3 @@ def test_accelerators_are_dealt_in_order():
 
 def test_memory_of_this_machine_is_found():
     assert 2**26 < local.available_memory() < 2**50
-
-
-def test_an_exit_is_described():
-    assert described_exit(-9) == "by signal SIGKILL, perhaps for want of memory"
-    assert described_exit(-15) == "by signal SIGTERM"
-    assert described_exit(3) == "with exit code 3"

@@ -1,0 +1,132 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gcemil.errors import CohortError, MissingExtraError, WorkerError
+from gcemil.processes import WorkerPool, describe_exit, run_jobs, tell_reading, tell_slide
+
+PARENT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_processes import sleeping
+from gcemil.processes import run_jobs
+if __name__ == "__main__":
+    for _ in run_jobs(sleeping, [Path(sys.argv[2]) / "a", Path(sys.argv[2]) / "b"], 2, name=str):
+        pass
+"""
+
+
+class StubbornError(Exception):
+    """Cannot be unpickled: it wants two arguments and hands on one."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def doubled(number):
+    return 2 * number
+
+
+def sleeping(path: Path):
+    path.with_suffix(".aside").write_text(str(os.getpid()))
+    path.with_suffix(".aside").replace(path)
+    time.sleep(120)
+
+
+def failing(what):
+    if what == "ours":
+        raise CohortError("slides.csv is missing")
+    if what == "extra":
+        raise MissingExtraError("ray", "cluster")
+    raise StubbornError("one", "two")
+
+
+def dying(slide):
+    if slide == "s7":
+        tell_slide("s6")
+        tell_reading("s7")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return slide
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has ended and was not yet waited for counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_every_job_is_answered_once():
+    found = dict(run_jobs(doubled, [1, 2, 3, 4], 2, name=str))
+    assert found == {1: 2, 2: 4, 3: 6, 4: 8}
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("ours", CohortError, "slides.csv is missing"),
+        ("extra", MissingExtraError, "pip install 'gcemil.cluster.'"),
+        ("stubborn", RuntimeError, "StubbornError: one and two"),
+    ],
+)
+def test_what_a_job_raises_is_raised_by_whoever_gave_it(what, kind, text):
+    with pytest.raises(kind, match=text) as raised:
+        list(run_jobs(failing, [what], 1, name=str))
+    if what == "ours":
+        assert "in failing" in raised.value.__notes__[0]
+
+
+def test_a_worker_that_dies_is_reported_with_its_job_its_signal_and_its_slide():
+    with pytest.raises(WorkerError, match=r"Job s7: .*SIGSEGV, at slide 's6', while reading slide 's7'\."):
+        list(run_jobs(dying, ["s1", "s7"], 1, name=lambda job: f"Job {job}"))
+
+
+def test_the_death_of_a_worker_costs_its_own_job_alone():
+    with WorkerPool(dying, 1) as pool:
+        ended = []
+        for job in ("s7", "s8"):
+            pool.submit(job)
+            while not (found := pool.ended(1.0)):
+                pass
+            ended += found
+    assert isinstance(ended[0].error, WorkerError)
+    assert (ended[1].job, ended[1].answer, ended[1].error) == ("s8", "s8", None)
+
+
+def test_an_exit_is_described():
+    assert describe_exit(-9) == "by signal SIGKILL, perhaps for want of memory"
+    assert describe_exit(-9, out_of_memory=True) == "by signal SIGKILL, for want of memory"
+    assert describe_exit(-15) == "by signal SIGTERM"
+    assert describe_exit(3) == "with exit code 3"
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(tmp_path, kind):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)], stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not ((tmp_path / "a").is_file() and (tmp_path / "b").is_file()):
+            assert parent.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        pids = [int((tmp_path / name).read_text()) for name in ("a", "b")]
+        parent.send_signal(kind)
+        parent.wait(20)
+        deadline = time.monotonic() + 10
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not [pid for pid in pids if is_alive(pid)]
+    finally:
+        parent.kill()
+        parent.wait()
