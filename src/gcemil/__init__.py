@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HOSTS",
@@ -70,3 +70,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'gcemil' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, also before they are loaded, so that tab completion shows them."""
+    return sorted([*globals(), *__all__])

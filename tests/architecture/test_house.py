@@ -105,3 +105,14 @@ def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_version_has_one_home():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project
+    assert f"version: {gcemil.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {gcemil.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_tab_completion_shows_the_public_names():
+    assert set(gcemil.__all__) <= set(dir(gcemil))
