@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -62,8 +62,7 @@ class WorkerPool(Generic[Job, Answer]):
         variables: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
         self.workers = workers
-        # Unpickled inside the worker only after it watches its parent: importing torch takes seconds.
-        self._work = pickle.dumps(work)
+        self._work = work
         self._variables = variables or (lambda slot: {})
         self._slots = list(range(workers))
         """Places without a worker: one is started when there is work for it."""
@@ -195,17 +194,19 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 class _Worker:
     """One process, and the line to it."""
 
-    def __init__(self, slot: int, work: bytes) -> None:
+    def __init__(self, slot: int, work: Callable[[Any], Any]) -> None:
         self.slot = slot
         self.link, theirs = SPAWN.Pipe()
         self._places = (SPAWN.RawArray("c", PLACE_BYTES), SPAWN.RawArray("c", PLACE_BYTES))
         self._killed_before = _memory_kills()
         self._process: SpawnProcess = SPAWN.Process(
-            target=_serve, args=(theirs, self._places, work), daemon=True, name=f"gcemil-worker-{slot}"
+            target=_serve, args=(theirs, self._places), daemon=True, name=f"gcemil-worker-{slot}"
         )
         self._process.start()
         # With our copy closed, the line breaks when the worker dies.
         theirs.close()
+        # Sent, not given at the start: receiving it imports torch, and by then the worker watches its parent.
+        self.link.send(work)
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
@@ -233,14 +234,17 @@ class _Worker:
         return reason
 
 
-def _serve(link: Connection, places: tuple[Any, Any], work: bytes) -> None:
+def _serve(link: Connection, places: tuple[Any, Any]) -> None:
     """The life of a worker: a job in, its answer back, until the line breaks."""
     global _places
     # Ctrl-C reaches the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     _places = places
-    function = pickle.loads(work)
+    try:
+        function = link.recv()
+    except EOFError:
+        return
     while True:
         try:
             job = link.recv()
@@ -258,7 +262,7 @@ def _answered(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
     except Exception as error:  # raised again by whoever gave the job
         error.add_note("".join(traceback.format_exception(error)))
         try:
-            pickle.loads(pickle.dumps(error))
+            ForkingPickler.loads(ForkingPickler.dumps(error))
         except Exception:  # some exceptions cannot travel between processes
             return False, RuntimeError(f"{type(error).__name__}: {error}")
         return False, error
