@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import Key
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Outcome, execute
@@ -23,6 +23,15 @@ def small_grid(**changes: Any) -> Grid:
         "settings": {"epochs": 2},
     }
     return Grid.model_validate(values | changes)
+
+
+def cohort_record(settings: CohortSettings) -> dict[str, Any]:
+    """What the benchmark writes of a cohort once it is prepared."""
+    return {
+        "task": "classification", "encoder": "toy", "feature_dim": 48, "slides": 40, "cases": 40, "bags": 40, "bag_unit": "slide",
+        "patches": {"total": 4800, "fewest": 120, "most": 300}, "provenance": {}, "classes": {"a": 20, "b": 20}, "warnings": [],
+        "settings": settings.model_dump(mode="json"),
+    }  # fmt: skip
 
 
 class InlinePool:

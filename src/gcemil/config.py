@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gcemil.errors import ConfigError
+from gcemil.errors import ConfigError, InputError
+from gcemil.files import parse_yaml, read_yaml, readable, refuse_wild_numbers
 
 AnchorSource = Literal["auto", "cohort", "prototypes", "generic", "unrelated", "shuffled", "random"]
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
@@ -25,16 +26,22 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """Base: frozen, closed, hashable by content."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_plain_numbers(cls, values: Any) -> Any:
+        return refuse_wild_numbers(values)
 
     @classmethod
     def from_yaml(cls: type[S], path: Path) -> S:
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-        except (ValidationError, yaml.YAMLError) as error:
+            values = read_yaml(path)
+            return cls.model_validate({} if values is None else values)
+        except InputError as error:
+            raise ConfigError(str(error)) from error
+        except ValidationError as error:
             raise ConfigError(f"{path}: {readable(error)}") from error
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -221,16 +228,6 @@ class TrainSettings(Settings):
     seed: int = Field(0, ge=0)
 
 
-def readable(error: Exception) -> str:
-    """Each wrong field on one line: where, what was given, what is accepted."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    lines = [
-        f"{'.'.join(map(str, item['loc']))}: {item['msg']} (got {item['input']!r})" for item in error.errors()
-    ]
-    return "; ".join(lines)
-
-
 def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
     """The settings with dotted assignments applied, such as evidence.budget=0.1."""
     values = settings.model_dump(mode="json")
@@ -246,7 +243,10 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
             target = target[parent]
         if not isinstance(target, dict):
             raise ConfigError(f"There is no setting '{path}': '{'.'.join(parents)}' is switched off.")
-        target[last] = yaml.safe_load(value)
+        try:
+            target[last] = parse_yaml(value, f"The value of '{path}'")
+        except InputError as error:
+            raise ConfigError(str(error)) from error
     try:
         return TrainSettings.model_validate(values)
     except ValidationError as error:

@@ -12,19 +12,36 @@ GcemilError
 ├── WorkerError        a worker process died
 └── MissingExtraError  an optional dependency is not installed
 
-A message names the file or slide, the value, and the remedy. What the system says (a full disk, a file that is gone, no
-memory, a worker that died) is told in the same way by `describe_fault`, for whoever stands at the top.
+A message names the file or slide, the value, and the remedy. It is one printable line, whatever a file holds. What the
+system says (a full disk, a file that is gone, no memory, a worker that died) is told in the same way by `describe_fault`,
+for whoever stands at the top.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+
+LONGEST_MESSAGE = 2000
+
+
+def printable(text: object) -> str:
+    """The text as one line that a terminal shows as data: what cannot be printed is escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text)
+    )
 
 
 class GcemilError(Exception):
     """Base of every error raised on purpose."""
+
+    def __str__(self) -> str:
+        text = printable(re.sub(r"\s*\n\s*", " ", super().__str__()))
+        # Both ends matter: the file stands first, the remedy last.
+        half = LONGEST_MESSAGE // 2
+        return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
 class UsageError(GcemilError):

@@ -7,10 +7,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gcemil.errors import InputError, UsageError
+from gcemil.files import parse_yaml, read_yaml, readable
 
 ORGAN_FAMILIES = ("breast", "endometrial", "gastric", "lung", "prostate", "renal")
 GENERIC_FAMILY = "generic"
@@ -62,12 +62,11 @@ def load_family(name: str) -> AnchorFamily:
 def read_family(path: Path | Traversable) -> AnchorFamily:
     """A family from a YAML file with family, source, datasets and prompts."""
     try:
-        return AnchorFamily.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The anchor family {path} cannot be read ({error}). Check the path.") from error
-    except (yaml.YAMLError, ValidationError) as error:
+        found = read_yaml(path) if isinstance(path, Path) else parse_yaml(path.read_text("utf-8"), path)
+        return AnchorFamily.model_validate(found)
+    except ValidationError as error:
         raise InputError(
-            f"{path} is not an anchor family: {error}. It needs family, source, datasets and prompts with concept and wording."
+            f"{path} is not an anchor family: {readable(error)}. It needs family, source, datasets and prompts with concept and wording."
         ) from error
 
 

@@ -14,21 +14,40 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import yaml
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
-from gcemil.errors import BusyError, InputError, StoreError, describe_fault, error_text, write_remedy
+from gcemil.errors import (
+    BusyError,
+    GcemilError,
+    InputError,
+    StoreError,
+    describe_fault,
+    error_text,
+    write_remedy,
+)
+
+T = TypeVar("T")
 
 LOCK_NAME = ".gcemil.lock"
 MAX_TEXT_BYTES = 256 * 2**20
 """More than any table, record or settings file that people keep; a larger one is refused before it is read."""
+MAX_PIXELS = 64_000_000
+"""Of a mask or thumbnail: 8,000 x 8,000, far more than either needs."""
 MAX_YAML_BYTES = 2 * 2**20
+MAX_YAML_NODES = 500_000
 MAX_DEPTH = 100
+SHOWN_FAULTS = 3
+"""Of a record with many wrong fields, so many are told."""
 
 
 # Writing
@@ -115,8 +134,27 @@ def remove_leftovers(folder: Path) -> None:
 # Reading
 
 
+def is_file(path: Path) -> bool:
+    """Whether a regular file can be seen there; a name the system refuses, or a closed folder, has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
     """The text of a UTF-8 file; one that is missing, too large, special or of another encoding is an InputError."""
+    content = read_bytes(path, limit=limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
+        ) from error
+
+
+def read_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """The content of a regular file that is not larger than the limit."""
     try:
         if path.is_dir():
             raise InputError(f"{path} is a folder, not a file.")
@@ -124,14 +162,10 @@ def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
             raise InputError(f"{path} is no regular file, so it is not read.")
         size = path.stat().st_size
         if size > limit:
-            raise InputError(f"{path} has {size:,} bytes; at most {limit:,} are read as text.")
-        return path.read_bytes().decode("utf-8-sig")
+            raise InputError(f"{path} has {size:,} bytes; at most {limit:,} are read.")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
-        ) from error
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read ({error_text(error)}). Check the path and its permissions."
@@ -143,7 +177,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), path)
 
 
-def parse_json(text: str, source: Path | str) -> Any:
+def parse_json(text: str | bytes, source: Path | str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -153,18 +187,114 @@ def parse_json(text: str, source: Path | str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a YAML file: plain data, without aliases, so that a small file cannot stand for a huge one."""
+    """The value of a YAML file: plain data, of no more entries than such a file honestly has."""
     return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), path)
 
 
-def parse_yaml(text: str, source: Path | str) -> Any:
+def parse_yaml(text: str, source: Path | str | Traversable) -> Any:
     try:
-        _refuse_aliases(text, source)
-        return yaml.safe_load(text)
+        _refuse_depth(text, source)
+        loader = _PlainLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _refuse_bomb(node, source)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
     except RecursionError as error:
         raise InputError(f"{source} is nested too deeply to be read as YAML.") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
-        raise InputError(f"{source} is not valid YAML ({' '.join(str(error).split())}).") from error
+        raise InputError(f"{source} is not valid YAML ({error}).") from error
+
+
+def read_picture(path: Path, mode: str, *, largest: int = MAX_PIXELS) -> Any:
+    """The pixels of a PNG, JPEG or TIFF picture in this mode of Pillow's; a larger one is refused before it is decoded."""
+    import numpy as np
+    from PIL import Image
+
+    if not is_file(path):
+        raise InputError(f"{path} does not exist, or is no file.")
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of what is bounded here.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
+                width, height = image.size
+                if width * height > largest:
+                    raise InputError(
+                        f"{path} has {width} x {height} pixels; at most {largest:,} are read. Save it smaller."
+                    )
+                return np.asarray(image.convert(mode))
+    except GcemilError:
+        raise
+    except Exception as error:
+        # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError among them.
+        raise InputError(
+            f"{path} cannot be read as a picture ({error_text(error)}). Save it as PNG again."
+        ) from error
+
+
+def read_record(
+    path: Path, shape: type[T], *, error: type[GcemilError] = InputError, remedy: str = "Make it again."
+) -> T:
+    """A JSON file as a value of this shape (a dataclass, a pydantic model, a type); anything else is the error."""
+    try:
+        value = read_json(path)
+    except InputError as fault:
+        raise error(f"{fault} {remedy}") from fault
+    return checked(value, shape, path, error=error, remedy=remedy)
+
+
+def checked(
+    value: Any,
+    shape: type[T],
+    source: Path | str,
+    *,
+    error: type[GcemilError] = InputError,
+    remedy: str = "Make it again.",
+    finite: bool = True,
+) -> T:
+    """The value in this shape, with finite numbers unless told otherwise, or the error that names what is wrong."""
+    try:
+        if finite:
+            refuse_wild_numbers(value)
+        found: T = _adapter(cast(Hashable, shape)).validate_python(value)
+        return found
+    except ValidationError as fault:
+        raise error(f"{source} is not what it should be: {readable(fault)}. {remedy}") from fault
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{source} is not what it should be ({fault}). {remedy}") from fault
+
+
+def refuse_wild_numbers(value: Any) -> Any:
+    """The value, unless a number in it is not finite or needs more than 64 bits: no file of gcemil has such."""
+    if isinstance(value, dict):
+        for item in value.values():
+            refuse_wild_numbers(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            refuse_wild_numbers(item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number needs more than 64 bits")
+    return value
+
+
+def readable(error: Exception) -> str:
+    """What is wrong with a record: where, what was given, what is accepted."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    faults = error.errors(include_url=False)
+    lines = [
+        f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']} (got {_shortened(fault['input'])})"
+        for fault in faults[:SHOWN_FAULTS]
+    ]
+    return "; ".join(lines) + (
+        f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
+    )
 
 
 # One process at a time
@@ -202,6 +332,9 @@ def locked_file(path: Path, *, wait: bool = False, what: str | None = None) -> I
 
 
 # Private
+
+_YAML = "tag:yaml.org,2002:"
+_NO_PLAIN_TAGS = {f"{_YAML}timestamp", f"{_YAML}value"}
 
 
 @contextmanager
@@ -261,19 +394,69 @@ def _flush_folder(folder: Path) -> None:
         _flush(folder)
 
 
-def _refuse_aliases(text: str, source: Path | str) -> None:
+# libyaml's loader is ten times as fast; every wheel of PyYAML has it.
+_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _PlainLoader(_FastLoader):  # type: ignore[misc, valid-type]
+    """What JSON can say, and no more: dates stay text; sets and binary data do not exist."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NO_PLAIN_TAGS]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors = {  # noqa: RUF012
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix(_YAML) in {"null", "bool", "int", "float", "str", "seq", "map"}
+    }
+
+
+@cache
+def _adapter(shape: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(Any, shape))
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _refuse_depth(text: str, source: Path | str | Traversable) -> None:
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise InputError(
-                f"{source} uses a YAML alias (*{event.anchor}), which is not read. Write the value out."
-            )
+    for event in yaml.parse(text, Loader=_FastLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
             raise InputError(f"{source} is nested more than {MAX_DEPTH} deep, which no file of gcemil is.")
+
+
+def _refuse_bomb(root: yaml.Node, source: Path | str | Traversable) -> None:
+    """Aliases are read, but a few bytes of them can stand for more entries than any memory holds."""
+    sizes: dict[yaml.Node, int | None] = {}
+
+    def size_of(node: yaml.Node) -> int:
+        if node in sizes:
+            known = sizes[node]
+            if known is None:
+                raise InputError(f"{source}: a YAML alias contains itself. Write the value out.")
+            return known
+        sizes[node] = None
+        children: Iterable[yaml.Node] = ()
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = (part for pair in node.value for part in pair)
+        total = 1 + sum(map(size_of, children))
+        sizes[node] = total
+        return total
+
+    if (total := size_of(root)) > MAX_YAML_NODES:
+        raise InputError(
+            f"{source} stands for {total:,} entries once its YAML aliases are written out; at most {MAX_YAML_NODES:,} are read."
+        )
 
 
 def _holder(path: Path) -> str:

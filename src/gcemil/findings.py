@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gcemil.errors import RunError
-from gcemil.files import write_json
+from gcemil.files import read_record, write_json
 from gcemil.metrics import METRICS
 
 Labels = dict[str, str]
@@ -53,21 +52,9 @@ def write_finding(folder: Path, finding: Finding) -> Path:
 
 
 def read_finding(path: Path) -> Finding:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        rows = tuple(Row(**row) for row in value["rows"])
-        return Finding(
-            name=value["name"],
-            rows=rows,
-            slides=tuple(value["slides"]),
-            notes=tuple(value["notes"]),
-            settings=value["settings"],
-            provenance=value["provenance"],
-        )
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is no finding of gcemil ({error}). Make it again with 'gcemil diagnose'."
-        ) from error
+    """A finding as it was written."""
+    remedy = "It is no finding of gcemil; make it again with 'gcemil diagnose'."
+    return read_record(path, Finding, error=RunError, remedy=remedy)
 
 
 def over_folds(findings: Sequence[Finding]) -> Finding:

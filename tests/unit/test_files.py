@@ -6,14 +6,18 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 
 import pytest
+from PIL import Image
 
-from gcemil.errors import BusyError, InputError, StoreError
+from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
     locked_folder,
     parse_json,
     parse_yaml,
+    read_picture,
+    read_record,
     read_text,
     read_yaml,
     remove_leftovers,
@@ -157,3 +161,64 @@ def test_a_folder_has_one_writer_at_a_time_and_says_who(tmp_path):
     process.join()
     with locked_folder(tmp_path):
         pass
+
+
+def test_a_yaml_alias_is_read(tmp_path):
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "grid") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
+
+
+def test_a_yaml_alias_of_itself_is_refused():
+    with pytest.raises(InputError, match="grid: a YAML alias contains itself"):
+        parse_yaml("a: &a [*a]", "grid")
+
+
+def test_yaml_is_plain_data():
+    assert parse_yaml("2020-01-01", "x") == "2020-01-01"
+    for text in ("!!binary aGk=", "!!set {a}", "!!timestamp 2020-01-01"):
+        with pytest.raises(InputError, match="x is not valid YAML"):
+            parse_yaml(text, "x")
+
+
+@dataclass(frozen=True)
+class Toy:
+    name: str
+    sizes: tuple[int, ...]
+
+
+def test_a_record_is_read_in_its_shape(tmp_path):
+    path = write_json(tmp_path / "toy.json", {"name": "a", "sizes": [1, 2], "more": True})
+    assert read_record(path, Toy) == Toy("a", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": "a"}', "sizes: Field required"),
+        ('{"name": 3, "sizes": []}', "name: Input should be a valid string"),
+        ('{"name": "a", "sizes": [1e999]}', "inf is not a finite number"),
+        ('{"name": "a", "sizes": [99999999999999999999]}', "more than 64 bits"),
+        ('{"name": "a", "sizes": ["p", "q", "r", "s"]}', "sizes.0: .*; and 1 more"),
+        ("[]", "content: Input should be a dictionary"),
+        ("", "is not valid JSON"),
+    ],
+)
+def test_a_record_of_another_shape_is_named_with_what_is_wrong(tmp_path, text, message):
+    path = write_text(tmp_path / "toy.json", text)
+    with pytest.raises(RunError, match=rf"toy\.json .*{message}.* Train again\."):
+        read_record(path, Toy, error=RunError, remedy="Train again.")
+
+
+def test_a_small_picture_that_unpacks_to_a_huge_one_is_refused(tmp_path):
+    path = tmp_path / "mask.png"
+    Image.new("1", (10_000, 10_000)).save(path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"mask\.png has 10000 x 10000 pixels; at most"):
+        read_picture(path, "L")
+
+
+def test_a_damaged_picture_is_named(tmp_path):
+    path = tmp_path / "mask.png"
+    Image.new("L", (20, 20)).save(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(InputError, match=r"mask\.png cannot be read as a picture"):
+        read_picture(path, "L")

@@ -7,6 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 from jaxtyping import Int
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
 from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
-from gcemil.errors import CohortError
-from gcemil.files import write_table, write_text
+from gcemil.errors import CohortError, InputError
+from gcemil.files import checked, is_file, read_yaml, write_table, write_text
 from gcemil.units import LevelZeroPx
 
 Task = Literal["classification", "survival"]
@@ -38,9 +39,9 @@ class CohortCard(BaseModel):
     name: str
     task: Task
     classes: tuple[str, ...] = ()
-    feature_dim: int = Field(ge=1)
+    feature_dim: int = Field(ge=1, le=1_000_000)
     encoder: str = "unknown"
-    patch_size_level0: int | None = Field(default=None, ge=1)
+    patch_size_level0: int | None = Field(default=None, ge=1, le=1_000_000)
     anchors: str | None = None
     """A file in the cohort folder (anchors.h5) or the name of a disease family."""
     bag_unit: Literal["slide", "case"] | None = None
@@ -198,18 +199,21 @@ def rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"]
 
 def read_card(folder: Path) -> CohortCard:
     path = folder / "cohort.yaml"
-    if not path.is_file():
+    if not is_file(path):
         raise CohortError(
             f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'."
         )
     try:
-        card = CohortCard.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise CohortError(f"{path} is not a valid cohort card: {error}") from error
+        values = read_yaml(path)
+    except InputError as error:
+        raise CohortError(f"{error} Correct the card, or import the cohort again.") from error
+    card = checked(values, CohortCard, path, error=CohortError, remedy="Correct the card.")
     if card.task == "classification" and len(card.classes) < 2:
         raise CohortError(
             f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
         )
+    if len(set(card.classes)) < len(card.classes):
+        raise CohortError(f"{path}: a class stands twice among {', '.join(card.classes)}. Remove one.")
     return card
 
 
@@ -229,13 +233,14 @@ def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow
             )
         return SlideRow(slide_id, case_id, label=row["label"], site=site)
     try:
-        time, event = float(row["time"]), int(float(row["event"]))
+        time, event = float(row["time"]), float(row["event"])
     except ValueError as error:
         raise CohortError(
             f"{folder / 'slides.csv'}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
         ) from error
-    if not time > 0 or event not in (0, 1):
+    if not 0 < time < math.inf or event not in (0, 1):
         raise CohortError(
-            f"{folder / 'slides.csv'}: slide '{slide_id}' has time {time} and event {event}; time must be > 0, event 1 (happened) or 0."
+            f"{folder / 'slides.csv'}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
+            "event 1 (happened) or 0."
         )
-    return SlideRow(slide_id, case_id, time=time, event=event, site=site)
+    return SlideRow(slide_id, case_id, time=time, event=int(event), site=site)

@@ -5,6 +5,7 @@ An error stops training; a warning is recorded in the run. One slide is in memor
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,10 +89,10 @@ def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
     times, events = [], []
     for row in rows:
         time, event = _number(row["time"]), _number(row["event"])
-        if time is None or not time > 0:
+        if time is None or not 0 < time < math.inf:
             yield error(
                 row["slide_id"],
-                f"survival time '{row['time']}' is not above 0",
+                f"survival time '{row['time']}' is not a finite number above 0",
                 "Correct the time, or exclude the case.",
             )
         elif event not in (0, 1):

@@ -4,29 +4,75 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterable
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, InputError
+from gcemil.files import is_file, read_text
+
+MAX_TABLE_BYTES = 64 * 2**20
+MAX_CELLS = 10_000_000
+"""Of a table in memory, gaps filled: a wide header above a million short lines is a small file and a huge table."""
+LONGEST_ID = 200
+"""Bytes; file systems take 255 and an ending has to fit."""
 
 
 def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """Rows of a CSV file by column name; the columns asked for must be there."""
-    if not path.is_file():
-        raise CohortError(f"{path} does not exist.")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        found = reader.fieldnames or []
-        if missing := [column for column in columns if column not in found]:
-            raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(found)}.")
-        return [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+    lines = table_lines(path)
+    names = next(lines, [])
+    refuse_double_columns(path, names)
+    if missing := [column for column in columns if column not in names]:
+        raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(names)}.")
+    return [row_of(names, line) for line in lines]
+
+
+def table_lines(path: Path, *, delimiters: str = ",") -> Iterator[list[str]]:
+    """The lines of a CSV file that are not empty, cells stripped; the delimiter its first line has most of."""
+    if not is_file(path):
+        raise CohortError(f"{path} does not exist, or is no file. Give the path of the table.")
+    try:
+        text = read_text(path, limit=MAX_TABLE_BYTES)
+    except InputError as error:
+        raise CohortError(str(error)) from error
+    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    width = cells = 0
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        for line in lines:
+            width = max(width, len(line))
+            cells += max(width, 1)
+            if cells > MAX_CELLS:
+                raise CohortError(
+                    f"{path} has more than {MAX_CELLS:,} cells by line {lines.line_num}. Keep the columns that are needed."
+                )
+            if any(line):
+                yield [cell.strip() for cell in line]
+    except csv.Error as error:
+        raise CohortError(
+            f"{path} is no table after line {lines.line_num} ({error}). Check its quotes and line ends."
+        ) from error
+
+
+def row_of(names: list[str], line: list[str]) -> dict[str, str]:
+    """A line by column name; what a short line lacks is empty."""
+    return dict(zip(names, line + [""] * (len(names) - len(line)), strict=False))
+
+
+def refuse_double_columns(path: Path, names: Iterable[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise CohortError(f"{path}: column '{twice[0]}' stands twice. Rename one.")
 
 
 def check_slide_id(slide_id: str, table: Path) -> str:
     """The id as a plain file name: it must never lead out of the cohort's own folder."""
-    if not slide_id or slide_id in {".", ".."} or any(char in slide_id for char in "/\\\0"):
+    unsafe = not slide_id or slide_id in {".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
+    if unsafe or len(slide_id.encode()) > LONGEST_ID:
         raise CohortError(
-            f"{table}: '{slide_id}' cannot be a slide id; use a plain name without '/' or '\\'."
+            f"{table}: '{slide_id[:LONGEST_ID]}' cannot be a slide id; use a plain name of at most {LONGEST_ID} bytes "
+            "without '/', '\\' and control characters."
         )
     return slide_id
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort
+from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
 from gcemil.bags.guards import errors_of, validate
 from gcemil.bags.simulated.simulate import simulate
@@ -17,7 +18,35 @@ from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import CohortKey
 from gcemil.benchmark.results import Record, Results, read_failure
 from gcemil.errors import CohortError, RunError
-from gcemil.files import write_json
+from gcemil.files import is_file, read_record, write_json
+
+
+class PatchCounts(BaseModel):
+    """Patches of a cohort, and of its smallest and largest slide."""
+
+    total: int = Field(ge=1)
+    fewest: int
+    most: int
+
+
+class CohortRecord(BaseModel):
+    """cohorts/<name>.json: what a prepared cohort is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task: Task
+    encoder: str
+    feature_dim: int = Field(ge=1)
+    slides: int = Field(ge=1)
+    cases: int = Field(ge=1)
+    bags: int = Field(ge=1)
+    bag_unit: str = "slide"
+    patches: PatchCounts
+    provenance: dict[str, Any]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+    classes: dict[str, int] = Field(default_factory=dict)
+    events: int = 0
 
 
 def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
@@ -97,7 +126,8 @@ def open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[s
 
 def read_cohort_record(results: Results, name: str) -> Record | None:
     path = results.cohort_record(name)
-    if not path.is_file():
+    if not is_file(path):
         return None
-    record: Record = json.loads(path.read_text(encoding="utf-8"))
-    return record
+    remedy = "Remove it; 'gcemil benchmark' writes it again."
+    found = read_record(path, CohortRecord, error=RunError, remedy=remedy)
+    return found.model_dump(mode="json", exclude_unset=True)

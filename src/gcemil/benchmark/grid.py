@@ -118,6 +118,14 @@ class Grid(Settings):
             raise ValueError("folds and seeds are 0 or more")
         return values
 
+    @field_validator("folds_by_host")
+    @classmethod
+    def _names_folds(cls, values: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        for host, folds in values.items():
+            if not folds or min(folds) < 0 or len(set(folds)) < len(folds):
+                raise ValueError(f"folds of '{host}' are distinct numbers from 0 on, at least one")
+        return values
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Grid:
         # Names become folders.

@@ -6,14 +6,10 @@ What is known here and nowhere else in the tables: where runs, cohorts and findi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-
-import yaml
-from pydantic import ValidationError
 
 from gcemil.benchmark.cohorts import read_cohort_record
 from gcemil.benchmark.grid import CohortSettings
@@ -21,6 +17,8 @@ from gcemil.benchmark.results import Record, Results
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.findings import Row, read_finding
+from gcemil.runs import records
+from gcemil.runs.records import read_config, read_metrics
 
 FoldRow = tuple[int | None, Row]
 """A row and its fold; None for a row about the whole run."""
@@ -112,19 +110,19 @@ def read_results(folder: Path) -> Measured:
     facts: dict[str, CohortFacts] = {}
     runs = []
     for path in configs:
-        cohort, host, label, seed = path.parent.relative_to(folder / "runs").parts
+        cohort, host, label, _ = path.parent.relative_to(folder / "runs").parts
         if cohort not in facts:
             facts[cohort] = cohort_facts(results, cohort, planned.get(cohort))
-        settings = read_settings(path)
-        runs.append(Run(facts[cohort], host, label, int(seed.removeprefix("seed_")), path.parent, settings))
+        settings = read_config(path.parent).settings
+        runs.append(Run(facts[cohort], host, label, seed_number(path.parent), path.parent, settings))
     return Measured(folder, tuple(runs))
 
 
-def read_settings(path: Path) -> TrainSettings:
-    try:
-        return TrainSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))["settings"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValidationError) as error:
-        raise RunError(f"{path} is no config of a run ({error}). Run the grid again.") from error
+def seed_number(run: Path) -> int:
+    number = run.name.removeprefix("seed_")
+    if not (number.isascii() and number.isdigit()):
+        raise RunError(f"{run} is no run of a grid: its folder is named seed_<number>. Move it away.")
+    return int(number)
 
 
 def cohort_facts(results: Results, name: str, planned: CohortSettings | None) -> CohortFacts:
@@ -140,14 +138,9 @@ def task_rows(run: Path) -> list[FoldRow]:
     """metrics.json of every fold: one row per mode, with the task's own metric under `task_metric` too."""
     rows: list[FoldRow] = []
     for path in fold_files(run, "metrics.json"):
-        modes = json.loads(path.read_text(encoding="utf-8"))
-        for mode in ("full", "soft", "discrete"):
-            if mode in modes:
-                values = dict(modes[mode])
-                main = next((name for name in TASK_METRIC.values() if name in values), None)
-                rows.append(
-                    (fold_number(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)}))
-                )
+        for mode, values in read_metrics(path.parent).modes.items():
+            main = next((name for name in TASK_METRIC.values() if name in values), "")
+            rows.append((fold_number(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)})))
     return rows
 
 
@@ -161,7 +154,11 @@ def finding_rows(run: Path, name: str) -> list[FoldRow]:
 
 
 def fold_files(run: Path, name: str) -> Sequence[Path]:
-    return sorted(run.glob(f"fold_*/{name}"), key=fold_number)
+    """This file of every fold that has it, in order of the folds."""
+    found = {
+        records.fold_number(run / path.relative_to(run).parts[0]): path for path in run.glob(f"fold_*/{name}")
+    }
+    return [found[number] for number in sorted(number for number in found if number is not None)]
 
 
 def fold_number(path: Path) -> int:

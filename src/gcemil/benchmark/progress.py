@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gcemil.benchmark.plan import CohortKey, Key
 from gcemil.benchmark.runner import Ending, Outcome
+from gcemil.errors import printable
 
 Clock = Callable[[], float]
 SHOWN = 8
@@ -103,7 +104,7 @@ class LineBoard(Board):
     def ended(self, key: Key, outcome: Outcome) -> None:
         super().ended(key, outcome)
         if outcome.ending is not Ending.busy:
-            print(self.line(key, outcome), file=sys.stderr, flush=True)
+            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
 
 
 class LiveBoard(Board):
@@ -114,7 +115,7 @@ class LiveBoard(Board):
     def ended(self, key: Key, outcome: Outcome) -> None:
         super().ended(key, outcome)
         if self.live is not None and outcome.ending is Ending.failed:
-            self.live.console.print(self.line(key, outcome), markup=False, highlight=False)
+            self.live.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
 
     def tick(self) -> None:
         if self.live is not None:

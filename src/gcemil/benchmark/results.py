@@ -26,13 +26,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcemil.benchmark.grid import Grid
-from gcemil.errors import BusyError
-from gcemil.files import locked_file
+from gcemil.errors import BusyError, InputError, RunError
+from gcemil.files import checked, is_file, locked_file, parse_json, read_record, read_text
 
 if TYPE_CHECKING:
     from gcemil.benchmark.plan import Key, RunKey
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failures/**.json says."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """What every line of the log says."""
+
+    key: str
+    event: str
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """What a line says of an execution that ended well."""
+
+    seconds: float
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -100,16 +123,15 @@ def read_log(results: Results) -> list[Record]:
     if not results.log.is_file():
         return []
     records = []
-    for line in results.log.read_text(encoding="utf-8").splitlines():
-        with suppress(json.JSONDecodeError):
-            records.append(json.loads(line))
+    for line in read_text(results.log).split("\n"):
+        with suppress(InputError):
+            record = checked(parse_json(line, results.log), Record, results.log)
+            checked(record, Ended if record.get("event") == "end" else Event, results.log)
+            records.append(record)
     return records
 
 
 def read_failure(results: Results, key: Key) -> str | None:
     """Why this failed the last time, None when it did not."""
-    try:
-        reason: str = json.loads(results.failure(key).read_text(encoding="utf-8"))["reason"]
-    except FileNotFoundError:
-        return None
-    return reason
+    path = results.failure(key)
+    return read_record(path, Failure, error=RunError, remedy="Remove it.").reason if is_file(path) else None

@@ -22,9 +22,10 @@ from gcemil.benchmark.plan import RunKey, fold_diagnostics, plan, work
 from gcemil.benchmark.results import Record, Results, claimed, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
 from gcemil.errors import RunError
-from gcemil.files import without_nan, write_json
+from gcemil.files import read_record, without_nan, write_json
 from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
+from gcemil.runs.records import read_metrics
 
 Rows = list[Record]
 GROUP = ("cohort", "dataset", "encoder", "host", "arm", "variant")
@@ -45,8 +46,7 @@ def read_summary(folder: Path) -> Record:
     path = Results(folder).summary
     if not path.is_file():
         raise RunError(f"{folder} has no summary.json. Make it with 'gcemil benchmark GRID --out {folder}'.")
-    summary: Record = json.loads(path.read_text(encoding="utf-8"))
-    return summary
+    return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
 def summarised(results: Results) -> tuple[Record, Record]:
@@ -103,9 +103,8 @@ def wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
 
 
 def run_row(results: Results, key: RunKey, labels: Record) -> Record:
-    metrics = json.loads((results.path(key) / "metrics.json").read_text(encoding="utf-8"))
-    details = metrics.pop("details")
-    return {**labels, "metrics": metrics, "details": details}
+    metrics = read_metrics(results.path(key))
+    return {**labels, "metrics": metrics.modes, "details": metrics.details.model_dump(exclude_unset=True)}
 
 
 def finding_rows(results: Results, key: RunKey, name: str) -> Rows:
@@ -136,7 +135,7 @@ def mean_metrics(runs: Rows) -> Rows:
             "runs": len(rows),
             "metrics": {
                 mode: {
-                    name: spread([row["metrics"][mode].get(name) for row in rows])
+                    name: spread([row["metrics"].get(mode, {}).get(name) for row in rows])
                     for name in rows[0]["metrics"][mode]
                 }
                 for mode in rows[0]["metrics"]

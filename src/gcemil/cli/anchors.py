@@ -34,6 +34,7 @@ def embed(
 
     Example: gcemil anchors embed breast --out cohorts/mine
     """
+    from gcemil.cli.console import say
     from gcemil.features.embed_prompts import TEMPLATES, embed_prompts, read_templates, write_anchor_file
     from gcemil.features.loaders import WeightSource
     from gcemil.features.text_encoders import load_text_encoder
@@ -45,11 +46,9 @@ def embed(
     embedded = embed_prompts(family, text_encoder, templates=chosen)
     write_anchor_file(path, embedded)
     count, width = embedded.embeddings.shape
-    typer.echo(
-        f"{path}: {count} anchors of width {width}, {len(chosen)} templates, hash {embedded.hash[:12]}."
-    )
+    say(f"{path}: {count} anchors of width {width}, {len(chosen)} templates, hash {embedded.hash[:12]}.")
     if not text_encoder.sees_images:
-        typer.echo(
+        say(
             f"'{encoder}' never saw an image: its words and your patches share no space. Without pairs, training uses prototypes."
         )
 
@@ -67,11 +66,12 @@ def pairs(
 
     Example: gcemil anchors pairs cohorts/mine cohorts/mine_conch
     """
+    from gcemil.cli.console import say
     from gcemil.features.pairs import write_pairs
 
     path, count = write_pairs(cohort, aligned, n_pairs=n_pairs, seed=seed)
-    typer.echo(f"{path}: {count} pairs.")
-    typer.echo(f"next: gcemil anchors fit-bridge {cohort}")
+    say(f"{path}: {count} pairs.")
+    say(f"next: gcemil anchors fit-bridge {cohort}")
 
 
 @app.command("fit-bridge")
@@ -93,7 +93,7 @@ def fit_bridge(
     import numpy as np
 
     from gcemil.bags import store
-    from gcemil.cli.console import print_json, print_table
+    from gcemil.cli.console import print_json, print_table, say
     from gcemil.features.bridge_report import bridge_report
 
     bank = cohort / "anchors.h5"
@@ -124,7 +124,7 @@ def fit_bridge(
         ]
         print_table(f"{cohort}: the bridge on pairs it has not seen", ("what", "value"), rows)
         for line in report.warnings:
-            typer.echo(f"warning: {line}")
+            say(f"warning: {line}")
     raise typer.Exit(0 if report.aligned else 1)
 
 

@@ -49,7 +49,7 @@ def annotate(
     from gcemil.bags.annotations.truth import MaskReading, write_truth
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.foreign.stamp import given_mpp
-    from gcemil.cli.console import print_json
+    from gcemil.cli.console import print_json, say
 
     report = write_truth(
         Cohort.load(cohort),
@@ -65,13 +65,13 @@ def annotate(
         print_json(asdict(report))
     else:
         for note in report.notes:
-            typer.echo(note)
-        typer.echo(
+            say(note)
+        say(
             f"{cohort}: {len(report.annotated)} slides annotated, {len(report.normal)} without a lesion, "
             f"{len(report.missing)} without truth."
         )
         if report.missing:
-            typer.echo(f"Neither annotated nor of the negative class: {', '.join(report.missing)}.")
+            say(f"Neither annotated nor of the negative class: {', '.join(report.missing)}.")
     raise typer.Exit(1 if report.missing else 0)
 
 

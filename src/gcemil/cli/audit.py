@@ -242,6 +242,7 @@ def print_audit(finding: Finding, out: Path) -> None:
     """One table per comparison, then what follows from them."""
     from dataclasses import replace
 
+    from gcemil.cli.console import say
     from gcemil.cli.diagnose import print_finding
 
     for comparison in dict.fromkeys(row.labels["comparison"] for row in finding.rows):
@@ -252,5 +253,5 @@ def print_audit(finding: Finding, out: Path) -> None:
         )
         print_finding(replace(finding, name=f"audit, {comparison}", rows=rows, notes=()))
     for note in finding.notes:
-        typer.echo(note)
-    typer.echo(f"wrote {out}")
+        say(note)
+    say(f"wrote {out}")

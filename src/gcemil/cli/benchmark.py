@@ -107,7 +107,7 @@ def show_plan(
     from gcemil.benchmark.local import affordable_workers
     from gcemil.benchmark.plan import RunKey
     from gcemil.benchmark.progress import duration
-    from gcemil.cli.console import print_json, print_table
+    from gcemil.cli.console import print_json, print_table, say
 
     left = set(todo)
     if as_json:
@@ -127,11 +127,11 @@ def show_plan(
     print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
     workers = workers or affordable_workers(grid.resources)
     seconds = sum(expected[key] for key in todo)
-    typer.echo(
+    say(
         f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants))} · "
         f"seeds {', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
     )
-    typer.echo(
+    say(
         f"{len(todo)} of {len(expected)} steps left: about {duration(seconds)} for one worker, "
         f"{duration(seconds / workers)} for {workers}."
     )
@@ -139,7 +139,7 @@ def show_plan(
 
 def show_results(grid: Grid, results: Results, summary: dict[str, Any], outcomes: dict[Key, Outcome]) -> None:
     """The task metric of every arm by cohort and host, then what failed."""
-    from gcemil.cli.console import print_table
+    from gcemil.cli.console import print_table, say
 
     rows = []
     for row in summary["means"]:
@@ -152,4 +152,4 @@ def show_results(grid: Grid, results: Results, summary: dict[str, Any], outcomes
     print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
     for key, outcome in outcomes.items():
         if outcome.ending == "failed":
-            typer.echo(f"failed: {key.path}: {outcome.reason}")
+            say(f"failed: {key.path}: {outcome.reason}")

@@ -8,9 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
+
+from gcemil.errors import printable
 
 PLAIN_INTERVAL_S = 5.0
 PIPE_WIDTH = 160
@@ -23,6 +34,11 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
+def say(text: object, *, err: bool = False) -> None:
+    """One line; what a file holds is shown as data and never obeyed by the terminal."""
+    typer.echo(printable(text), err=err)
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, sort_keys=True, default=str))
 
@@ -31,10 +47,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     """A title on a line of its own, never wrapped so that a path in it can be copied, and the table below."""
     table = Table(header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
-        table.add_row(*[str(cell) for cell in row])
-    console().print(title, markup=False, soft_wrap=True)
+        # Text and not str: rich would read square brackets in a slide id as markup.
+        table.add_row(*[Text(printable(cell)) for cell in row])
+    console().print(Text(printable(title)), soft_wrap=True)
     console().print(table)
 
 
@@ -44,10 +61,19 @@ def progress(what: str) -> Iterator[Advance]:
     if not sys.stderr.isatty():
         yield _plain_progress(what)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+    with Progress(*bar_columns(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def bar_columns() -> tuple[ProgressColumn, ...]:
+    """What a progress bar shows; its description is data, without markup."""
+    return (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
 
 
 def _plain_progress(what: str) -> Advance:

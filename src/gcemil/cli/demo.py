@@ -35,7 +35,7 @@ def demo(
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import make_folds, write_folds
     from gcemil.bags.simulated.simulate import simulate
-    from gcemil.cli.console import progress
+    from gcemil.cli.console import progress, say
     from gcemil.config import EvidenceSettings, TrainSettings
     from gcemil.errors import CohortError
     from gcemil.training.run import train_run
@@ -49,9 +49,7 @@ def demo(
     write_folds(cohort, make_folds(cohort, seed=seed))
     if errors := guards.errors_of(guards.validate(cohort_folder)):
         raise CohortError(f"{cohort_folder}: {errors[0].where}: {errors[0].what}")
-    typer.echo(
-        f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known"
-    )
+    say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 
     plain = TrainSettings(evidence=None, epochs=EPOCHS, seed=seed)
     wrapped = TrainSettings(evidence=EvidenceSettings(), epochs=EPOCHS, seed=seed)
@@ -59,11 +57,11 @@ def demo(
         with progress(f"training {name}") as advance:
             report = epoch_counter(advance)
             train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
-        typer.echo(f"trained   {out / name}")
+        say(f"trained   {out / name}")
     print_story(out, seed)
-    typer.echo(f"report    {written_report(out, seed)}")
-    typer.echo(f"look      gcemil view {out / 'host_gce'}")
-    typer.echo(f"{time.monotonic() - started:.0f} s in all.")
+    say(f"report    {written_report(out, seed)}")
+    say(f"look      gcemil view {out / 'host_gce'}")
+    say(f"{time.monotonic() - started:.0f} s in all.")
 
 
 def written_report(out: Path, seed: int) -> Path:
@@ -93,12 +91,12 @@ def epoch_counter(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
 
 def print_story(out: Path, seed: int) -> None:
     """Task metrics of both arms, then every subset rule at the same size."""
-    import json
     from statistics import fmean
 
     from gcemil.cli.console import print_table
+    from gcemil.files import read_json
 
-    summaries = {name: json.loads((out / name / "summary.json").read_text()) for name in ("host", "host_gce")}
+    summaries = {name: read_json(out / name / "summary.json") for name in ("host", "host_gce")}
     rows = [("host, all patches", *metrics(summaries["host"]["full"]))]
     rows += [
         ("host + GCE, all patches gated", *metrics(summaries["host_gce"]["soft"])),

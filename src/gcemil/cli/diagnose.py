@@ -30,7 +30,7 @@ def diagnose(
 
     Example: gcemil diagnose runs/bracs_gce --against runs/bracs_host --only snr,budget
     """
-    from gcemil.cli.console import print_json, progress
+    from gcemil.cli.console import print_json, progress, say
     from gcemil.cli.train import parsed_folds
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
@@ -50,14 +50,14 @@ def diagnose(
         return
     for finding in found:
         print_finding(finding)
-    typer.echo(
+    say(
         f"Findings of each fold, slide by slide: {runs[0]}/fold_<k>/diagnostics; joined: {runs[0]}/diagnostics"
     )
 
 
 def print_finding(finding: Finding) -> None:
     """Its rows as a table, arrows saying which way is better, and its notes below."""
-    from gcemil.cli.console import print_table
+    from gcemil.cli.console import print_table, say
     from gcemil.metrics import METRICS
 
     labels = list(dict.fromkeys(name for row in finding.rows for name in row.labels))
@@ -72,9 +72,9 @@ def print_finding(finding: Finding) -> None:
     columns = [f"{METRICS[name].label} {METRICS[name].arrow}".strip() for name in figures[:WIDEST]]
     print_table(finding.name, (*labels, *columns), rows)
     for note in finding.notes:
-        typer.echo(f"  note: {note}")
+        say(f"  note: {note}")
     if len(figures) > WIDEST:
-        typer.echo(f"  {len(figures) - WIDEST} more figures per row in the JSON.")
+        say(f"  {len(figures) - WIDEST} more figures per row in the JSON.")
 
 
 def cell(value: float | None, deviation: float | None) -> str:

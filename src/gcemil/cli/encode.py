@@ -64,7 +64,7 @@ def encode(
     Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
     """
     from gcemil.bags.patching import PatchingRules, found_slides
-    from gcemil.cli.console import print_json, print_table, progress
+    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.features.encoders import encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings, encode_slides
     from gcemil.features.loaders import WeightSource
@@ -96,14 +96,14 @@ def encode(
         print_json({"slides": rows, "notes": notes, "cohort": None if tables is None else asdict(tables)})
     else:
         total = sum(slide.patches for slide in report.slides)
-        typer.echo(f"{out}: {total} patches of {len(report.usable)} slides as {network.name} features.")
+        say(f"{out}: {total} patches of {len(report.usable)} slides as {network.name} features.")
         if why:
             print_table(
                 f"Slides without features: {len(why)}", ("slide", "why and what to do"), [*why.items()]
             )
         for line in (*notes, *(tables.lines if tables else ())):
-            typer.echo(line)
-        typer.echo(_next(out, slides, tables))
+            say(line)
+        say(_next(out, slides, tables))
     raise typer.Exit(1 if report.problems or troubles else 0)
 
 

@@ -51,7 +51,7 @@ def explain(
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234
     """
     from gcemil.bags.cohort import Cohort
-    from gcemil.cli.console import print_json
+    from gcemil.cli.console import print_json, say
     from gcemil.cli.explained import explained_slide, fold_of
     from gcemil.diagnostics.verdicts import Tolerances
     from gcemil.runs.folder import read_run
@@ -74,9 +74,9 @@ def explain(
         return
     print_certificate(found.certificate)
     for path in files.values():
-        typer.echo(f"wrote {path}")
+        say(f"wrote {path}")
     if found.coords is None:
-        typer.echo("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
+        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
 
 
 def written(
@@ -221,7 +221,7 @@ def feature_attributes(cohort: Cohort, slide_id: str) -> dict[str, object]:
 
 def print_certificate(certificate: Certificate) -> None:
     """Four predictions, three verdicts, the anchors, and what a reader must know."""
-    from gcemil.cli.console import print_table
+    from gcemil.cli.console import print_table, say
 
     found = certificate.predictions
     versions = {
@@ -252,6 +252,6 @@ def print_certificate(certificate: Certificate) -> None:
         print_table(
             f"recovery ended: {certificate.stop_reason}", ("anchor", "coverage", "target", "covered"), anchors
         )
-    typer.echo(certificate.headline)
+    say(certificate.headline)
     for note in (*subject.notes, *certificate.notes):
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")

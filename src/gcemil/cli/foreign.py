@@ -23,7 +23,7 @@ def inspect(
     Example: gcemil inspect trident_job/20x_256px_0px_overlap/features_uni_v1
     """
     from gcemil.bags.foreign.inspect import inspect as inspect_path
-    from gcemil.cli.console import print_json, print_table
+    from gcemil.cli.console import print_json, print_table, say
 
     found = inspect_path(path)
     if as_json:
@@ -31,9 +31,9 @@ def inspect(
         return
     print_table(f"{path}: {found.title}", ("what", "value"), list(found.facts))
     for problem in found.problems:
-        typer.echo(f"problem: {problem}")
+        say(f"problem: {problem}")
     if found.next_command:
-        typer.echo(f"next: {found.next_command}")
+        say(f"next: {found.next_command}")
 
 
 def import_(
@@ -74,7 +74,7 @@ def import_(
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.stamp import given_mpp
     from gcemil.bags.recipes import import_recipe
-    from gcemil.cli.console import print_json
+    from gcemil.cli.console import print_json, say
 
     resolution = None if mpp is None else given_mpp(mpp)
     if recipe is not None:
@@ -113,4 +113,4 @@ def import_(
         print_json(asdict(report))
         return
     for line in report.lines():
-        typer.echo(line)
+        say(line)

@@ -40,7 +40,7 @@ from gcemil.cli import (
     validate,
     view,
 )
-from gcemil.errors import RunError, UsageError, describe_fault, error_text
+from gcemil.errors import RunError, UsageError, describe_fault, error_text, printable
 
 DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
@@ -145,7 +145,7 @@ def tell(error: Exception) -> None:
         f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
         "run the same command with --debug and report what it prints."
     )
-    print(f"gcemil: {sentence}", file=sys.stderr)
+    print(f"gcemil: {printable(sentence)}", file=sys.stderr)
 
 
 def is_read_no_more() -> bool:

@@ -36,7 +36,7 @@ def patch(
     """
     from gcemil.bags.foreign.stamp import given_mpp
     from gcemil.bags.patching import PatchingRules, patch_slides
-    from gcemil.cli.console import print_json, print_table, progress
+    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.errors import UsageError
     from gcemil.slides.grid import PatchSettings
 
@@ -54,12 +54,12 @@ def patch(
     else:
         total = sum(slide.patches for slide in report.slides)
         fine = len(report.slides) - len(report.problems)
-        typer.echo(f"{out}: {total} patches of {fine} slides. Look at {out / 'contact_sheets'}.")
+        say(f"{out}: {total} patches of {fine} slides. Look at {out / 'contact_sheets'}.")
         if report.problems:
             rows = [(slide.slide_id, slide.status, slide.message) for slide in report.problems]
             print_table(
                 f"Slides without patches: {len(rows)}", ("slide", "status", "why and what to do"), rows
             )
         for note in report.notes:
-            typer.echo(note)
+            say(note)
     raise typer.Exit(1 if report.problems or report.notes else 0)

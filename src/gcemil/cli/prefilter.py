@@ -37,7 +37,7 @@ def prefilter(
     Example: gcemil prefilter runs/mine slides/
     """
     from gcemil.bags.patching import found_slides
-    from gcemil.cli.console import print_json, print_table, progress
+    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.features.prefilter import PrefilterSettings
     from gcemil.runs.folder import trained_folds
     from gcemil.training.distil import fit_prefilter
@@ -81,7 +81,7 @@ def prefilter(
         rows,
     )  # fmt: skip
     for note in dict.fromkeys(note for report in reports for note in report.notes):
-        typer.echo(note)
+        say(note)
     for cost in costs:
-        typer.echo(cost.sentence)
-    typer.echo(f"next: gcemil predict {run} SLIDE --mode prefilter")
+        say(cost.sentence)
+    say(f"next: gcemil predict {run} SLIDE --mode prefilter")

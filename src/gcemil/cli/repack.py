@@ -17,7 +17,7 @@ def repack(
     Example: gcemil repack cohorts/bracs
     """
     from gcemil.bags import store
-    from gcemil.cli.console import progress
+    from gcemil.cli.console import progress, say
     from gcemil.errors import InputError
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
@@ -30,8 +30,6 @@ def repack(
             if not file.is_symlink():
                 done += store.repack(file)
             advance(index, len(files))
-    typer.echo(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
+    say(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
     if links:
-        typer.echo(
-            "Links point to another tool's files; run 'gcemil repack' on that folder if it may be changed."
-        )
+        say("Links point to another tool's files; run 'gcemil repack' on that folder if it may be changed.")

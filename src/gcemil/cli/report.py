@@ -25,7 +25,7 @@ def report(
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
-    from gcemil.cli.console import print_json, progress
+    from gcemil.cli.console import print_json, progress, say
     from gcemil.errors import MissingExtraError
 
     try:
@@ -45,4 +45,4 @@ def report(
     if as_json:
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
-    typer.echo(f"wrote {path} ({size / 1e6:.1f} MB); figures in {run / 'figures'}")
+    say(f"wrote {path} ({size / 1e6:.1f} MB); figures in {run / 'figures'}")

@@ -34,11 +34,10 @@ def simulate(
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
-    import yaml
-
     from gcemil.bags.simulated.simulate import simulate as simulate_cohort
-    from gcemil.cli.console import progress
+    from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
+    from gcemil.files import parse_yaml
 
     if out.exists() and any(out.iterdir()) and not force:
         raise UsageError(f"{out} is not empty. Choose another folder, or add --force.")
@@ -47,7 +46,7 @@ def simulate(
         name, _, value = text.partition("=")
         if not value:
             raise UsageError(f"A dial is written name=value, got '{text}'.")
-        overrides[name] = yaml.safe_load(value)
+        overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
     if pixels:
         _draw(profile, out, size.value, seed, slides, dim, overrides)
         return
@@ -62,9 +61,7 @@ def simulate(
             dials=overrides,
             on_slide=advance,
         )
-    typer.echo(
-        f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}."
-    )
+    say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
 
 
 def _draw(
@@ -78,7 +75,7 @@ def _draw(
 ) -> None:
     """Slides as pixels; features come later, from an encoder."""
     from gcemil.bags.simulated.pixel_cohort import simulate_pixels
-    from gcemil.cli.console import progress
+    from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
 
     if dim is not None:
@@ -87,5 +84,5 @@ def _draw(
         cohort = simulate_pixels(
             profile, out, size=size, seed=seed, slides=slides, dials=dials, on_slide=advance
         )
-    typer.echo(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
-    typer.echo(f"next: gcemil patch {out / 'slides'} --out {out}")
+    say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
+    say(f"next: gcemil patch {out / 'slides'} --out {out}")

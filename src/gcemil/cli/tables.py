@@ -32,10 +32,12 @@ def tables(
     from gcemil.benchmark.paper_figures import paper_figures
     from gcemil.benchmark.render import rendered
     from gcemil.benchmark.tables.table import TABLES, built
+    from gcemil.cli.console import say
 
     paper, measured = paper_figures(), read_results(results)
     made = [
         headline(measured, paper) if name == "headline" else built(name, measured, paper)
         for name in (table or ["headline", *TABLES])
     ]
-    typer.echo(rendered(made, form.value), nl=False)
+    for line in rendered(made, form.value).splitlines():
+        say(line)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from gcemil.cli.console import print_table
+from gcemil.cli.console import bar_columns, print_table, say
+from gcemil.errors import printable
 
 Report = Callable[[int, dict[str, Any]], None]
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -25,10 +26,9 @@ def epoch_line(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Repor
     total = settings.epochs * len(folds)
     started, seen = time.monotonic(), 0
     terminal = sys.stderr.isatty()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=not terminal) as bar:
-        task = bar.add_task(f"training {out}", total=total)
+    with Progress(*bar_columns(), console=console, transient=True, disable=not terminal) as bar:
+        task = bar.add_task(printable(f"training {out}"), total=total)
 
         def report(fold: int, record: dict[str, Any]) -> None:
             nonlocal seen
@@ -74,11 +74,15 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
     modes = [mode for mode in ("full", "soft", "discrete") if mode in summary]
     names = list(summary[modes[0]]) if modes else []
     rows = [
-        (mode, *(f"{summary[mode][name]['mean']:.3f} ± {summary[mode][name]['std']:.3f}" for name in names))
+        (mode, *(_spread_cell(summary[mode][name]) if name in summary[mode] else "-" for name in names))
         for mode in modes
     ]
     print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
     if summary["anchors"] != ["None"]:
-        print(f"anchors: {', '.join(summary['anchors'])}")
+        say(f"anchors: {', '.join(summary['anchors'])}")
     for text in summary["warnings"]:
-        print(f"warning: {text}")
+        say(f"warning: {text}")
+
+
+def _spread_cell(spread: dict[str, Any]) -> str:
+    return "-" if spread["mean"] is None else f"{spread['mean']:.3f} ± {spread['std']:.3f}"

@@ -19,7 +19,7 @@ def validate(
     Example: gcemil validate cohorts/bracs
     """
     from gcemil.bags import guards
-    from gcemil.cli.console import print_json, print_table, progress
+    from gcemil.cli.console import print_json, print_table, progress, say
 
     with progress("checking slides") as advance:
         problems = guards.validate(cohort, advance)
@@ -30,5 +30,5 @@ def validate(
         rows = [(problem.level, problem.where, problem.what, problem.remedy) for problem in problems]
         print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
     if not as_json:
-        typer.echo(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")
+        say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")
     raise typer.Exit(1 if errors else 0)

@@ -27,6 +27,7 @@ def view(
 
     Example: gcemil view runs/bracs_gce
     """
+    from gcemil.cli.console import say
     from gcemil.diagnostics.verdicts import Tolerances
     from gcemil.errors import MissingExtraError
 
@@ -41,10 +42,10 @@ def view(
     session = ViewerSession.open(run, fold, tolerances=Tolerances(sufficiency, necessity, recoverability))
 
     def ready(address: str) -> None:
-        typer.echo(
+        say(
             f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides. Ctrl-C ends the viewer."
         )
-        typer.echo(address)
+        say(address)
         if browser:
             import webbrowser
 

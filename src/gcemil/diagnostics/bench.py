@@ -6,7 +6,6 @@ plain    the host of another run on the same folds, trained without the wrapper
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, read_run, stacked_targets
 from gcemil.runs.network import load_network
+from gcemil.runs.records import read_metrics
 from gcemil.tasks.task import Task
 
 NetworkName = Literal["wrapped", "plain"]
@@ -158,8 +158,5 @@ def check_comparable(run: Path, against: Path) -> None:
 
 def risk_scale(run: Path, fold: int) -> RiskScale:
     """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
-    path = run / f"fold_{fold}" / "metrics.json"
-    if not path.is_file():
-        raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
-    details = json.loads(path.read_text(encoding="utf-8"))["details"]
-    return RiskScale(details.get("risk_mean", 0.0), details.get("risk_deviation", 1.0))
+    details = read_metrics(run / f"fold_{fold}").details
+    return RiskScale(details.risk_mean, details.risk_deviation)

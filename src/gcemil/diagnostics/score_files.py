@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag
+from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import read_table
 from gcemil.errors import StoreError
 
@@ -59,10 +60,7 @@ def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarr
         return found, store.read(path, "coords") if store.has(path, "coords") else None
     if path.suffix == ".csv":
         return read_column(path, column), None
-    try:
-        return flat(path, np.load(path, allow_pickle=False)), None
-    except (OSError, ValueError, EOFError) as error:
-        raise StoreError(f"{path} is no array of numbers ({error}). Write it with numpy.save.") from error
+    return flat(path, read_array(path, "scores")), None
 
 
 def dataset_of(path: Path, column: str | None) -> str:

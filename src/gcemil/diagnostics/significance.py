@@ -7,13 +7,11 @@ the interval over bags asks another question and is explained in bag_bootstrap.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from jaxtyping import Float
 
 from gcemil.bags.cohort import Cohort
@@ -23,8 +21,8 @@ from gcemil.errors import RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.runs.folder import create_task, read_run
+from gcemil.runs.records import MODES, finished_folds, fold_number, read_config, read_metrics
 
-MODES = ("full", "soft", "discrete")
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 OnFold = Callable[[int, int], None]
 
@@ -70,22 +68,25 @@ def check_same_cohort(run: Path, against: Path) -> None:
 
 
 def fingerprint(run: Path) -> str | None:
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    found: str | None = config.get("cohort_fingerprint")
-    return found
+    return read_config(run).cohort_fingerprint
 
 
 def fold_metrics(run: Path) -> FoldMetrics:
     """metrics.json of every finished fold, by fold and mode."""
-    found: FoldMetrics = {}
-    for path in run.glob("fold_*/metrics.json"):
-        number = path.parent.name.removeprefix("fold_")
-        if number.isdigit():
-            loaded = json.loads(path.read_text(encoding="utf-8"))
-            found[int(number)] = {mode: loaded[mode] for mode in MODES if mode in loaded}
+    found = {
+        number: read_metrics(folder)
+        for folder in finished_folds(run)
+        if (number := fold_number(folder)) is not None
+    }
     if not found:
         raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
-    return dict(sorted(found.items()))
+    return {
+        number: {
+            mode: {name: value for name, value in figures.items() if value is not None}
+            for mode, figures in metrics.modes.items()
+        }
+        for number, metrics in found.items()
+    }
 
 
 def check_paired(run: Path, ours: FoldMetrics, against: Path, theirs: FoldMetrics) -> None:

@@ -19,6 +19,7 @@ from gcemil.bags import store
 from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.text_encoders import TextEncoder
+from gcemil.files import read_text
 
 TEMPLATES = (
     "{}.",
@@ -94,10 +95,7 @@ def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
 
 def read_templates(path: Path) -> tuple[str, ...]:
     """One template per line, each with {} where the prompt goes."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The templates {path} cannot be read ({error}). Check the path.") from error
+    lines = [line.strip() for line in read_text(path).splitlines()]
     found = tuple(line for line in lines if line)
     _check_templates(found)
     return found

@@ -7,7 +7,6 @@ Code that a hub page brings along runs only when the user says so.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import InputError, MissingExtraError, UsageError
 from gcemil.features.torchvision_guard import import_timm, repair_torchvision
+from gcemil.files import read_json
 
 Images = Float[Tensor, "b 3 p p"]
 TITAN = "MahmoodLab/TITAN"
@@ -145,9 +145,9 @@ def _with_layers(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_arguments(folder: Path) -> dict[str, Any]:
     try:
-        card = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        card = read_json(folder / "config.json")
         return dict(card.get("model_args") or {})
-    except (ValueError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder / 'config.json'} is not a model's card ({error}). Copy the page again."
         ) from error

@@ -44,7 +44,7 @@ class PrefilterSettings(Settings):
 
     view_mpp: float = Field(4.0, gt=0, le=20, description="Micrometres per pixel of the view.")
     context: float = Field(1.5, ge=1, le=5, description="Side of a crop in sides of a patch.")
-    width: int = Field(16, ge=4, multiple_of=4, description="Channels of the first convolution.")
+    width: int = Field(16, ge=4, le=1024, multiple_of=4, description="Channels of the first convolution.")
     epochs: int = Field(10, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
     weight_decay: float = Field(1e-2, ge=0)

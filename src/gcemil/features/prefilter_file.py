@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.origin import FeatureOrigin
 from gcemil.features.prefilter import PrefilterSettings, Student
-from gcemil.files import write_bytes
-from gcemil.slides.grid import PatchSettings
+from gcemil.files import checked, is_file, parse_json, write_bytes
 
 FILE = "prefilter.safetensors"
 KEY = "gcemil_prefilter"
@@ -45,6 +44,18 @@ class FittedPrefilter:
         return self.doubt_limit is not None and doubt <= self.doubt_limit
 
 
+class PrefilterRecord(BaseModel):
+    """The header of the file."""
+
+    settings: PrefilterSettings
+    origin: FeatureOrigin
+    keep_rate: float = Field(gt=0, le=1)
+    doubt_limit: float | None
+    risk_deviation: float = Field(gt=0)
+    model_hash: str
+    provenance: dict[str, Any]
+
+
 def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
     """A file that appears whole or not at all."""
     meta = {
@@ -63,31 +74,28 @@ def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
 
 def load_prefilter(path: Path) -> FittedPrefilter:
     """A prefilter as it was saved, its student in evaluation mode."""
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(
             f"{path} does not exist: no prefilter was fitted. Fit it with 'gcemil prefilter {path.parent.parent} SLIDES', "
             "or predict with --mode discrete."
         )
+    remedy = "Fit it again with 'gcemil prefilter'."
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {})[KEY])
+            meta = parse_json((file.metadata() or {})[KEY], path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        settings = PrefilterSettings.model_validate(meta["settings"])
-        student = Student(settings.width)
+        record = checked(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
+        student = Student(record.settings.width)
         student.load_state_dict(tensors)
-        origin = meta["origin"]
-        return FittedPrefilter(
-            student=student.eval(),
-            settings=settings,
-            origin=FeatureOrigin(**{**origin, "patches": PatchSettings(**origin["patches"])}),
-            keep_rate=float(meta["keep_rate"]),
-            doubt_limit=meta["doubt_limit"],
-            risk_deviation=float(meta["risk_deviation"]),
-            model_hash=str(meta["model_hash"]),
-            provenance=meta["provenance"],
-        )
-    except (SafetensorError, ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(
-            f"{path} is no prefilter of gcemil ({reason}). Fit it again with 'gcemil prefilter'."
-        ) from error
+    except (SafetensorError, InputError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
+        raise RunError(f"{path} is no prefilter of gcemil ({error}). {remedy}") from error
+    return FittedPrefilter(
+        student=student.eval(),
+        settings=record.settings,
+        origin=record.origin,
+        keep_rate=record.keep_rate,
+        doubt_limit=record.doubt_limit,
+        risk_deviation=record.risk_deviation,
+        model_hash=record.model_hash,
+        provenance=record.provenance,
+    )

@@ -10,13 +10,12 @@ gcemil.diagnostics.verdicts; here they are kept, put into words and written.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gcemil.errors import RunError
-from gcemil.files import without_nan, write_json
+from gcemil.files import read_record, without_nan, write_json
 
 VerdictName = Literal["sufficient", "necessary", "recoverable"]
 VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")
@@ -158,32 +157,8 @@ def write_certificate(path: Path, certificate: Certificate) -> Path:
 
 def read_certificate(path: Path) -> Certificate:
     """A certificate as it was written; what follows from the rest is left out and made again."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        subject = Subject(
-            **{**without(value["subject"], "fraction"), "bag_slides": tuple(value["subject"]["bag_slides"])}
-        )
-        found: dict[str, Any] = {
-            name: None if entry is None else Prediction(**entry)
-            for name, entry in value["predictions"].items()
-        }
-        return Certificate(
-            subject=subject,
-            rule=value["rule"],
-            output_name=value["output_name"],
-            predictions=Predictions(**found),
-            verdicts={name: Verdict(**value["verdicts"][name]) for name in VERDICTS},
-            stop_reason=value["stop_reason"],
-            anchors=tuple(AnchorCoverage(**without(entry, "covered")) for entry in value["anchors"]),
-            settings=value["settings"],
-            provenance=value["provenance"],
-            notes=tuple(note for note in value["notes"] if note not in subject.notes),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path} is no certificate of gcemil ({error}). Make it again with 'gcemil explain'."
-        ) from error
-
-
-def without(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: item for key, item in entry.items() if key != name}
+    remedy = "It is no certificate of gcemil; make it again with 'gcemil explain'."
+    found = read_record(path, Certificate, error=RunError, remedy=remedy)
+    if missing := [name for name in VERDICTS if name not in found.verdicts]:
+        raise RunError(f"{path} has no verdict '{missing[0]}'. {remedy}")
+    return replace(found, notes=tuple(note for note in found.notes if note not in found.subject.notes))

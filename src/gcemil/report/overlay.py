@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
-from gcemil.errors import UsageError
-from gcemil.files import write_bytes
+from gcemil.errors import InputError, UsageError
+from gcemil.files import read_picture, write_bytes
 from gcemil.report.geojson import EVIDENCE, PatchClass
 
 Canvas = UInt8[np.ndarray, "height width 3"]
@@ -117,10 +117,9 @@ def read_thumbnail(
 ) -> Thumbnail:
     """A picture of the slide or of its scanned part; its scale is given, or follows from the width of what it shows."""
     try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read as a picture ({error}). Give a PNG or JPEG.") from error
+        pixels = read_picture(path, "RGB")
+    except InputError as error:
+        raise UsageError(f"{error} Give a PNG or JPEG.") from error
     found = downsample if level0_width is None else level0_width / pixels.shape[1]
     if found is None or not found > 0:
         raise UsageError(

@@ -5,7 +5,6 @@ What is not there is None or empty, never a guess; a file that is there and cann
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, read_card
 from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
-from gcemil.errors import CohortError, RunError
+from gcemil.errors import InputError, RunError
+from gcemil.files import is_file, parse_json, read_record
 from gcemil.findings import Finding, over_folds, read_finding
 from gcemil.records import SlideEvidence
+from gcemil.runs.records import MODES, finished_folds, fold_number, read_config, read_history, read_metrics
 
-MODES = ("full", "soft", "discrete")
 Record = dict[str, Any]
 
 
@@ -44,14 +43,12 @@ class FoldData:
 
     @cached_property
     def metrics(self) -> Record:
-        return read_json(self.folder / "metrics.json")
+        found = read_metrics(self.folder)
+        return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
 
     @cached_property
     def history(self) -> list[Record]:
-        path = self.folder / "history.jsonl"
-        if not path.is_file():
-            return []
-        return [parsed(line, path) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return read_history(self.folder)
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
@@ -119,7 +116,7 @@ class RunData:
     @cached_property
     def environment(self) -> Record:
         path = self.folder / "environment.json"
-        return read_json(path) if path.is_file() else {}
+        return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
 
     @property
     def cohort(self) -> Path:
@@ -130,7 +127,7 @@ class RunData:
         """None where the cohort does not lie where it lay in training."""
         try:
             return read_card(self.cohort)
-        except CohortError:
+        except InputError:
             return None
 
     @property
@@ -200,20 +197,9 @@ class RunData:
 
 def read_run_data(folder: Path) -> RunData:
     """The run in this folder; one without a finished fold has nothing to report."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        known = bool(config["cohort"]) and bool(config["settings"]["host"]["name"])
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is not the config of a run ({error}). Train it again.") from error
-    numbers = sorted(
-        int(found.parent.name.removeprefix("fold_"))
-        for found in folder.glob("fold_*/metrics.json")
-        if found.parent.name.removeprefix("fold_").isdigit()
-    )
-    if not numbers or not known:
+    config = read_config(folder).model_dump(mode="json")
+    numbers = [number for path in finished_folds(folder) if (number := fold_number(path)) is not None]
+    if not numbers:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
     return RunData(folder, config, tuple(FoldData(folder / f"fold_{number}", number) for number in numbers))
 
@@ -235,28 +221,8 @@ def read_evidence(path: Path) -> SlideEvidence:
         marginal_gain=store.read(path, "marginal_gain"),
         coverage=store.read(path, "coverage"),
         stop_reason=str(found["stop_reason"]),
-        prompts=tuple(json.loads(found["prompts"])),
+        prompts=tuple(parse_json(str(found["prompts"]), path)),
         hashes={
             name: str(found[f"{name}_hash"]) for name in ("model", "features") if f"{name}_hash" in found
         },
     )
-
-
-def read_json(path: Path) -> Record:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}).") from error
-    return parsed(text, path)
-
-
-def parsed(text: str, path: Path) -> Record:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}). Make it again with the command that wrote it."
-        ) from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} holds {type(value).__name__}, not a JSON object. Make it again.")
-    return value

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gcemil.errors import RunError
-from gcemil.files import write_bytes
+from gcemil.files import read_record, write_bytes
 from gcemil.report import slide_pages
 from gcemil.report.html import Section, encoded, page
-from gcemil.report.run_data import Record, RunData, read_json, read_run_data
+from gcemil.report.run_data import Record, RunData, read_run_data
 from gcemil.report.sections import (
     controls,
     cost,
@@ -92,7 +92,7 @@ def read_grid(results: Path) -> Record:
         raise RunError(
             f"{results} has no summary.json. Make it with 'gcemil benchmark GRID.yaml --out {results}'."
         )
-    return read_json(path)
+    return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
 def check_pair(run: RunData, against: RunData) -> None:

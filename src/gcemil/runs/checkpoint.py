@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gcemil.errors import RunError, StoreError
-from gcemil.files import whole_file
+from gcemil.errors import InputError, RunError, StoreError
+from gcemil.files import is_file, parse_json, whole_file
 
 Meta = dict[str, Any]
 
@@ -34,16 +34,20 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
-    if not path.is_file():
+    """Every tensor of a file and the record in its header."""
+    if not is_file(path):
         raise RunError(f"{path} does not exist. Train the fold first with 'gcemil train'.")
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {})["gcemil"])
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            meta = parse_json((file.metadata() or {})["gcemil"], path)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not isinstance(meta, dict):
+            raise TypeError(f"its header holds {type(meta).__name__}")
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, InputError) as error:
         raise RunError(
             f"{path} is not a gcemil checkpoint ({error}). Remove it to train the fold again."
         ) from error
+    return tensors, meta
 
 
 def module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

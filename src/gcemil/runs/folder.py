@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
+from gcemil.runs.records import fold_number, read_config
 from gcemil.tasks.task import ClassificationTask, DiscreteTimeTask, SurvivalTask, Task
 
 
@@ -26,18 +26,16 @@ class RunCard:
 
 
 def read_run(folder: Path) -> RunCard:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise RunError(f"{folder} is no run: it has no config.yaml. Make one with 'gcemil train'.")
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return RunCard(Path(config["cohort"]), TrainSettings.model_validate(config["settings"]))
+    config = read_config(folder)
+    return RunCard(Path(config.cohort), config.settings)
 
 
 def trained_folds(run: Path) -> list[Path]:
-    found = sorted(run.glob("fold_*/checkpoint.safetensors"))
+    folders = [path.parent for path in sorted(run.glob("fold_*/checkpoint.safetensors"))]
+    found = [folder for folder in folders if fold_number(folder) is not None]
     if not found:
         raise RunError(f"{run} has no trained fold. Train it with 'gcemil train'.")
-    return [path.parent for path in found]
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import TrainSettings
+from gcemil.errors import GcemilError, RunError
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.files import checked
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
 from gcemil.runs import checkpoint
+
+
+class BankRecord(BaseModel):
+    """The anchors a network was trained with, apart from their embeddings."""
+
+    prompts: list[str] = Field(min_length=1)
+    provenance: str
+
+
+class NetworkRecord(BaseModel):
+    """The header of a checkpoint: what is needed to build the network again without the cohort."""
+
+    settings: TrainSettings
+    in_dim: int = Field(ge=1)
+    n_outputs: int = Field(ge=1)
+    task: CohortTask
+    classes: list[str]
+    patch_size_level0: int | None = Field(ge=1)
+    encoder: str
+    bank: BankRecord | None = None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> NetworkRecord:
+        if (self.settings.evidence is None) != (self.bank is None):
+            raise ValueError("a wrapped host has anchors, a plain one has none")
+        if len(self.classes) != (self.n_outputs if self.task == "classification" else 0):
+            raise ValueError(f"{len(self.classes)} classes for {self.n_outputs} outputs")
+        return self
 
 
 @dataclass(frozen=True)
@@ -50,19 +83,40 @@ def save_network(path: Path, ingredients: Ingredients, cohort: Cohort, settings:
 def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingredients, dict[str, Any]]:
     """A trained network from its checkpoint alone, in evaluation mode, and what was saved beside it."""
     tensors, meta = checkpoint.load(path)
-    settings = TrainSettings.model_validate(meta["settings"])
+    remedy = "Remove it to train the fold again."
+    record = checked(meta, NetworkRecord, path, error=RunError, remedy=remedy)
+    try:
+        # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
+        with torch.device("meta"):
+            _refuse_other_shapes(_built(record, tensors).network, tensors)
+        ingredients = _built(record, tensors)
+        ingredients.network.load_state_dict(tensors)
+    except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunError(
+            f"{path} does not hold the network its header describes ({error}). {remedy}"
+        ) from error
+    ingredients.network.to(device).eval()
+    return ingredients, meta
+
+
+def _built(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingredients:
+    settings = record.settings
     host = create_host(
         settings.host.name,
-        in_dim=meta["in_dim"],
-        n_outputs=meta["n_outputs"],
+        in_dim=record.in_dim,
+        n_outputs=record.n_outputs,
         gate_mode=settings.host.gate_mode,
         options=settings.host.options,
     )
-    model = None
-    if settings.evidence is not None:
-        bank = AnchorBank(tensors["anchors"], tuple(meta["bank"]["prompts"]), meta["bank"]["provenance"])
-        model = GceMil(host, bank, in_dim=meta["in_dim"], settings=settings.evidence)
-    ingredients = Ingredients(host, model, None)
-    ingredients.network.load_state_dict(tensors)
-    ingredients.network.to(device).eval()
-    return ingredients, meta
+    if settings.evidence is None or record.bank is None:
+        return Ingredients(host, None, None)
+    bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
+    return Ingredients(host, GceMil(host, bank, in_dim=record.in_dim, settings=settings.evidence), None)
+
+
+def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    for name in sorted({*wanted, *tensors}):
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != wanted.get(name):
+            raise ValueError(f"'{name}' has shape {found} in the file and {wanted.get(name)} in the network")

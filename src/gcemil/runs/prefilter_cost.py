@@ -5,14 +5,13 @@ fold_<k>/prefilter_cost.json holds per slide the seconds of each part both ways,
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gcemil.errors import RunError
-from gcemil.files import write_json
+from gcemil.files import is_file, read_record, write_json
 
 FILE = "prefilter_cost.json"
 PREDICTION = "prediction"
@@ -110,13 +109,7 @@ def write_cost(folder: Path, cost: PrefilterCost) -> None:
 def read_cost(folder: Path) -> PrefilterCost | None:
     """What was measured for a fold; None where nothing was."""
     path = folder / FILE
-    if not path.is_file():
+    if not is_file(path):
         return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        value.pop("summary", None)
-        return PrefilterCost(**{**value, "slides": tuple(SlideCost(**slide) for slide in value["slides"])})
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is no measurement of gcemil ({error}). Make it again with 'gcemil prefilter --measure'."
-        ) from error
+    remedy = "It is no measurement of gcemil; make it again with 'gcemil prefilter --measure'."
+    return read_record(path, PrefilterCost, error=RunError, remedy=remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,6 +9,7 @@ from typing import Any
 
 from gcemil.files import write_json
 from gcemil.findings import over_folds, read_finding
+from gcemil.runs.records import finished_folds, read_metrics
 
 
 def write_summary(run: Path) -> dict[str, Any]:
@@ -21,16 +21,15 @@ def write_summary(run: Path) -> dict[str, Any]:
 
 def summarise(run: Path) -> dict[str, Any]:
     """Mean and standard deviation over the folds that are complete."""
-    folds = sorted(
-        run.glob("fold_*/metrics.json"), key=lambda path: int(path.parent.name.removeprefix("fold_"))
-    )
-    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in folds]
-    modes = [mode for mode in ("full", "soft", "discrete") if loaded and mode in loaded[0]]
-    summary: dict[str, Any] = {"folds": [path.parent.name for path in folds]}
-    for mode in modes:
-        summary[mode] = {name: spread([fold[mode][name] for fold in loaded]) for name in loaded[0][mode]}
-    summary["warnings"] = sorted({text for fold in loaded for text in fold["details"]["warnings"]})
-    summary["anchors"] = sorted({str(fold["details"]["anchors"]) for fold in loaded})
+    folds = finished_folds(run)
+    loaded = [read_metrics(folder) for folder in folds]
+    summary: dict[str, Any] = {"folds": [folder.name for folder in folds]}
+    for mode, figures in loaded[0].modes.items() if loaded else ():
+        summary[mode] = {
+            name: spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
+        }
+    summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
+    summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
     if found := summarised_findings(run):
         summary["diagnostics"] = found
     return summary
@@ -49,5 +48,11 @@ def summarised_findings(run: Path) -> dict[str, Any]:
     return found
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, "folds": list(values)}
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Over the folds that have the figure; None where none has it."""
+    found = [value for value in values if value is not None]
+    return {
+        "mean": fmean(found) if found else None,
+        "std": stdev(found) if len(found) > 1 else 0.0 if found else None,
+        "folds": list(values),
+    }

@@ -6,7 +6,6 @@ any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 from jaxtyping import Bool, Float
-from PIL import Image, UnidentifiedImageError
 
 from gcemil.errors import InputError
+from gcemil.files import read_json, read_picture
 from gcemil.slides.contours import outlines
 from gcemil.slides.reader import Bounds, SlideReader
 from gcemil.slides.tissue import TissueMask
@@ -25,6 +24,8 @@ from gcemil.slides.view import overview_size
 MASK_MPP = 8.0
 SUFFIXES = (".png", ".geojson", ".json")
 SHAPE_TOLERANCE = 0.02
+FARTHEST = 1e9
+"""Level-0 pixels; beyond any slide."""
 TISSUE_COLOR = [0, 170, 90]
 
 Mask = Bool[np.ndarray, "h w"]
@@ -89,15 +90,15 @@ def _inside(begin: Corners, end: Corners, height: int, width: int) -> Mask:
 
 def read_polygons(path: Path) -> list[Polygon]:
     """Every polygon of a GeoJSON file: a collection, a bare list, one feature or one geometry."""
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         found = [polygon for geometry in _geometries(content) for polygon in _polygons(geometry)]
-        checked = [[[(float(x), float(y)) for x, y, *_ in ring] for ring in polygon] for polygon in found]
-    except (OSError, UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        checked = [[[(_place(x), _place(y)) for x, y, *_ in ring] for ring in polygon] for polygon in found]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{path} is no GeoJSON of polygons ({error}). Export it from QuPath again."
         ) from error
-    if not checked or any(len(ring) < 3 for polygon in checked for ring in polygon):
+    if not checked or any(not polygon or any(len(ring) < 3 for ring in polygon) for polygon in checked):
         raise InputError(
             f"{path} holds no polygon of three points or more. Mark the tissue as an annotation and export it again."
         )
@@ -127,13 +128,7 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
 
 
 def _picture(path: Path, bounds: Bounds) -> Mask:
-    try:
-        with Image.open(path) as image:
-            kept = np.asarray(image.convert("L")) > 0
-    except (OSError, UnidentifiedImageError) as error:
-        raise InputError(
-            f"The mask {path} cannot be read as a picture ({error}). Save it as PNG again."
-        ) from error
+    kept: Mask = read_picture(path, "L") > 0
     height, width = kept.shape
     # The tolerance allows for a side that was rounded to whole pixels when the picture was made small.
     wanted, found = bounds.width / bounds.height, width / height
@@ -157,6 +152,13 @@ def _geometries(content: Any) -> Iterator[dict[str, Any]]:
         yield from _geometries(content["geometries"])
     else:
         yield content
+
+
+def _place(number: Any) -> float:
+    """A coordinate that a slide can have."""
+    if not abs(value := float(number)) < FARTHEST:
+        raise ValueError(f"{value} is no position on a slide")
+    return value
 
 
 def _polygons(geometry: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,12 @@ from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
+from gcemil.files import is_file
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
 from gcemil.runs.network import load_network
+from gcemil.runs.records import read_metrics
 from gcemil.runs.summary import write_summary
 from gcemil.training.evaluate import Mode
 from gcemil.training.fold import evaluate_fold
@@ -44,10 +45,10 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
     for done, folder in enumerate(folders, start=1):
         ingredients, _ = load_network(folder / "checkpoint.safetensors", pick_device(card.settings.device))
         parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
-        before = folder / "metrics.json"
+        known = is_file(folder / "metrics.json")
         details = (
-            json.loads(before.read_text(encoding="utf-8"))["details"]
-            if before.is_file()
+            read_metrics(folder).details.model_dump(exclude_unset=True)
+            if known
             else {"warnings": [], "anchors": None}
         )
         evaluate_fold(ingredients, cohort, parts, task, folder, details)

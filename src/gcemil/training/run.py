@@ -6,7 +6,6 @@ difference shown, because a run that mixes them would be no result.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from gcemil.files import write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, pick_device
 from gcemil.runs.folder import create_task, fold_parts
+from gcemil.runs.records import read_config, read_history
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import check_parts, train_fold
 
@@ -72,12 +72,14 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
     }
     path = out / "config.yaml"
     if path.is_file():
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if changed := differences(before["settings"], config["settings"]):
+        before = read_config(out)
+        if changed := differences(
+            before.settings.model_dump(mode="json", exclude_unset=True), config["settings"]
+        ):
             raise RunError(
                 f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out."
             )
-        if before["cohort_fingerprint"] != fingerprint:
+        if before.cohort_fingerprint != fingerprint:
             raise RunError(
                 f"{out} was trained on other data: the cohort has changed since. Give another --out."
             )
@@ -147,24 +149,17 @@ def _train_in_processes(
     on_epoch: OnFoldEpoch | None,
 ) -> None:
     """Folds side by side; their epochs are read from the histories they write."""
-    told = {index: len(_history(out, index)) for index in folds}
+    told = {index: len(read_history(out / f"fold_{index}")) for index in folds}
 
     def tell_epochs() -> None:
         for index in folds if on_epoch else ():
-            for record in _history(out, index)[told[index] :]:
+            for record in read_history(out / f"fold_{index}")[told[index] :]:
                 told[index] += 1
                 on_epoch(index, record)  # type: ignore[misc]
 
     work = partial(_train_one, cohort_folder, out, settings)
     for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=tell_epochs):
         pass
-
-
-def _history(out: Path, index: int) -> list[dict[str, Any]]:
-    path = out / f"fold_{index}" / "history.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-    )
 
 
 def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import UsageError
 from gcemil.features.origin import FeatureOrigin, encoded_grid, one_origin
 from gcemil.features.prefilter import PrefilterSettings
 from gcemil.features.prefilter_view import Crops, low_view, patch_crops
 from gcemil.model import GceMil
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, read_run
 from gcemil.runs.network import load_network
+from gcemil.runs.records import read_metrics
 from gcemil.slides.reader import open_slide
 from gcemil.tasks.task import Task
 
@@ -84,7 +84,4 @@ def refuse_missing(needed: Sequence[str], slides: Mapping[str, Path], cohort: Co
 
 def risk_deviation(folder: Path) -> float:
     """Deviation of the training risks as training wrote it; 1 for classification."""
-    path = folder / "metrics.json"
-    if not path.is_file():
-        raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
-    return float(json.loads(path.read_text(encoding="utf-8"))["details"].get("risk_deviation", 1.0))
+    return read_metrics(folder).details.risk_deviation

@@ -8,18 +8,33 @@ RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gcemil.errors import RunError, UsageError
-from gcemil.files import write_json
+from gcemil.files import is_file, read_record, write_json
 from gcemil.viewer.security import inside
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
 ACCEPT, REJECT = "accept", "reject"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a person said of one patch, and whether it was evidence then."""
+
+    patch: int
+    mark: Literal["accept", "reject"]
+    in_evidence: bool
+
+
+@dataclass(frozen=True)
+class Review:
+    """What reviews/<slide>.json says."""
+
+    marks: tuple[Mark, ...]
 
 
 @dataclass(frozen=True)
@@ -90,16 +105,10 @@ def review_file(session: ViewerSession, slide_id: str) -> Path:
 def read_marks(session: ViewerSession, slide_id: str) -> list[dict[str, Any]]:
     """The marks of one slide; none where nobody reviewed it."""
     path = review_file(session, slide_id)
-    if not path.is_file():
+    if not is_file(path):
         return []
-    try:
-        marks: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["marks"]
-        counted(marks)
-        return marks
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is no review of gcemil ({error}). Move it away and review the slide again."
-        ) from error
+    remedy = "It is no review of gcemil; move it away and review the slide again."
+    return [asdict(mark) for mark in read_record(path, Review, error=RunError, remedy=remedy).marks]
 
 
 def agreements(session: ViewerSession) -> dict[str, Any]:

@@ -127,5 +127,5 @@ def test_a_file_that_is_no_asap_file_is_refused_by_name(tmp_path, text, message)
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="nowhere.xml cannot be read"):
+    with pytest.raises(InputError, match="nowhere.xml does not exist"):
         read_asap(tmp_path / "nowhere.xml")

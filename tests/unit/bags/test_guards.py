@@ -173,7 +173,7 @@ def test_an_empty_part(cohort):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        (2, "0", "survival time '0' is not above 0"),
+        (2, "0", "survival time '0' is not a finite number above 0"),
         (2, "", "time '' is not"),
         (3, "2", "event '2' is neither 0 nor 1"),
     ],
@@ -247,7 +247,7 @@ def test_all_faults_are_found_in_one_pass(cohort):
 
 def test_a_broken_card_is_one_problem(cohort):
     (cohort.folder / "cohort.yaml").write_text("name: [")
-    assert "cohort.yaml is not a valid cohort card" in the_one(cohort.folder)[1]
+    assert "cohort.yaml is not valid YAML" in the_one(cohort.folder)[1]
 
 
 def test_a_thousand_slides_are_checked_in_bounded_memory(tmp_path):

@@ -48,7 +48,7 @@ def load(tmp_path, text):
             "name: g\nhosts: [abmil]\ncohorts: {a: {folder: x, dim: 9}}",
             "cohorts.a: .*not simulated: remove dim",
         ),
-        ("name: [", "grid.yaml: while parsing"),
+        ("name: [", "grid.yaml is not valid YAML .while parsing"),
     ],
 )
 def test_a_wrong_grid_is_refused_with_the_place(tmp_path, text, message):
@@ -57,7 +57,7 @@ def test_a_wrong_grid_is_refused_with_the_place(tmp_path, text, message):
 
 
 def test_a_missing_grid_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="none.yaml cannot be read"):
+    with pytest.raises(ConfigError, match="none.yaml does not exist"):
         Grid.load(tmp_path / "none.yaml")
 
 

@@ -14,7 +14,7 @@ from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run
 from gcemil.benchmark.summary import read_summary, write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
-from grid_builders import InlinePool, events, small_grid
+from grid_builders import InlinePool, cohort_record, events, small_grid
 
 SIMULATED = {"profile": "nsclc", "size": "tiny"}
 
@@ -116,7 +116,7 @@ def test_a_folder_without_a_summary_is_named(tmp_path):
 
 
 def test_another_cohort_of_the_same_name_is_refused(results, grid):
-    record = {"settings": small_grid().cohorts["lung"].model_dump(mode="json"), "warnings": []}
+    record = cohort_record(small_grid().cohorts["lung"])
     results.cohort_record("lung").parent.mkdir(parents=True)
     results.cohort_record("lung").write_text(json.dumps(record))
     check_results(small_grid(), results)
@@ -130,7 +130,7 @@ def test_runs_of_other_settings_are_refused(results):
     key = plan(small_grid())[0]
     results.run(key).mkdir(parents=True)
     settings = runner.run_settings(small_grid(settings={"epochs": 9}), key).model_dump(mode="json")
-    (results.run(key) / "config.yaml").write_text(json.dumps({"cohort": "", "settings": settings}))
+    (results.run(key) / "config.yaml").write_text(json.dumps({"cohort": "lung", "settings": settings}))
     with pytest.raises(RunError, match="epochs: 9 then, 2 now"):
         check_results(small_grid(), results)
 
@@ -176,8 +176,8 @@ def fake_work(monkeypatch):
             raise ValueError("three is not two")
         if isinstance(key, CohortKey):
             results.cohort_record(key.cohort).parent.mkdir(parents=True, exist_ok=True)
-            settings = grid.cohorts[key.cohort].model_dump(mode="json")
-            results.cohort_record(key.cohort).write_text(json.dumps({"settings": settings, "warnings": []}))
+            record = cohort_record(grid.cohorts[key.cohort])
+            results.cohort_record(key.cohort).write_text(json.dumps(record))
         elif isinstance(key, RunKey):
             write_metrics(results, key, 0.5)
         else:

@@ -58,7 +58,9 @@ def test_a_folder_without_runs_says_how_to_make_some(tmp_path):
 def test_a_broken_config_is_named(folder):
     path = gce_run(folder) / "config.yaml"
     path.write_text("settings: {epochs: none}", encoding="utf-8")
-    with pytest.raises(RunError, match="config.yaml is no config of a run"):
+    with pytest.raises(
+        RunError, match="config.yaml is not what it should be: cohort: Field required.*settings.epochs"
+    ):
         read_results(folder.folder)
 
 

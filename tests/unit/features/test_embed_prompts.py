@@ -87,7 +87,7 @@ def test_templates_are_read_line_by_line(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UsageError, match="at least one template"):
         read_templates(tmp_path / "empty.txt")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"absent\.txt does not exist"):
         read_templates(tmp_path / "absent.txt")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.errors import InputError
+from gcemil.files import read_text
 
 Role = Literal["tumour", "exclusion"]
 Vertices = Float[np.ndarray, "v 2"]
@@ -76,14 +77,7 @@ def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFil
 
 def parsed(path: Path) -> ElementTree.Element:
     """The root of the document, declarations of types and entities refused."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error}).") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text ({error}). Export the annotations from ASAP again."
-        ) from error
+    text = read_text(path)
     if any(word in text for word in FORBIDDEN):
         raise InputError(
             f"{path} declares a document type or an entity, which ASAP never writes. It is not read; export it again."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from gcemil.bags.foreign.tables import read_labels
 from gcemil.bags.foreign.tensorfile import tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.errors import InputError, UsageError
+from gcemil.files import read_json
 
 
 def inspect_table(path: Path) -> Inspection:
@@ -51,14 +52,14 @@ def inspect_json(path: Path) -> Inspection:
 def inspect_geojson(path: Path) -> Inspection:
     """A GeoJSON file, with what would make QuPath fail or misread it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         features = content["features"] if isinstance(content, dict) else content
         problems = [problem for feature in features for problem in _qupath_problems(feature)]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (InputError, KeyError, TypeError, AttributeError) as error:
         return Inspection(
             path, "unknown", "No GeoJSON feature collection", (("because", repr(error)),), (), None
         )
-    counted = tuple(f"{problem} ({problems.count(problem)} objects)" for problem in dict.fromkeys(problems))
+    counted = tuple(f"{problem} ({count} objects)" for problem, count in Counter(problems).items())
     return Inspection(
         path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted, None
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gcemil.bags.tables import MAX_CELLS, refuse_double_columns, row_of, table_lines
 from gcemil.errors import CohortError, MissingExtraError
+from gcemil.files import is_file
+
+MAX_WORKBOOK_BYTES = 200_000_000
+HONEST_RATIO = 100
+"""An Excel file unpacks to forty times its size at most; one that unpacks to far more is no table of slides."""
+SMALL_WORKBOOK = 10_000_000
 
 MISSING = frozenset(
     {"", "nan", "na", "n/a", "none", "null", "'--", "--", "not reported", "unknown", "not available"}
@@ -37,17 +44,18 @@ def is_missing(text: str) -> bool:
 
 def read_raw_table(path: Path, *, sheet: str | None = None, header: bool = True) -> RawTable:
     """The table in this file; without a header its columns are '0', '1', …"""
-    if not path.is_file():
+    if not is_file(path):
         raise CohortError(f"{path} does not exist. Give the path of the table.")
-    lines = _excel_lines(path, sheet) if path.suffix.lower() in {".xlsx", ".xlsm"} else _text_lines(path)
-    lines = [line for line in lines if any(cell for cell in line)]
-    if not lines:
+    is_excel = path.suffix.lower() in {".xlsx", ".xlsm"}
+    lines = _excel_lines(path, sheet) if is_excel else table_lines(path, delimiters=",\t;")
+    first = next(lines, None)
+    if first is None:
         raise CohortError(f"{path} is an empty table.")
-    names = lines[0] if header else [str(index) for index in range(len(lines[0]))]
-    if twice := [name for name in names if name and names.count(name) > 1]:
-        raise CohortError(f"{path}: column '{twice[0]}' stands twice. Rename one.")
-    body = lines[1:] if header else lines
-    return RawTable(path, tuple(names), tuple(_row(names, line) for line in body))
+    names = first if header else [str(index) for index in range(len(first))]
+    refuse_double_columns(path, names)
+    rows = [] if header else [row_of(names, first)]
+    rows += [row_of(names, line) for line in lines]
+    return RawTable(path, tuple(names), tuple(rows))
 
 
 def joined_tables(path: Path, tables: Iterable[RawTable]) -> RawTable:
@@ -61,33 +69,49 @@ def joined_tables(path: Path, tables: Iterable[RawTable]) -> RawTable:
     return RawTable(path, found[0].columns, tuple(row for table in found for row in table.rows))
 
 
-def _row(names: list[str], line: list[str]) -> dict[str, str]:
-    return dict(zip(names, line + [""] * (len(names) - len(line)), strict=False))
-
-
-def _text_lines(path: Path) -> list[list[str]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CohortError(f"{path} is not UTF-8 text ({error}). Save it as CSV in UTF-8.") from error
-    first = text.partition("\n")[0]
-    delimiter = max(",\t;", key=first.count)
-    return [[cell.strip() for cell in line] for line in csv.reader(text.splitlines(), delimiter=delimiter)]
-
-
-def _excel_lines(path: Path, sheet: str | None) -> list[list[str]]:
+def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
+    """The lines of one sheet that are not empty."""
     try:
         from openpyxl import load_workbook
     except ImportError as error:
         raise MissingExtraError("openpyxl", "tables") from error
-    book = load_workbook(path, read_only=True, data_only=True)
+    book = None
     try:
+        _refuse_bomb(path)
+        book = load_workbook(path, read_only=True, data_only=True)
         if sheet is not None and sheet not in book.sheetnames:
             raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheetnames)}.")
         page = book[sheet] if sheet else book[book.sheetnames[0]]
-        return [[_cell(value) for value in row] for row in page.iter_rows(values_only=True)]
+        width = cells = 0
+        for row in page.iter_rows(values_only=True):
+            width = max(width, len(row))
+            cells += max(width, 1)
+            if cells > MAX_CELLS:
+                raise CohortError(
+                    f"{path}: its sheet has more than {MAX_CELLS:,} cells. Keep the columns that are needed."
+                )
+            if any(line := [_cell(value) for value in row]):
+                yield line
+    except CohortError:
+        raise
+    except Exception as error:
+        # A damaged workbook makes openpyxl and its parsers raise almost anything.
+        raise CohortError(
+            f"{path} cannot be read as an Excel table ({type(error).__name__}: {error}). Save it again, or as CSV in UTF-8."
+        ) from error
     finally:
-        book.close()
+        if book is not None:
+            book.close()
+
+
+def _refuse_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    limit = min(MAX_WORKBOOK_BYTES, max(SMALL_WORKBOOK, HONEST_RATIO * path.stat().st_size))
+    if size > limit:
+        raise CohortError(
+            f"{path} unpacks to {size:,} bytes; at most {limit:,} are read of it. Save the sheet as CSV."
+        )
 
 
 def _cell(value: Any) -> str:

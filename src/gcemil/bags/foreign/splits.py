@@ -7,7 +7,6 @@ splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM and BRACS split 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.dialects import fold_columns, wide_parts
 from gcemil.bags.foreign.ids import plain_id
 from gcemil.bags.foreign.rawtable import RawTable, is_missing, read_raw_table
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, InputError
+from gcemil.files import read_json
 
 PART_NAMES: dict[str, Part] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -125,7 +125,11 @@ def _part_files(folder: Path) -> list[Path]:
 def _file_folds(files: list[Path]) -> list[IdParts]:
     if len(files) == 1 and files[0].stem not in PART_NAMES:
         return _table_folds(read_raw_table(files[0]))
-    pairs = [(row["slide_id"], PART_NAMES[path.stem]) for path in files for row in read_raw_table(path).rows]
+    tables = {PART_NAMES[path.stem]: read_raw_table(path) for path in files}
+    for table in tables.values():
+        if not table.has("slide_id"):
+            raise CohortError(f"{table.path} has no column 'slide_id'; it has: {', '.join(table.columns)}.")
+    pairs = [(row["slide_id"], part) for part, table in tables.items() for row in table.rows]
     return [_fold(pairs, files[0].parent)]
 
 
@@ -172,7 +176,7 @@ def _placed(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
 
 def _stamp_folds(path: Path) -> list[IdParts]:
     try:
-        splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+        splits = read_json(path)["splits"]
         pairs = [
             [
                 (str(name), part)
@@ -181,7 +185,7 @@ def _stamp_folds(path: Path) -> list[IdParts]:
             ]
             for split in splits
         ]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (InputError, KeyError, TypeError, AttributeError) as error:
         raise CohortError(
             f"{path} is no STAMP splits.json ({error!r}): it needs 'splits' with train_patients and test_patients."
         ) from error

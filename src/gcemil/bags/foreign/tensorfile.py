@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ def _tensor(path: Path) -> Any:
     try:
         # Only the zip format can be mapped; the old one is read whole.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:
+        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
         raise StoreError(
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
         ) from error

@@ -118,7 +118,8 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
         return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:
+        # The header of a damaged file is parsed as Python, which fails in its own ways.
         raise StoreError(f"{path} cannot be read as a NumPy array ({error}). Write it again.") from error
     return array
 

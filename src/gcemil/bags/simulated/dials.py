@@ -18,7 +18,7 @@ from gcemil.errors import ConfigError
 class Dials(BaseModel):
     """Settings of one simulated cohort; the description of a field is its meaning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     evidence_strength: float = Field(default=5.0, ge=0, le=12)
     """Length of the shift that an evidence concept gives a patch; 0 hides the evidence."""

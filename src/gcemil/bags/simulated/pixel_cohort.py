@@ -30,7 +30,7 @@ from gcemil.bags.simulated.sizes import size_named
 from gcemil.bags.simulated.tissue import Layout, draw_layout
 from gcemil.bags.simulated.world import World, draw_world
 from gcemil.errors import CohortError
-from gcemil.files import write_bytes, write_table
+from gcemil.files import checked, read_yaml, write_bytes, write_table
 from gcemil.slides.drawn.label_map import SquarePlan
 from gcemil.slides.drawn.recipes import Recipe, mimic_of, recipe_of
 from gcemil.slides.drawn.slide import DRAWN_MPP, MASK_DOWNSAMPLE, DrawnSlide, draw_slide, write_drawn_slide
@@ -174,9 +174,7 @@ def encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_lev
         raise CohortError(
             f"{folder} holds no drawn slides: it has no {CARD}. Make them with 'gcemil simulate --pixels'."
         )
-    return CohortCard(
-        **yaml.safe_load(path.read_text(encoding="utf-8")),
-        feature_dim=feature_dim,
-        encoder=encoder,
-        patch_size_level0=patch_size_level0,
-    )
+    stated = read_yaml(path)
+    made = {"feature_dim": feature_dim, "encoder": encoder, "patch_size_level0": patch_size_level0}
+    values = {**stated, **made} if isinstance(stated, dict) else stated
+    return checked(values, CohortCard, path, error=CohortError, remedy="Simulate the slides again.")

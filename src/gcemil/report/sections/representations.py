@@ -14,10 +14,12 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
+from gcemil.files import parse_json
 from gcemil.report.figures.representations import FEWEST, embedded, slide_representations
 from gcemil.report.html import Markup, Section, paragraph
-from gcemil.report.run_data import MODES, RunData
+from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, absent, quoted
+from gcemil.runs.records import MODES
 
 FILE = "representations.h5"
 WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
@@ -79,7 +81,9 @@ def rival_representations(run: RunData, fold: int) -> Representations | None:
 def read_representations(path: Path) -> Representations:
     found = store.attributes(path)
     modes = {mode: store.read(path, mode) for mode in MODES if store.has(path, mode)}
-    bag_ids, parts, groups = (tuple(json.loads(found[name])) for name in ("bag_ids", "parts", "groups"))
+    bag_ids, parts, groups = (
+        tuple(parse_json(str(found[name]), path)) for name in ("bag_ids", "parts", "groups")
+    )
     return Representations(modes, bag_ids, parts, groups)
 
 

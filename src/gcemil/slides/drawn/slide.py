@@ -12,8 +12,7 @@ from jaxtyping import UInt8
 from numpy.random import Generator
 from PIL import Image
 
-from gcemil.errors import InputError
-from gcemil.files import write_bytes
+from gcemil.files import read_picture, write_bytes
 from gcemil.slides.drawn.annotations import asap_xml
 from gcemil.slides.drawn.draw import draw_tissue
 from gcemil.slides.drawn.label_map import FINE, LabelMap, SquarePlan, label_map
@@ -76,8 +75,5 @@ def save_mask(path: Path, mask: UInt8[np.ndarray, "h w"]) -> None:
 
 
 def read_drawn_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("L")).copy()
-    except OSError as error:
-        raise InputError(f"The mask {path} cannot be read ({error}). Simulate the slides again.") from error
+    mask: UInt8[np.ndarray, "h w"] = read_picture(path, "L")
+    return mask

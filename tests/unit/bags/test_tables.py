@@ -1,0 +1,109 @@
+"""Tables of strangers: encodings, quotes, widths and names that would break a reader are named instead."""
+
+import zipfile
+
+import pytest
+
+from builders import make_cohort
+from gcemil.bags.cohort import Cohort, read_card
+from gcemil.bags.foreign.rawtable import read_raw_table
+from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.errors import CohortError
+
+READERS = [read_table, read_raw_table]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("slide_id,label\na,Größe\n".encode("latin-1"), "is not UTF-8 text"),
+        ("slide_id,label\n".encode("utf-16"), "is not UTF-8 text"),
+        (b"slide_id,label\na," + b"x" * 200_000 + b"\n", "no table after line 2 .field larger than"),
+        (b"slide_id,slide_id\na,b\n", "column 'slide_id' stands twice"),
+        (b",".join(b"c%d" % k for k in range(2000)) + b"\na" * 6000, "more than 10,000,000 cells"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named(tmp_path, reader, content, message):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(CohortError, match=rf"table\.csv.*{message}"):
+        reader(path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_or_a_name_the_system_refuses_is_no_table(tmp_path, reader):
+    for path in (tmp_path, tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        with pytest.raises(CohortError, match="does not exist"):
+            reader(path)
+
+
+def test_quoted_line_ends_and_short_lines_are_read(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbfslide_id,label,site\r\n"a\nb",x\r\n\r\n c ,y, z ,more\r\n')
+    rows = read_table(tmp_path / "t.csv", ("slide_id",))
+    assert rows == [
+        {"slide_id": "a\nb", "label": "x", "site": ""},
+        {"slide_id": "c", "label": "y", "site": "z"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "a\0", "a\x1bb", "a\nb", "x" * 201, "é" * 101])
+def test_an_id_that_cannot_be_a_file_name_is_refused(tmp_path, name):
+    with pytest.raises(CohortError, match="cannot be a slide id"):
+        check_slide_id(name, tmp_path / "slides.csv")
+
+
+@pytest.mark.parametrize(
+    ("time", "event"), [("inf", "1"), ("nan", "1"), ("1e400", "0"), ("3", "inf"), ("3", "0.5"), ("3", "nan")]
+)
+def test_a_survival_time_is_finite_and_an_event_0_or_1(tmp_path, time, event):
+    cohort = make_cohort(tmp_path, task="survival", n_cases=4)
+    lines = (tmp_path / "slides.csv").read_text().splitlines()
+    lines[1] = f"s000_0,c000,{time},{event}"
+    (tmp_path / "slides.csv").write_text("\n".join(lines))
+    with pytest.raises(CohortError, match=r"slide 's000_0' has time .* finite"):
+        Cohort.load(cohort.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("classes: [a, a]", "a class stands twice"),
+        ("feature_dim: .inf", "not a finite number"),
+        ("feature_dim: 99999999999", "feature_dim: Input should be less than"),
+        ("provenance: {x: .nan}", "not a finite number"),
+        ("name: !!binary aGk=", "is not valid YAML"),
+    ],
+)
+def test_a_card_with_a_wrong_value_is_named(tmp_path, change, message):
+    make_cohort(tmp_path, n_cases=4)
+    key = change.partition(":")[0]
+    lines = [line for line in (tmp_path / "cohort.yaml").read_text().splitlines() if line[:1] not in "- "]
+    kept = [line for line in lines if not line.startswith((key, "classes"))]
+    classes = [] if key == "classes" else ["classes: [a, b]"]
+    (tmp_path / "cohort.yaml").write_text("\n".join([*kept, *classes, change]))
+    with pytest.raises(CohortError, match=rf"cohort\.yaml.*{message}"):
+        read_card(tmp_path)
+
+
+def workbook(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_a_damaged_workbook_is_named(tmp_path):
+    path = workbook(tmp_path / "t.xlsx", {"[Content_Types].xml": "<Types/>"})
+    with pytest.raises(CohortError, match=r"t\.xlsx cannot be read as an Excel table"):
+        read_raw_table(path)
+    (tmp_path / "u.xlsx").write_bytes(b"no zip")
+    with pytest.raises(CohortError, match=r"u\.xlsx cannot be read as an Excel table .BadZipFile"):
+        read_raw_table(tmp_path / "u.xlsx")
+
+
+def test_a_workbook_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path):
+    path = workbook(tmp_path / "bomb.xlsx", {"xl/worksheets/sheet1.xml": b"\0" * 50_000_000})
+    assert path.stat().st_size < 100_000
+    with pytest.raises(CohortError, match=r"bomb\.xlsx unpacks to 50,000,000 bytes"):
+        read_raw_table(path)
