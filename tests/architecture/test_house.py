@@ -42,26 +42,108 @@ def test_no_module_is_a_drawer(word):
     assert not [path for path in MODULES if path.stem == word]
 
 
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def words_of_code(path):
+    """Every name, attribute, argument, import and text of the code; docstrings and comments may say what they like."""
+    module = tree(path)
+    prose = {
+        id(node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word) | ast.alias(name=word):
+                yield node.lineno, word
+            case ast.ImportFrom(module=str(word)):
+                yield node.lineno, word
+            case ast.Constant(value=str(word)) if id(node) not in prose:
+                yield node.lineno, word
+
+
+def reads_truth(path):
+    """Lines that name the truth as code does: truth_file, diagnostics.truth, "truth", "truth/..."."""
+    named = re.compile(r"(^|[._])truths?($|[._/])")
+    return [line for line, word in words_of_code(path) if named.search(word)]
+
+
 def test_training_never_reads_truth():
-    for folder in ("training", "evidence", "hosts", "tasks", "recovery"):
-        for path in (SOURCE / folder).rglob("*.py"):
-            assert "truth" not in path.read_text().replace("the truth of", ""), path
-    for name in ("model.py", "explain.py", "interventions.py"):
-        assert "truth" not in (SOURCE / name).read_text()
+    folders = ("training", "evidence", "hosts", "tasks", "recovery")
+    paths = [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
+    for path in (*paths, *(SOURCE / name for name in ("model.py", "explain.py", "interventions.py"))):
+        assert not reads_truth(path), f"{path}: {reads_truth(path)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from gcemil.diagnostics.truth import recall",
+        "from gcemil.diagnostics import truth",
+        "path = cohort.truth_file(name)",
+        "path = folder / 'truth' / name",
+        "path = folder / f'truth/{name}.h5'",
+        "def loss(logits, truth): ...",
+    ],
+)
+def test_code_that_reads_truth_is_seen_and_prose_is_not(tmp_path, line):
+    (tmp_path / "code.py").write_text(f"{line}\n")
+    assert reads_truth(tmp_path / "code.py") == [1]
+    (tmp_path / "prose.py").write_text('"""Never reads truth."""\n# truth/ stays closed\n')
+    assert reads_truth(tmp_path / "prose.py") == []
+
+
+def unpickles(path):
+    """Lines that call a loader which runs what a file says."""
+    forbidden_calls = {
+        "pickle.load",
+        "pickle.loads",
+        "dill.load",
+        "joblib.load",
+        "yaml.load",
+        "yaml.unsafe_load",
+    }
+    forbidden_options = {("weights_only", False), ("trust_remote_code", True), ("allow_pickle", True)}
+    found = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            options = {
+                (option.arg, option.value.value)
+                for option in node.keywords
+                if isinstance(option.value, ast.Constant)
+            }
+            if ast.unparse(node.func) in forbidden_calls or options & forbidden_options:
+                found.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module in {"pickle", "dill", "joblib"}:
+            found.append(node.lineno)
+    return found
 
 
 def test_nothing_is_unpickled():
-    forbidden = re.compile(
-        r"pickle\.load|weights_only=False|yaml\.load\(|trust_remote_code=True|allow_pickle=True"
-    )
-    assert not [path for path in MODULES if forbidden.search(path.read_text())]
+    for path in MODULES:
+        assert not unpickles(path), f"{path}: {unpickles(path)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pickle.load(file)",
+        "from pickle import load",
+        "torch.load(file, weights_only=False)",
+        "np.load(file, allow_pickle=True)",
+        "yaml.load(text, Loader=Loader)",
+    ],
+)
+def test_a_loader_that_runs_what_a_file_says_is_seen(tmp_path, line):
+    (tmp_path / "code.py").write_text(f"{line}\n# torch.load(file, weights_only=True)\n")
+    assert unpickles(tmp_path / "code.py") == [1]
 
 
 def test_input_is_never_checked_by_assert():
     for path in MODULES:
-        asserts = [
-            node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)
-        ]
+        asserts = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
         assert not asserts, f"{path}: {asserts}"
 
 

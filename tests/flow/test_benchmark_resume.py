@@ -88,11 +88,11 @@ def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: 
 
 
 def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed):
-    check_killed(script, GRID, tmp_path / "results", undisturbed, seed=int(time.time()), last_line=12)
+    check_killed(script, GRID, tmp_path / "results", undisturbed, seed=0, last_line=13)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_a_grid_killed_anywhere_ends_the_same(script, tmp_path, undisturbed, seed):
     check_killed(script, GRID, tmp_path / "results", undisturbed, seed=seed, last_line=13)
 
