@@ -33,7 +33,7 @@ test: install
 	$(BIN)/python -m pytest -n 2
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 -m ''
+	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search
 
 # Debian's Chromium for tests/browser; without it they skip. Playwright's own download is not used.
 browser: install

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -26,9 +27,17 @@ install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typech
 # torchmil and torchsurv import torchvision, of which only a CUDA build may be installed.
 repair_torchvision()
 
-# The first call of a checked function compiles its check, which no deadline should count.
-settings.register_profile("gcemil", deadline=None)
+# The first call of a checked function compiles its check, which no deadline should count. The examples are the same
+# everywhere and every time; 'make test-all' looks for new ones.
+settings.register_profile("gcemil", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
 settings.load_profile("gcemil")
+
+
+@pytest.fixture(autouse=True)
+def seeded_torch() -> None:
+    """What a test draws without a generator of its own must not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

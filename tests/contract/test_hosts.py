@@ -132,7 +132,7 @@ def test_gated_reuses_the_embedding_and_agrees_with_the_public_door(name, mode):
     host, (features, coords) = make_host(name, mode=mode), make_bag(40)
     gates = torch.linspace(0.05, 1, 40)
     reused = host.gated(features, host.embed(features), coords, logarithm(gates))
-    assert torch.equal(reused.logits, host(features, coords, gates=gates).logits)
+    assert difference(reused.logits, host(features, coords, gates=gates).logits) <= tolerance(name)
 
 
 @every_host
@@ -180,7 +180,7 @@ def test_removed_patch_scores_lowest_and_contributes_nothing(name):
     output = host(features, coords, gates=gates)
     assert output.scores[[3, 30]].tolist() == [output.scores.min().item()] * 2
     if name in POOLS_LINEARLY:
-        assert output.contributions[[3, 30]].tolist() == [0, 0]
+        assert output.contributions[[3, 30]].tolist() == pytest.approx([0, 0])
 
 
 @every_host

@@ -34,9 +34,9 @@ FEATURES = torch.tensor([[0.0, 0.0], [2.0, 0.0], [4.0, 6.0]])
 def test_the_four_interventions_by_hand():
     bag = Interventions(MeanHost(), FEATURES)
     selected = torch.tensor([True, True, False])
-    assert bag.full().logits.tolist() == [2.0, 2.0]
-    assert bag.kept(selected).logits.tolist() == [1.0, 0.0]
-    assert bag.removed(selected).logits.tolist() == [4.0, 6.0]
+    assert bag.full().logits.tolist() == pytest.approx([2.0, 2.0])
+    assert bag.kept(selected).logits.tolist() == pytest.approx([1.0, 0.0])
+    assert bag.removed(selected).logits.tolist() == pytest.approx([4.0, 6.0])
     gated = bag.gated(torch.tensor([1.0, 0.5, 0.5]).log())
     torch.testing.assert_close(gated.logits, torch.tensor([1.5, 1.5]))
 
@@ -55,12 +55,12 @@ def test_an_embedding_that_exists_is_used():
     host = MeanHost()
     bag = Interventions(host, FEATURES, embedded=Embedded(FEATURES + 1))
     assert host.embeddings == 0
-    assert bag.full().logits.tolist() == [3.0, 3.0]
+    assert bag.full().logits.tolist() == pytest.approx([3.0, 3.0])
 
 
 def test_removing_nothing_is_the_full_bag():
     bag = Interventions(MeanHost(), FEATURES)
-    assert bag.removed(torch.zeros(3, dtype=torch.bool)).logits.tolist() == [2.0, 2.0]
+    assert bag.removed(torch.zeros(3, dtype=torch.bool)).logits.tolist() == pytest.approx([2.0, 2.0])
 
 
 def test_removing_everything_leaves_no_prediction():
@@ -97,7 +97,7 @@ def test_class_probability_is_the_softmax_of_one_class():
 
 
 def test_risk_is_counted_in_training_deviations():
-    assert standardised_risk(torch.tensor([5.0]), mean=1.0, deviation=2.0) == 2.0
+    assert standardised_risk(torch.tensor([5.0]), mean=1.0, deviation=2.0) == pytest.approx(2.0)
 
 
 def test_risks_without_spread_have_no_unit():

@@ -113,7 +113,7 @@ def test_a_patch_that_lowers_the_risk_counts_as_much_as_one_that_raises_it(bag):
     )
     contributions = model.host(*bag).contributions
     order = (contributions - contributions.mean()).abs().argsort()
-    assert torch.equal(model(*bag).scores.argsort(), order)
+    assert (model(*bag).scores[order].diff() >= -1e-5).all()
 
 
 @torch.no_grad()
@@ -128,7 +128,7 @@ def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
 def test_the_step_decides_who_is_a_neighbour(bag):
     features, coords = bag
     model = wrapped(prepared_host("abmil"))
-    assert torch.equal(model(features, coords).scores, model(features, coords, step=PATCH).scores)
+    torch.testing.assert_close(model(features, coords).scores, model(features, coords, step=PATCH).scores)
     apart = model(features, coords, step=PATCH // 4).scores
     alone = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
     torch.testing.assert_close(apart, alone)
@@ -143,7 +143,7 @@ def test_responses_and_coverage_are_those_of_the_bridge_and_the_gates(bag):
     cosines = torch.nn.functional.cosine_similarity(embedded.unsqueeze(1), model.anchors.unsqueeze(0), dim=2)
     torch.testing.assert_close(output.responses, model.response(cosines), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.responses, model.responses(features), atol=1e-5, rtol=1e-4)
-    assert torch.equal(output.coverage, anchor_coverage(output.gates, output.responses))
+    torch.testing.assert_close(output.coverage, anchor_coverage(output.gates, output.responses))
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def test_the_temperature_sharpens_the_gates_and_leaves_the_scores(bag):
     warm = model(*bag)
     model.set_temperature(0.1)
     cold = model(*bag)
-    assert torch.equal(warm.scores, cold.scores)
+    torch.testing.assert_close(warm.scores, cold.scores)
     assert torch.equal(warm.opened, cold.opened)
     assert (cold.gates - 0.5).abs().min() > (warm.gates - 0.5).abs().min()
 
@@ -189,7 +189,7 @@ def test_a_score_without_the_host_lets_the_host_see_the_bag_once(bag, name, mode
 @torch.no_grad()
 def test_gated_reads_the_host_where_the_score_does(bag):
     model = wrapped(prepared_host("abmil"))
-    assert torch.equal(model.gated(*bag).logits, model(*bag).logits)
+    torch.testing.assert_close(model.gated(*bag).logits, model(*bag).logits)
 
 
 @torch.no_grad()
@@ -210,7 +210,7 @@ def test_anchor_weights_are_those_of_the_predicted_class():
 def test_anchor_weights_of_a_risk_are_the_sizes_of_the_effects():
     model = wrapped(prepared_host("abmil", n_outputs=1))
     model.utility.raw_effects.copy_(torch.tensor([-2.0, 0.5, 0.0, 1.0]) / WEIGHT_GAIN)
-    assert model.anchor_weights(torch.tensor([3.0])).tolist() == [2.0, 0.5, 0.0, 1.0]
+    assert model.anchor_weights(torch.tensor([3.0])).tolist() == pytest.approx([2.0, 0.5, 0.0, 1.0])
 
 
 def test_an_automatic_bridge_is_the_identity_for_prototypes_and_proximal_for_text():

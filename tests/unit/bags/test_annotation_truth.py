@@ -47,7 +47,7 @@ def test_outlines_become_overlap_evidence_and_regions(cohort, annotations):
     assert report.missing == ("s003_0",)
     path = cohort.truth_file("s001_0")
     overlap = store.read(path, "overlap")
-    assert overlap[[0, 1, 7]].tolist() == [1, 0.25, 1]
+    assert overlap[[0, 1, 7]].tolist() == pytest.approx([1, 0.25, 1])
     assert 0 < overlap[2] < 0.01
     assert store.read(path, "evidence").tolist() == [1, 1, 0, 0, 0, 0, 0, 1] + [0] * 8
     assert store.read(path, "region").tolist() == [1, 1, 0, 0, 0, 0, 0, 2] + [0] * 8

@@ -31,14 +31,14 @@ def box(model, n_outputs=2, **options):
 )
 def test_logits_may_come_in_many_clothes(answer):
     output = box(lambda features, coords: answer).host()(FEATURES, COORDS)
-    assert output.logits.tolist() == [1, 2]
-    assert output.scores.tolist() == [0, 0, 0]
+    assert output.logits.tolist() == pytest.approx([1, 2])
+    assert output.scores.tolist() == pytest.approx([0, 0, 0])
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)])
 def test_scores_may_be_a_row_or_a_column(shape):
     model = box(lambda features, coords: (torch.zeros(2), np.array([3.0, 1.0, 2.0]).reshape(shape)))
-    assert model.host()(FEATURES, COORDS).scores.tolist() == [3, 1, 2]
+    assert model.host()(FEATURES, COORDS).scores.tolist() == pytest.approx([3, 1, 2])
 
 
 def test_a_numpy_model_gets_numpy():
@@ -48,21 +48,25 @@ def test_a_numpy_model_gets_numpy():
         return features.mean(axis=0), features[:, 0] + coords[:, 0]
 
     output = box(model, arrays="numpy").host()(FEATURES, COORDS)
-    assert output.scores.tolist() == [1, 256, 515]
+    assert output.scores.tolist() == pytest.approx([1, 256, 515])
 
 
 def test_a_model_of_features_alone_gets_them_alone():
-    assert box(lambda features: features.sum(dim=0)).host()(FEATURES, COORDS).logits.tolist() == [4, 5]
-    assert box(lambda features, coords=None: features.sum(dim=0)).answer(FEATURES, None)[0].tolist() == [4, 5]
+    assert box(lambda features: features.sum(dim=0)).host()(
+        FEATURES, COORDS
+    ).logits.tolist() == pytest.approx([4, 5])
+    assert box(lambda features, coords=None: features.sum(dim=0)).answer(FEATURES, None)[
+        0
+    ].tolist() == pytest.approx([4, 5])
 
 
 def test_one_logit_for_two_classes_is_the_log_odds_of_the_second():
-    assert box(lambda features, coords: 3.0).host()(FEATURES, COORDS).logits.tolist() == [0, 3]
+    assert box(lambda features, coords: 3.0).host()(FEATURES, COORDS).logits.tolist() == pytest.approx([0, 3])
 
 
 def test_the_slope_of_a_linear_model_is_what_each_patch_adds():
     # Class 1 wins: -1 + 4 + 3 = 6 against 1 - 2 + 0 = -1.
-    assert box(linear).slopes(FEATURES, COORDS).tolist() == [-1, 4, 3]
+    assert box(linear).slopes(FEATURES, COORDS).tolist() == pytest.approx([-1, 4, 3])
 
 
 def test_a_model_without_gradient_has_no_slope():
@@ -92,7 +96,9 @@ def test_every_wrong_answer_is_named(answer, message):
 
 
 def test_a_risk_is_one_number():
-    assert box(lambda features, coords: 0.5, n_outputs=1).host()(FEATURES, COORDS).logits.tolist() == [0.5]
+    assert box(lambda features, coords: 0.5, n_outputs=1).host()(
+        FEATURES, COORDS
+    ).logits.tolist() == pytest.approx([0.5])
     with pytest.raises(UsageError, match="1 output, the risk"):
         box(lambda features, coords: [0.5, 1.0], n_outputs=1).answer(FEATURES, COORDS)
 

@@ -33,8 +33,8 @@ def test_margin_and_distance_by_hand():
 
 def test_gates_at_0_and_1_have_the_widest_margin_and_no_distance():
     hard = torch.tensor([1.0, 0.0])
-    assert gate_margin(hard, 0.5) == 0.5
-    assert gate_distance(hard, hard.bool()) == 0
+    assert gate_margin(hard, 0.5) == pytest.approx(0.5)
+    assert gate_distance(hard, hard.bool()) == pytest.approx(0)
 
 
 def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
@@ -56,7 +56,9 @@ def test_the_slope_is_the_steepest_on_the_way():
 
 def test_gates_that_are_their_subset_have_no_slope_to_climb():
     hard = torch.tensor([1.0, 0.0])
-    assert gate_slope(lambda log_gates: log_gates.exp().sum(), hard, hard.bool()) == 0
+    assert gate_slope(lambda log_gates: log_gates.exp().sum(), hard, hard.bool()) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_an_output_without_a_gradient_has_no_slope():
@@ -74,8 +76,8 @@ def test_the_residual_is_the_weight_of_what_is_missed():
     responses = torch.tensor([[0.5, 0.0], [0.5, 0.0], [1.0, 1.0]])
     weights = torch.tensor([4.0, 1.0])
     assert coverage_residual(torch.tensor([True, True, False]), responses, weights) == pytest.approx(2.0)
-    assert coverage_residual(torch.tensor([True, True, True]), responses, weights) == 0
-    assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == 5.0
+    assert coverage_residual(torch.tensor([True, True, True]), responses, weights) == pytest.approx(0)
+    assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == pytest.approx(5.0)
 
 
 def test_the_residual_is_one_minus_coverage():
@@ -87,7 +89,7 @@ def test_the_residual_is_one_minus_coverage():
 
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
     found = completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
-    assert found == Completeness(eta=4.0, output_slope=0.2)
+    assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
 
@@ -125,7 +127,9 @@ def test_an_output_that_moves_beyond_its_bound_breaks_it(classification_runs: Tr
     explanation = next(iter(fold.bags())).explanation
     outputs = BagOutputs(full=1.0, kept=0.5, removed=None, gated=None)
     tight = coverage_figures(fold.model, explanation, outputs, Completeness(eta=0.0, output_slope=1.0))
-    assert (tight["coverage_bound"], tight["coverage_slack"], tight["coverage_broken"]) == (0, -0.5, True)
+    assert (tight["coverage_bound"], tight["coverage_slack"], tight["coverage_broken"]) == pytest.approx(
+        (0, -0.5, True), abs=1e-6
+    )
     unknown = coverage_figures(fold.model, explanation, outputs, None)
     assert (unknown["coverage_bound"], unknown["coverage_broken"]) == (None, None)
 

@@ -28,9 +28,9 @@ def test_bags_that_disagree_at_the_promised_size_are_shown_whole():
     certificate = Certificate(0.25, True, 30, 0.2, rank=25)
     row = rule_row(KEY, "conformal", certificate, record("xxx", "xxx", ".xx", "xxx"), SIZES)
     assert row.values["promised_rate"] == pytest.approx(0.8)
-    assert row.values["realised_rate"] == 0.75
-    assert row.values["evidence_fraction"] == 0.25
-    assert row.values["fallback_share"] == 0.25
+    assert row.values["realised_rate"] == pytest.approx(0.75)
+    assert row.values["evidence_fraction"] == pytest.approx(0.25)
+    assert row.values["fallback_share"] == pytest.approx(0.25)
     assert row.values["guarded_fraction"] == pytest.approx((3 * 0.25 + 1) / 4)
     lines = slide_lines(KEY, "conformal", certificate, record("xxx", ".xx"), SIZES)
     assert [(line["bag_id"], line["falls_back"]) for line in lines] == [("bag 0", False), ("bag 1", True)]
@@ -39,8 +39,8 @@ def test_bags_that_disagree_at_the_promised_size_are_shown_whole():
 def test_without_a_certificate_every_bag_is_shown_whole():
     certificate = Certificate(1.0, False, 3, 0.1)
     row = rule_row(KEY, "conformal", certificate, record("..x", "xxx"), SIZES)
-    assert (row.values["realised_rate"], row.values["fallback_share"]) == (1, 1)
-    assert (row.values["guarded_fraction"], row.values["certified_share"]) == (1, 0)
+    assert (row.values["realised_rate"], row.values["fallback_share"]) == pytest.approx((1, 1))
+    assert (row.values["guarded_fraction"], row.values["certified_share"]) == pytest.approx((1, 0))
 
 
 def test_a_refusal_says_what_it_would_take():

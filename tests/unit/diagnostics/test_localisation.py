@@ -47,7 +47,7 @@ def test_dice_and_specificity_of_a_slide_known_by_hand():
         np.array([True, True, False, False, False]),
         np.array([True, False, True, False, False]),
     )
-    assert dice(marked, positive) == 0.5
+    assert dice(marked, positive) == pytest.approx(0.5)
     assert specificity(marked, positive) == pytest.approx(2 / 3)
     assert dice(marked, np.zeros(5, dtype=bool)) is None
     assert specificity(marked, np.ones(5, dtype=bool)) is None
@@ -83,7 +83,7 @@ def test_a_curve_known_by_hand_is_read_in_steps_and_by_lines():
         SlideDetections(np.array([NOT_FOUND]), np.array([0.6, 0.3])),
     ]
     curve = froc_curve(slides)
-    assert curve.false_positives.tolist() == [0, 0, 1, 1, 1.5]
+    assert curve.false_positives.tolist() == pytest.approx([0, 0, 1, 1, 1.5])
     assert curve.sensitivity == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3, 2 / 3])
     assert reached(curve) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3, 2 / 3])
     half_way = froc_curve([SlideDetections(np.array([0.9, 0.1]), np.array([0.5, 0.1]))])
@@ -98,7 +98,9 @@ def test_without_lesions_there_is_no_curve():
 
 
 def test_detections_that_find_nothing_have_sensitivity_zero():
-    assert reached(froc_curve([SlideDetections(np.array([NOT_FOUND]), np.empty(0))])).tolist() == [0.0] * 7
+    assert reached(
+        froc_curve([SlideDetections(np.array([NOT_FOUND]), np.empty(0))])
+    ).tolist() == pytest.approx([0.0] * 7)
 
 
 def test_rows_of_a_toy_are_those_computed_by_hand():
@@ -124,7 +126,9 @@ def test_rows_of_a_toy_are_those_computed_by_hand():
     )
     points = [row for row in rows if "froc" in row.labels]
     assert [row.labels["false_positives"] for row in points[:7]] == ["1/8", "1/4", "1/2", "1", "2", "4", "8"]
-    assert [row.values["lesion_sensitivity"] for row in points[:7]] == [0, 0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert [row.values["lesion_sensitivity"] for row in points[:7]] == pytest.approx(
+        [0, 0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    )
     assert len(points) == 7 + 6
     assert details[0]["lesions"] == 2
     assert details[0]["lesions_hit"] == 1
@@ -135,20 +139,20 @@ def test_a_map_that_marks_everything_is_unmasked_by_the_point():
     everything = [slide("a", [0.5, 0.9, 0.5, 0.5, 0.5], "x..xx")]
     row = localisation_rows(everything, everything)[0][0].values
     # The best Dice marks all five patches: one candidate over both lesions, with its peak beside them.
-    assert row["marked_share"] == 1
-    assert row["froc"] == 1
-    assert row["froc_official"] == 0
+    assert row["marked_share"] == pytest.approx(1)
+    assert row["froc"] == pytest.approx(1)
+    assert row["froc_official"] == pytest.approx(0)
 
 
 def test_one_patch_no_lesion_and_the_whole_slide_are_no_exception():
     one = [slide("one", [0.5], "x")]
     row = localisation_rows(one, one)[0][0].values
-    assert (row["dice"], row["froc"], row["froc_official"]) == (1, 1, 1)
+    assert (row["dice"], row["froc"], row["froc_official"]) == pytest.approx((1, 1, 1))
     assert row["patch_specificity"] is None
     normal = [slide("n", [0.5, 0.4], "..")]
     row = localisation_rows(one, normal)[0][0].values
     assert (row["dice"], row["froc"], row["froc_official"]) == (None, None, None)
-    assert row["normal_specificity"] == 0.5
+    assert row["normal_specificity"] == pytest.approx(0.5)
     row = localisation_rows(normal, one)[0][0].values
     assert set(row.values()) == {None}
     assert localisation_rows(one, []) == ((), ())
@@ -214,7 +218,7 @@ def test_on_simulated_metastases_the_oracle_is_perfect_and_above_chance(tmp_path
         for rule in ("oracle", "random")
     )
     for name in ("dice", "normal_specificity", "patch_specificity", "froc", "froc_official"):
-        assert oracle[name] == 1
+        assert oracle[name] == pytest.approx(1)
         assert oracle[name] > chance[name]
 
 
@@ -241,10 +245,10 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
         best = max(figures(finding, *rule)[name] for rule in rules)
         assert oracle[name] == best > chance[name]
     # Every slide of this cohort has evidence, and a random map that marks all tissue hits it all.
-    assert oracle["froc"] == 1
+    assert oracle["froc"] == pytest.approx(1)
     assert oracle["normal_specificity"] is None
     assert read_finding(write_finding(tmp_path, finding)) == finding
-    assert figures(over_folds([finding, finding]), "oracle")["dice"] == 1
+    assert figures(over_folds([finding, finding]), "oracle")["dice"] == pytest.approx(1)
 
 
 def test_the_same_seed_gives_the_same_finding(classification_runs: TrainedRuns):

@@ -62,12 +62,12 @@ def test_each_of_two_tumour_patches_is_a_subset_of_its_own():
     candidates, figures = searched(toy(any_positive, 1, 1, -1, -1))
     assert [candidate.patches.tolist() for candidate in candidates] == [[0], [1], [2]]
     assert [candidate.is_sufficient for candidate in candidates] == [True, True, False]
-    assert figures["subsets_per_slide"] == 2
-    assert (figures["two_subsets_share"], figures["three_subsets_share"]) == (1, 0)
+    assert figures["subsets_per_slide"] == pytest.approx(2)
+    assert (figures["two_subsets_share"], figures["three_subsets_share"]) == pytest.approx((1, 0))
     # The candidate that failed counts too.
     assert figures["kept_output_drop"] == pytest.approx(LOST / 3)
-    assert figures["subset_patches"] == 1
-    assert figures["remove_union_1"] == 0
+    assert figures["subset_patches"] == pytest.approx(1)
+    assert figures["remove_union_1"] == pytest.approx(0, abs=1e-6)
     assert figures["remove_union_2"] == pytest.approx(LOST)
     assert figures["remove_union_3"] is None
     # The first two of the order used as the random one here are the tumour patches.
@@ -77,14 +77,14 @@ def test_each_of_two_tumour_patches_is_a_subset_of_its_own():
 def test_a_prefix_grows_in_steps_of_k_until_it_is_sufficient():
     candidates, figures = searched(toy(two_positives, 1, 1, 1, 1, -1, -1, -1), steps=16)
     assert [candidate.patches.tolist() for candidate in candidates] == [[0, 1], [2, 3], [4, 5, 6]]
-    assert figures["subsets_per_slide"] == 2
-    assert figures["subset_patches"] == 2
+    assert figures["subsets_per_slide"] == pytest.approx(2)
+    assert figures["subset_patches"] == pytest.approx(2)
 
 
 def test_a_fixed_size_does_not_grow():
     candidates, figures = searched(toy(two_positives, 1, 1, 1, 1, -1))
     assert [candidate.patches.tolist() for candidate in candidates] == [[0]]
-    assert figures["subsets_per_slide"] == 0
+    assert figures["subsets_per_slide"] == pytest.approx(0)
     assert figures["kept_output_drop"] == pytest.approx(LOST)
     assert figures["subset_patches"] is None
     assert figures["remove_union_1"] is None
@@ -121,15 +121,15 @@ def test_a_risk_is_kept_within_the_tolerance_in_training_deviations():
 def test_a_bag_of_one_patch_is_its_own_subset_and_has_no_complement():
     candidates, figures = searched(toy(any_positive, 1), k=8, steps=16)
     assert [candidate.patches.tolist() for candidate in candidates] == [[0]]
-    assert figures["subsets_per_slide"] == 1
+    assert figures["subsets_per_slide"] == pytest.approx(1)
     assert figures["remove_union_1"] is None
 
 
 def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
     candidates, figures = searched(toy(any_positive, 1, 1, 1, 1, 1))
     assert len(candidates) == 3
-    assert figures["three_subsets_share"] == 1
-    assert figures["remove_union_3"] == 0
+    assert figures["three_subsets_share"] == pytest.approx(1)
+    assert figures["remove_union_3"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_model_without_a_spread_of_risks_has_no_unit():

@@ -40,10 +40,10 @@ def rng(seed=0):
 
 def test_overlap_is_shared_over_joint_patches():
     assert jaccard(mask("xx.."), mask("x.x.")) == pytest.approx(1 / 3)
-    assert jaccard(mask("xx.."), mask("xx..")) == 1
-    assert jaccard(mask("x..."), mask("...x")) == 0
-    assert jaccard(mask("...."), mask("....")) == 1
-    assert jaccard(mask("...."), mask("x...")) == 0
+    assert jaccard(mask("xx.."), mask("xx..")) == pytest.approx(1)
+    assert jaccard(mask("x..."), mask("...x")) == pytest.approx(0)
+    assert jaccard(mask("...."), mask("....")) == pytest.approx(1)
+    assert jaccard(mask("...."), mask("x...")) == pytest.approx(0)
 
 
 def test_a_flip_is_another_class_from_the_evidence_alone():
@@ -68,7 +68,7 @@ def test_a_flip_of_risks_is_a_move_beyond_the_tolerance():
 
 
 def test_the_gap_of_gates_is_to_the_gated_bag_and_that_of_others_to_the_whole_one():
-    assert own_gap(judged("x", NORMAL, gated=NORMAL)) == 0
+    assert own_gap(judged("x", NORMAL, gated=NORMAL)) == pytest.approx(0, abs=1e-6)
     assert own_gap(judged("x", NORMAL)) == pytest.approx(APART)
 
 
@@ -81,7 +81,7 @@ def test_only_patches_that_both_bags_have_are_compared():
     # Patch 1 is gone: {0} beside {0, 2}.
     assert figures["jaccard"] == pytest.approx(1 / 2)
     assert figures["precision"] == pytest.approx(1 / 2)
-    assert figures["full_kept_gap"] == 0
+    assert figures["full_kept_gap"] == pytest.approx(0, abs=1e-6)
     assert "cd_gap" not in figures
 
 
@@ -129,8 +129,8 @@ def test_a_bag_perturbed_by_nothing_keeps_its_evidence(kind, request: pytest.Fix
     assert {row.labels["perturbation"] for row in found.rows} == {"dropout 0", "noise 0"}
     for row in found.rows:
         if row.labels["rule"] != "random":
-            assert row.values.get("jaccard", 1.0) == 1
-            assert row.values["prediction_flip"] == 0
+            assert row.values.get("jaccard", 1.0) == pytest.approx(1)
+            assert row.values["prediction_flip"] == pytest.approx(0)
             assert row.values["output_gap"] == pytest.approx(0, abs=1e-6)
 
 
@@ -166,8 +166,10 @@ def test_a_run_and_its_copy_have_the_same_evidence(classification_runs: TrainedR
     assert {row.labels["rule"] for row in found.rows} == RULES | GATED
     for row in found.rows:
         if row.labels["rule"] != "random":
-            assert row.values.get("jaccard", 1.0) == 1
-            assert (row.values["prediction_flip"], row.values["output_gap"]) == (0, 0)
+            assert row.values.get("jaccard", 1.0) == pytest.approx(1)
+            assert (row.values["prediction_flip"], row.values["output_gap"]) == pytest.approx(
+                (0, 0), abs=1e-6
+            )
     assert value(found, "jaccard", rule="random") < 0.5
     assert "same seed" in found.notes[0]
     both = stability.measured(folds[0], others=folds[1:], repeats=1)
@@ -186,7 +188,7 @@ def test_scores_made_elsewhere_are_rules_too(classification_runs: TrainedRuns):
     fold = FoldBench.open(classification_runs.host, 0)
     by_index = {"first_patches": lambda bag, network: -torch.arange(len(bag)).float()}
     found = stability.under_perturbation(fold, noise=0.1, repeats=1, scores=by_index)
-    assert value(found, "jaccard", rule="first_patches", perturbation="noise 0.1") == 1
+    assert value(found, "jaccard", rule="first_patches", perturbation="noise 0.1") == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["classification", "survival"])
@@ -196,8 +198,8 @@ def test_a_bag_of_one_patch_cannot_change(kind, request: pytest.FixtureRequest, 
     # A case of several slides keeps a patch of each.
     fold = few_bags(fold_of(fold, lambda spec: len(spec.slide_ids) == 1))
     for row in stability.under_perturbation(fold, repeats=2).rows:
-        assert row.values.get("jaccard", 1.0) == 1
-        assert row.values["prediction_flip"] == 0
+        assert row.values.get("jaccard", 1.0) == pytest.approx(1)
+        assert row.values["prediction_flip"] == pytest.approx(0)
 
 
 def test_runs_that_cannot_be_compared_are_refused(

@@ -27,12 +27,14 @@ def test_figures_of_a_subset_by_hand():
     truth, regions = mask("xxx..."), torch.tensor([1, 1, 2, 0, 0, 0])
     scores = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.7, 0.0])
     # Down the ranking: x . . x x . with precision 1, 2/4 and 3/5 at the three true patches.
-    assert truth_figures(mask("x..x.."), scores, truth, regions) == {
-        "precision": 0.5,
-        "recall": pytest.approx(1 / 3),
-        "average_precision": pytest.approx((1 + 2 / 4 + 3 / 5) / 3),
-        "region_coverage": 0.5,
-    }
+    assert truth_figures(mask("x..x.."), scores, truth, regions) == pytest.approx(
+        {
+            "precision": 0.5,
+            "recall": 1 / 3,
+            "average_precision": (1 + 2 / 4 + 3 / 5) / 3,
+            "region_coverage": 0.5,
+        }
+    )
 
 
 @pytest.mark.parametrize("truth", [None, mask("......")])
@@ -42,7 +44,7 @@ def test_without_true_evidence_there_is_no_figure(truth):
 
 def test_patches_of_one_score_share_their_rank():
     # All four at once: one threshold, precision 1/4.
-    assert average_precision(torch.zeros(4), mask("..x.")) == 0.25
+    assert average_precision(torch.zeros(4), mask("..x.")) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -54,8 +56,8 @@ def test_average_precision_agrees_with_scikit_learn(seed):
 
 
 def test_an_empty_subset_has_found_nothing():
-    assert precision(mask("..."), mask("x..")) == 0
-    assert region_coverage(mask("..."), torch.tensor([1, 0, 2])) == 0
+    assert precision(mask("..."), mask("x..")) == pytest.approx(0)
+    assert region_coverage(mask("..."), torch.tensor([1, 0, 2])) == pytest.approx(0)
 
 
 def test_a_bag_without_regions_has_no_coverage():

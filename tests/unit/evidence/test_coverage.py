@@ -33,11 +33,11 @@ def test_a_half_open_gate_halves_the_hit():
 
 
 def test_closed_gates_cover_nothing():
-    assert anchor_coverage(gates(0, 0, 0), HALF).tolist() == [0.0, 0.0]
+    assert anchor_coverage(gates(0, 0, 0), HALF).tolist() == pytest.approx([0.0, 0.0])
 
 
 def test_one_certain_patch_covers_exactly():
-    assert anchor_coverage(gates(0, 0, 1), HALF).tolist() == [0.0, 1.0]
+    assert anchor_coverage(gates(0, 0, 1), HALF).tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_utility_weighs_the_coverage():
@@ -124,7 +124,7 @@ def test_the_rate_does_not_grow_with_the_slide_and_stays_finite():
     small, large = coverage_rate(torch.ones(1), one), coverage_rate(torch.ones(100_000), many)
     torch.testing.assert_close(small, large, rtol=1e-3, atol=0)
     assert bool(torch.isfinite(large).all())
-    assert coverage_rate(torch.zeros(3), torch.ones(3, 2)).tolist() == [0.0, 0.0]
+    assert coverage_rate(torch.zeros(3), torch.ones(3, 2)).tolist() == pytest.approx([0.0, 0.0])
 
 
 def test_classes_are_read_off_rates_standardised_by_the_bags_seen():
@@ -137,4 +137,4 @@ def test_classes_are_read_off_rates_standardised_by_the_bags_seen():
     head.eval()
     # Mean 2, deviation 1: a rate of 4 lies two deviations above.
     torch.testing.assert_close(head.logits(torch.tensor([4.0])), torch.tensor([2.0, 3.0]))
-    assert head.rate_scale.mean.tolist() == [2.0]
+    assert head.rate_scale.mean.tolist() == pytest.approx([2.0])

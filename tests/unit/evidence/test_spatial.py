@@ -68,7 +68,7 @@ def test_smoothing_passes_gradients() -> None:
 def test_no_share_and_full_share_are_the_two_ends() -> None:
     neighbourhood = Neighbourhood.of(grid(3, 3), 256)
     scores = torch.randn(9)
-    assert torch.equal(smoothed(scores, neighbourhood, share=0.0), scores)
+    torch.testing.assert_close(smoothed(scores, neighbourhood, share=0.0), scores)
     torch.testing.assert_close(smoothed(scores, neighbourhood, share=1.0)[4], scores.mean())
 
 
@@ -90,7 +90,7 @@ def test_the_step_survives_a_second_contour_off_the_grid() -> None:
 def test_without_a_step_the_neighbourhood_uses_the_common_one() -> None:
     coords, scores = grid(5, 4, step=100), torch.randn(20)
     given = smoothed(scores, Neighbourhood.of(coords, 100))
-    assert torch.equal(smoothed(scores, Neighbourhood.of(coords)), given)
+    torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords)), given)
 
 
 def test_a_step_below_one_pixel_is_refused() -> None:
@@ -106,7 +106,8 @@ def test_normalised_coordinates_span_the_longer_side() -> None:
 
 def test_shifting_or_scaling_a_slide_leaves_its_coordinates() -> None:
     coords = torch.randint(0, 1000, (50, 2), generator=torch.Generator().manual_seed(3))
-    assert torch.equal(normalised_coords(coords * 4 + torch.tensor([150_000, -7])), normalised_coords(coords))
+    moved = coords * 4 + torch.tensor([150_000, -7])
+    torch.testing.assert_close(normalised_coords(moved), normalised_coords(coords))
 
 
 def test_a_single_patch_sits_at_the_origin() -> None:

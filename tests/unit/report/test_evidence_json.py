@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from gcemil.report.evidence_json import evidence_json
 
@@ -19,7 +20,7 @@ def listed(coords):
 def test_selected_patches_are_listed_with_place_and_numbers():
     found = listed(np.array([[0, 0], [256, 512]]))
     assert found["patches"] == [{"index": 1, "x": 256, "y": 512, "gate": 0.9}]
-    assert (found["fraction"], found["n_patches"]) == (0.5, 2)
+    assert (found["fraction"], found["n_patches"]) == pytest.approx((0.5, 2))
 
 
 def test_without_coordinates_patches_have_no_place():

@@ -38,7 +38,7 @@ def test_a_picture_of_any_size_is_a_mask(tmp_path):
     mask[2:8, 4:12] = True
     found = read_mask(write_png(tmp_path / "s.png", mask), slide())
     np.testing.assert_array_equal(found.kept, mask)
-    assert found.scale == (40.0, 40.0)
+    assert found.scale == pytest.approx((40.0, 40.0))
 
 
 def test_any_grey_that_is_not_black_is_tissue(tmp_path):

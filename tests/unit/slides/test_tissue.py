@@ -119,7 +119,7 @@ def test_the_mask_lies_where_the_slide_was_scanned():
     slide = ArraySlide(tissue_image(800, 800, box=(400, 400, 720, 720)), bounds_box=(320, 320, 480, 480))
     found = find_tissue(slide, replace(RULES, mpp=5.0, drop_speck=0.001))
     assert found.kept.shape == (48, 48)
-    assert found.scale == (10.0, 10.0)
+    assert found.scale == pytest.approx((10.0, 10.0))
     assert found.kept[9:39, 9:39].all()
     assert not found.kept[:7].any()
 
@@ -132,8 +132,8 @@ def test_hue_saturation_value_by_hand():
     hue, saturation, value = hue_saturation_value(
         np.array([[[255, 0, 0], [0, 128, 0], [0, 0, 64], [128, 128, 128], [0, 0, 0]]], np.uint8)
     )
-    assert hue[0, :3].tolist() == [0, 120, 240]
-    assert saturation[0].tolist() == [1, 1, 1, 0, 0]
+    assert hue[0, :3].tolist() == pytest.approx([0, 120, 240])
+    assert saturation[0].tolist() == pytest.approx([1, 1, 1, 0, 0])
     assert value[0] == pytest.approx([1, 128 / 255, 64 / 255, 128 / 255, 0])
 
 

@@ -47,7 +47,7 @@ def test_keeping_every_patch_is_the_whole_bag(model_and_bag):
     model, bag = model_and_bag
     whole = explain_bag(model, bag)
     answer = answer_from_kept(model, bag, np.arange(len(bag)), deviation=1.0)
-    assert torch.equal(answer.logits, whole.discrete.logits)
+    torch.testing.assert_close(answer.logits, whole.discrete.logits)
     assert answer.evidence_rows.tolist() == whole.recovery.selected.nonzero().flatten().tolist()
 
 
@@ -56,7 +56,7 @@ def test_a_tenth_of_the_bag_may_have_as_many_patches_of_evidence_as_the_whole(mo
     before = (model.gate.budget, model.settings)
     scaled = scaled_to_bag(model, share=0.1)
     assert scaled.gate.budget == pytest.approx(10 * model.gate.budget)
-    assert scaled.settings.recovery.max_fraction == 1.0
+    assert scaled.settings.recovery.max_fraction == pytest.approx(1.0)
     assert (model.gate.budget, model.settings) == before
     assert scaled.host is model.host
     rows = np.arange(0, len(bag), 10)
@@ -69,7 +69,7 @@ def test_a_single_kept_patch_is_its_own_evidence(model_and_bag):
     model, bag = model_and_bag
     answer = answer_from_kept(model, bag, np.array([5]), deviation=1.0)
     assert answer.evidence_rows.tolist() == [5]
-    assert torch.allclose(answer.logits, answer.explanation.output.full_logits)
+    torch.testing.assert_close(answer.logits, answer.explanation.output.full_logits)
 
 
 def slide(certified, full, prefiltered, seconds):
@@ -84,10 +84,10 @@ def test_a_measurement_sums_seconds_and_is_read_back_as_written(tmp_path):
         slide(False, [0.3, 0.7], [0.3, 0.7], {"encoding": 3.0, "prediction": 2.0}),
     )
     cost = PrefilterCost(0, 0.1, 1, "hash", 0.8, 0.6, slides)
-    assert cost.end_to_end_time == 7 / 20
-    assert cost.extraction_time == 4 / 16
+    assert cost.end_to_end_time == pytest.approx(7 / 20)
+    assert cost.extraction_time == pytest.approx(4 / 16)
     assert cost.relative_utility == pytest.approx(0.75)
-    assert (cost.fall_back, cost.encoded) == (0.5, 0.2)
+    assert (cost.fall_back, cost.encoded) == pytest.approx((0.5, 0.2))
     assert cost.mean_change == pytest.approx(0.05)
     write_cost(tmp_path, cost)
     assert read_cost(tmp_path) == cost

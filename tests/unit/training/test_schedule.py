@@ -28,7 +28,7 @@ def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_mor
     assert [evidence_say(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
         [0.0, 0.0, 0.5, 1.0, 1.0]
     )
-    assert evidence_say(0.4, 0.0, 0.4) == 1.0
+    assert evidence_say(0.4, 0.0, 0.4) == pytest.approx(1.0)
 
 
 def test_annealing_is_geometric():
@@ -40,7 +40,7 @@ def test_annealing_is_geometric():
 )
 def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(host, chosen, end):
     settings = TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(temperature_end=chosen))
-    assert final_temperature(settings) == end
+    assert final_temperature(settings) == pytest.approx(end)
 
 
 def test_gates_are_read_at_the_last_temperature_whichever_epoch_was_chosen(classification_runs):

@@ -169,9 +169,9 @@ def test_exports_hold_the_edited_set_and_say_that_it_was_edited(client, slide):
 
 def test_agreement_of_eight_marks():
     agreement = Agreement(3, 1, 1, 3)
-    assert (agreement.n_marks, agreement.agreement, agreement.kappa) == (8, 0.75, 0.5)
+    assert (agreement.n_marks, agreement.agreement, agreement.kappa) == pytest.approx((8, 0.75, 0.5))
     assert (Agreement().agreement, Agreement().kappa) == (None, None)
-    assert (Agreement(2).agreement, Agreement(2).kappa) == (1.0, None)
+    assert (Agreement(2).agreement, Agreement(2).kappa) == pytest.approx((1.0, None))
 
 
 def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_path):
@@ -186,7 +186,7 @@ def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_pa
     given = {"accepted": [*inside, outside[0]], "rejected": [outside[1]]}
     found = client.put(f"/api/slides/{name}/review", json=given).json()
     assert (found["accepted_evidence"], found["accepted_others"], found["rejected_others"]) == (2, 1, 1)
-    assert found["agreement"] == 0.75
+    assert found["agreement"] == pytest.approx(0.75)
     saved = json.loads((tmp_path / "run" / "fold_0" / "reviews" / f"{name}.json").read_text())
     assert sorted(mark["patch"] for mark in saved["marks"]) == sorted([*inside, *outside])
     assert client.get(f"/api/slides/{name}").json()["marks"] == saved["marks"]
