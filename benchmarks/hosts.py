@@ -132,7 +132,7 @@ def begin_last_stage(host: MilHost, features: Tensor, coords: Tensor) -> None:
     with torch.no_grad():
         bag_features = torch.stack([host(features + shift, coords).bag_feature for shift in shifts])
     for stage in host.stages():
-        host.begin_stage(stage, lambda: bag_features)
+        host.begin_stage(stage, lambda: bag_features, 1)
 
 
 def torchmil_step(name: str, features: Tensor, coords: Tensor) -> Step | None:

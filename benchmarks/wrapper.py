@@ -141,7 +141,7 @@ def make_model(options: argparse.Namespace, name: str, bridge: Any, reads_host: 
     torch.manual_seed(0)
     host = create_host(name, in_dim=options.width, n_outputs=2).eval()
     for stage in host.stages():
-        host.begin_stage(stage, lambda: bag_features(host, options.width))
+        host.begin_stage(stage, lambda: bag_features(host, options.width), 1)
     settings = EvidenceSettings(
         bridge=bridge, hidden=options.hidden, attention_term=reads_host, contribution_term=reads_host
     )

@@ -37,7 +37,7 @@ def prepared_host(name: str, *, mode: Any = None, n_outputs: int = 3, dim: int =
         return torch.stack([host(*tensor_bag(10, dim=dim, seed=s)).bag_feature for s in range(12)])
 
     for stage in host.stages():
-        host.begin_stage(stage, bag_features)
+        host.begin_stage(stage, bag_features, 1)
     with torch.no_grad():
         for parameter in host.parameters():
             if parameter.ndim == 1:

@@ -6,7 +6,8 @@ GcemilError
 ├── InputError         a file or array is not what it should be
 │   ├── StoreError     a feature, evidence or truth file cannot be read or written
 │   ├── CohortError    the tables of a cohort contradict each other or its files
-│   └── BagError       features, coordinates or gates of one bag do not fit together
+│   ├── BagError       features, coordinates or gates of one bag do not fit together
+│   └── WeightsError   weights made elsewhere do not fit the host they are said to be of
 ├── RunError           a run folder cannot be resumed, read or trusted
 ├── BusyError          another process works in the folder
 ├── WorkerError        a worker process died
@@ -66,6 +67,10 @@ class CohortError(InputError):
 
 class BagError(InputError):
     """Features, coordinates or gates of one bag do not fit together."""
+
+
+class WeightsError(InputError):
+    """Weights made elsewhere do not fit the host they are said to be of."""
 
 
 class RunError(GcemilError):

@@ -55,7 +55,7 @@ def make_host(name, *, mode=None, in_dim=16, n_outputs=3):
     options = OPTIONS.get(name)
     host = create_host(name, in_dim=in_dim, n_outputs=n_outputs, gate_mode=mode, options=options).eval()
     for stage in host.stages():
-        host.begin_stage(stage, lambda: bag_features(host))
+        host.begin_stage(stage, lambda: bag_features(host), 1)
     with torch.no_grad():
         for parameter in host.parameters():
             if parameter.ndim == 1:

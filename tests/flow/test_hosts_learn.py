@@ -97,7 +97,8 @@ def train(
     host: MilHost, bags: list[Example], task_loss: WindowLoss, *, epochs: int, window_size: int
 ) -> None:
     for stage in host.stages():
-        host.begin_stage(stage, lambda: torch.stack([o.bag_feature for o in evaluated(host, bags)]))
+        n_steps = epochs * -(-len(bags) // window_size)
+        host.begin_stage(stage, lambda: torch.stack([o.bag_feature for o in evaluated(host, bags)]), n_steps)
         host.train()
         trainable = [p for p in host.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(trainable, lr=2e-3, weight_decay=1e-5)

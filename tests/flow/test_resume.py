@@ -89,8 +89,12 @@ def check_kill(cohort, undisturbed, tmp_path, seed):
     assert results(tmp_path / "run") == undisturbed[0]
 
 
-@pytest.mark.parametrize("host", ["ibmil", "mhim"])
-def test_a_run_stopped_between_stages_resumes(cohort, tmp_path, host, monkeypatch):
+@pytest.mark.parametrize(
+    ("host", "stopped_in"), [("ibmil", 8), ("mhim", 6), ("mhim", 8), ("dtfd", 4), ("hdmil", 4)]
+)
+def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
+    cohort, tmp_path, host, stopped_in, monkeypatch
+):
     chosen = settings(host)
     train_run(cohort, tmp_path / "whole", chosen, folds=[0], jobs=1)
     from gcemil.training import loop
@@ -99,7 +103,7 @@ def test_a_run_stopped_between_stages_resumes(cohort, tmp_path, host, monkeypatc
 
     def stopping(*arguments, **options):
         calls.append(1)
-        if len(calls) == 8:
+        if len(calls) == stopped_in:
             raise KeyboardInterrupt
         return original(*arguments, **options)
 

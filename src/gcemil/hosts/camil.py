@@ -7,8 +7,9 @@
 Graph, from coordinates and raw features: self and the 7 nearest of the 15 nearest patches; their cosine distances over
 the L2 norm of all 15 give A_ij = exp(-distance); A_ii is the largest of the row, 1 for a lone patch. Directed.
 
-Deviations: a projection in front, because the original reads 512-d features only; the value convolution runs along the
-sequence, as the paper draws it, where the original code runs it across heads; a KD-tree and a weighted gather in place
+Deviations: a projection in front, because the original reads 512-d features only (width=None leaves it out); the value
+convolution runs along the sequence, as the paper draws it, where the original code runs it across heads
+(convolution="heads" does); a KD-tree and a weighted gather in place
 of N x N matrices, the same numbers; equally distant neighbours are ranked by their offset (row, then column), so the
 graph does not depend on the order of rows; identical features are similarity 1 where the original divides 0 by 0.
 Without coordinates the rows count as one line of patches: bags are stored in raster order, so the rows next to a row
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import attention_weights, linear_contributions
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
-from gcemil.hosts.nystrom import NystromAttention
+from gcemil.hosts.nystrom import Convolution, NystromAttention
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 N_NEAREST = 15
@@ -58,16 +60,23 @@ class Camil(MilHost[ContextEmbedded]):
         n_outputs: int,
         gate_mode: GateMode = "paper",
         *,
-        width: int = 512,
+        width: int | None = 512,
         hidden: int = 128,
         heads: int = 8,
         landmarks: int = 256,
+        convolution: Convolution = "sequence",
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
+        # Without a width the features are read as they are, as in the original.
+        projects, width = width is not None, width or in_dim
+        if convolution not in get_args(Convolution):
+            raise UsageError(f"CAMIL's convolution is sequence or heads, got '{convolution}'.")
         if width % (2 * heads):
             raise UsageError(f"CAMIL's width must be a multiple of twice its {heads} heads, got {width}.")
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU())
-        self.context = NystromAttention(width, heads=heads, head_width=width // heads, landmarks=landmarks)
+        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU()) if projects else nn.Identity()
+        self.context = NystromAttention(
+            width, heads=heads, head_width=width // heads, landmarks=landmarks, convolution=convolution
+        )
         self.query = nn.Linear(width, width // 2, bias=False)
         self.key = nn.Linear(width, width // 2, bias=False)
         self.value = nn.Linear(width, width)

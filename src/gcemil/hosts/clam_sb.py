@@ -5,6 +5,8 @@
   L_inst = mean smooth SVM of head y over top-B (target 1) and bottom-B (target 0) by attention;
            with subtyping, every other head sees the top-B as target 0, and the sum is divided by C.
   smooth SVM of two classes at tau = alpha = 1:  softplus(1 + x_other - x_target)
+Subtyping says that classes exclude each other within a slide. As in the authors' tasks it is on for more than two classes
+and off for two (tumour or not), unless the option says otherwise.
 
 Deviations. Patches are ranked by z + log pi, raw: softmaxed weights underflow to ties. B is at most N // 2, so that no
 patch is both positive and negative. Bottom-B may hold patches the gate closed; only exact zeros are removed. PyTorch's
@@ -18,10 +20,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gcemil.errors import UsageError
 from gcemil.hosts.abmil import ValuedEmbedded
 from gcemil.hosts.attention import GatedAttention, attention_weights, patch_values, value_contributions
 from gcemil.hosts.host import GateMode, HostOutput, MilHost
-from gcemil.hosts.instance_loss import smooth_svm
+from gcemil.hosts.instance_loss import INSTANCE_LOSSES
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 BAG_WEIGHT = 0.7
@@ -39,11 +42,17 @@ class ClamSb(MilHost[ValuedEmbedded]):
         hidden: int = 256,
         dropout: float = 0.25,
         n_sampled: int = 8,
-        subtyping: bool = False,
+        subtyping: bool | None = None,
+        instance_loss: str = "svm",
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
+        if instance_loss not in INSTANCE_LOSSES:
+            raise UsageError(
+                f"clam_sb's instance_loss is one of {', '.join(INSTANCE_LOSSES)}, got '{instance_loss}'."
+            )
         self.n_sampled = n_sampled
-        self.subtyping = subtyping
+        self.subtyping = n_outputs > 2 if subtyping is None else subtyping
+        self.instance_loss = INSTANCE_LOSSES[instance_loss]
         self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
         # The published attention dropout has one rate, switched on by any dropout at all.
         self.attention = GatedAttention(width, hidden, dropout=ATTENTION_DROPOUT if dropout > 0 else 0.0)
@@ -89,12 +98,14 @@ class ClamSb(MilHost[ValuedEmbedded]):
         self, highest: Float[Tensor, "k w"], lowest: Float[Tensor, "k w"], label: int
     ) -> Float[Tensor, ""]:
         positive = torch.arange(2 * len(highest), device=highest.device) < len(highest)
-        loss = smooth_svm(self.instance_heads[label](torch.cat([highest, lowest])), positive).mean()
+        loss = self.instance_loss(self.instance_heads[label](torch.cat([highest, lowest])), positive).mean()
         if not self.subtyping:
             return loss
         negative = torch.zeros_like(positive[: len(highest)])
         others = [head for i, head in enumerate(self.instance_heads) if i != label]
-        out_of_class = torch.stack([smooth_svm(head(highest), negative).mean() for head in others]).sum()
+        out_of_class = torch.stack(
+            [self.instance_loss(head(highest), negative).mean() for head in others]
+        ).sum()
         return (loss + out_of_class) / self.n_outputs
 
 

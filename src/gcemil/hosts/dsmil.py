@@ -4,6 +4,7 @@
   m_k = argmax_i (c_ik + log pi_i)          the critical patch
   z_ik = q(h_i) . q(h_{m_k}) / sqrt(128),   A_k = softmax_i(z_ik + log pi_i),   B_k = sum_i A_ik h_i
   logits_k = sum_k' W[k, k'] B_k' + b_k     the bag head mixes the classes
+With value_layer=True, B pools relu(W_v h_i + b_v) in place of h_i (the original's passing_v, off by default there too).
   total = 0.5 task loss(logits) + 0.5 task loss(max logits)
 
 Gates. `deletion`: features stay whole, so a gate acts as removal in both streams. `paper`: the literal hybrid, pi h in
@@ -36,9 +37,16 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
     paper_gate = "both"
 
     def __init__(
-        self, in_dim: int, n_outputs: int, gate_mode: GateMode = "paper", *, hidden: int = 128
+        self,
+        in_dim: int,
+        n_outputs: int,
+        gate_mode: GateMode = "paper",
+        *,
+        hidden: int = 128,
+        value_layer: bool = False,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
+        self.value = nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU()) if value_layer else nn.Identity()
         self.instance_head = nn.Linear(in_dim, n_outputs)
         self.query = nn.Sequential(nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh())
         self.head = nn.Linear(n_outputs * in_dim, n_outputs)
@@ -46,7 +54,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         self.apply(start_orthogonal)
 
     def embed(self, features: Features) -> TwoStreamEmbedded:
-        return TwoStreamEmbedded(features, self.instance_head(features), self.query(features))
+        return TwoStreamEmbedded(self.value(features), self.instance_head(features), self.query(features))
 
     def pool(
         self,

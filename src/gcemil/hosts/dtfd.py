@@ -2,7 +2,7 @@
 
   m_i = relu(W h_i), no bias;  z_i = gated attention;  groups g = 0..3
   tier 1:  a = softmax of z + log pi within g,   z_g = sum a_i m_i,   logits_g = head1(z_g)
-  CAM:     p_i = softmax_C(W_head1 a_i m_i), read at the label in training, at the tier-1 prediction otherwise
+  CAM:     p_i = softmax_C(W_head1 a_i m_i), read at the last class, as published for two classes
   distil:  afs z_g  |  max the patch of largest p in g  |  maxmin the largest and the smallest
   tier 2:  a second gated attention over the distilled rows, logits = head2(M)
   total = task loss(logits) + 1/4 sum_g task loss(logits_g), both tiers under one optimiser
@@ -11,10 +11,14 @@ Gates. `paper`: pi h, which without a bias is pi m. `deletion`: log pi on the ti
 group on its tier-2 logit, so that a group whose patches all close leaves as an emptied one does: exact for afs. In max
 and maxmin a soft gate ranks through a_i only; a gate of exactly 0 is removal in all three.
 
-Deviations. The group of a patch is a hash of its coordinates (of its feature's bits where there are none) instead of a
-random split: evaluation is deterministic and a patch keeps its group when others are removed. Empty groups are dropped. The
-authors' order of steps kept tier 2 from training tier 1; here they train jointly. With one output the CAM softmax is
-constant, so patches are ranked by the raw CAM.
+Groups. In training every bag is split at random each time it is embedded, into parts that differ by at most one patch; all
+that is pooled from that embedding shares the split. In evaluation the group of a patch is a hash of its coordinates (of
+its feature's bits where there are none): the authors' random split would make predictions random, and a patch keeps its
+group when others are removed. Empty groups are dropped.
+
+Deviations. The authors' order of steps kept tier 2 from training tier 1; here they train jointly. With more than two classes,
+which the authors do not treat, the CAM is read at the label in training and at the tier-1 prediction otherwise. With one
+output its softmax is constant, so patches are ranked by the raw CAM.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ class PseudoBagEmbedded(Embedded):
     attention_logits: Scores
     fingerprint: Int[Tensor, "n p"]
     """Bits of the ungated feature: they group a patch that has no coordinates, whichever rows stand around it."""
+    drawn: Int[Tensor, "n"] | None = None
+    """The group of each patch in training."""
 
 
 class Dtfd(MilHost[PseudoBagEmbedded]):
@@ -75,14 +81,37 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
 
     def embed(self, features: Features) -> PseudoBagEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
-        return PseudoBagEmbedded(tokens, self.attention(tokens).squeeze(1), fingerprints(features))
+        drawn = drawn_groups(len(features), self.n_groups, features.device) if self.training else None
+        return PseudoBagEmbedded(tokens, self.attention(tokens).squeeze(1), fingerprints(features), drawn)
+
+    def gated(
+        self,
+        features: Features,
+        embedded: PseudoBagEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates,
+        *,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        """The bag under log-gates, in the groups of its embedding."""
+        if self.reweights_features:
+            return self._reweighted(features, coords, log_gates, target, drawn=embedded.drawn)
+        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
 
     def _reweighted(
-        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
+        self,
+        features: Features,
+        coords: Coords | None,
+        log_gates: LogGates,
+        target: Tensor | None,
+        drawn: Int[Tensor, "n"] | None = None,
     ) -> HostOutput:
+        weighted = self.embed(features * log_gates.exp().unsqueeze(1))
         # The factor must not move a patch to another group.
-        gated = self.embed(features * log_gates.exp().unsqueeze(1))
-        return self.aggregate(replace(gated, fingerprint=fingerprints(features)), coords, target=target)
+        weighted = replace(weighted, fingerprint=fingerprints(features))
+        if drawn is not None:
+            weighted = replace(weighted, drawn=drawn)
+        return self.aggregate(weighted, coords, target=target)
 
     def pool(
         self,
@@ -92,8 +121,10 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         target: Tensor | None,
     ) -> HostOutput:
         tokens = embedded.tokens
-        place = embedded.fingerprint if coords is None else coords
-        groups, membership = present_groups(group_of(place, self.n_groups), self.n_groups)
+        group = embedded.drawn
+        if group is None:
+            group = group_of(embedded.fingerprint if coords is None else coords, self.n_groups)
+        groups, membership = present_groups(group, self.n_groups)
         weights = group_attention(embedded.attention_logits, log_gates, membership)
         group_logits = self.group_head(weights.T @ tokens)
         shares = self._shares(tokens, weights, membership, group_logits, target)
@@ -128,13 +159,18 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         return tokens.new_zeros(len(tokens), len(rows)).scatter(0, rows.unsqueeze(0), 1.0)
 
     def _ranking_class(self, group_logits: Float[Tensor, "g c"], target: Tensor | None) -> int:
-        if target is None or self.n_outputs == 1:
-            return int(group_logits.mean(dim=0).argmax())
-        return int(target)
+        if self.n_outputs <= 2:
+            return self.n_outputs - 1
+        return int(group_logits.mean(dim=0).argmax() if target is None else target)
 
 
 def fingerprints(features: Features) -> Int[Tensor, "n p"]:
     return features.detach()[:, :N_FINGERPRINT].float().contiguous().view(torch.int32)
+
+
+def drawn_groups(n_patches: int, n_groups: int, device: torch.device) -> Int[Tensor, "n"]:
+    """A random split into parts of equal size, up to one patch."""
+    return torch.randperm(n_patches, device=device) % n_groups
 
 
 def group_of(place: Int[Tensor, "n p"], n_groups: int) -> Int[Tensor, "n"]:

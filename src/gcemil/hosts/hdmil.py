@@ -31,6 +31,7 @@ from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilH
 from gcemil.hosts.instance_loss import smooth_svm
 from gcemil.shapes import Coords, Features, LogGates, Logits
 
+NORMALISATIONS = ("branch", "joint")
 GUMBEL_TEMPERATURE = 0.7
 INSTANCE_WEIGHT, MATCH_WEIGHT, RATE_WEIGHT = 0.3, 0.5, 2.0
 
@@ -73,12 +74,17 @@ class Hdmil(MilHost[BranchEmbedded]):
         kept_rate: float = 0.6,
         rate_weight: float = RATE_WEIGHT,
         n_instances: int = 32,
-        subtyping: bool = True,
+        subtyping: bool | None = None,
+        normalisation: str = "branch",
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if degree < 1 or not 0 <= kept_rate <= 1:
             raise UsageError(
                 f"hdmil needs degree >= 1 and kept_rate in [0, 1], got {degree} and {kept_rate}."
+            )
+        if normalisation not in NORMALISATIONS:
+            raise UsageError(
+                f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, got '{normalisation}'."
             )
         self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
         self.attention = GatedAttention(width, hidden, heads=n_outputs, dropout=dropout)
@@ -88,7 +94,8 @@ class Hdmil(MilHost[BranchEmbedded]):
         self.kept_rate = kept_rate
         self.rate_weight = rate_weight
         self.n_instances = n_instances
-        self.subtyping = subtyping
+        self.subtyping = n_outputs > 2 if subtyping is None else subtyping
+        self.is_joint = normalisation == "joint"
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_normal_(module.weight)
@@ -136,8 +143,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         target: Tensor,
     ) -> dict[str, Tensor]:
         kept = gumbel_kept(embedded.attention_logits, gated_logits)
-        selected_features = straight_through_weights(gated_logits, kept).T @ embedded.tokens
-        rate = (1 - (1 - kept).prod(dim=1)).mean()
+        weights = straight_through_weights(gated_logits, kept, jointly=self.is_joint)
+        selected_features = weights.T @ embedded.tokens
+        rate = union_rate(kept)
         losses = {
             "prediction_match": MATCH_WEIGHT * mismatch(logits, self._bag_logits(selected_features)),
             "feature_match": MATCH_WEIGHT * F.mse_loss(selected_features, branch_features),
@@ -194,19 +202,36 @@ def kept_softmax(gated_logits: BranchLogits, kept: BranchKept) -> BranchLogits:
 
 def gumbel_kept(branch_logits: BranchLogits, gated_logits: BranchLogits) -> BranchLogits:
     """A hard random keep decision (0 or 1) that passes the gradient of its soft version."""
-    # The difference of two Gumbel variables is one logistic variable.
-    noisy = branch_logits + torch.rand_like(branch_logits).logit(eps=1e-6)
+    noisy = branch_logits + logistic_noise(branch_logits)
     soft = torch.sigmoid(noisy / GUMBEL_TEMPERATURE)
     hard = kept_or_best(noisy > 0, gated_logits).to(soft.dtype)
     return hard + (soft - soft.detach())
 
 
-def straight_through_weights(gated_logits: BranchLogits, kept: BranchLogits) -> BranchLogits:
-    """kept_softmax for a keep decision that carries a gradient."""
-    highest_kept = gated_logits.detach().masked_fill(kept.detach() < 0.5, -torch.inf).amax(dim=0)
+def logistic_noise(branch_logits: BranchLogits) -> BranchLogits:
+    """The difference of two Gumbel variables."""
+    return torch.rand_like(branch_logits).logit(eps=1e-6)
+
+
+def union_rate(kept: BranchLogits) -> Float[Tensor, ""]:
+    """Share of the patches that any branch keeps, with the gradient of the sum over branches, as published.
+
+    The gradient of the union itself is 0 wherever two branches keep a patch, so neither would ever let go of it.
+    """
+    total = kept.sum(dim=1)
+    union = (kept.detach() > 0.5).any(dim=1).to(total.dtype)
+    return (union + (total - total.detach())).mean()
+
+
+def straight_through_weights(
+    gated_logits: BranchLogits, kept: BranchLogits, *, jointly: bool = False
+) -> BranchLogits:
+    """kept_softmax for a keep decision that carries a gradient; `jointly` over all branches, as the original trains."""
+    kept_logits = gated_logits.detach().masked_fill(kept.detach() < 0.5, -torch.inf)
+    highest_kept = kept_logits.amax() if jointly else kept_logits.amax(dim=0)
     # A dropped patch may lie above every kept one: capped, its exponential cannot overflow.
     unnormalised = (gated_logits - highest_kept).clamp(max=0).exp() * kept
-    return unnormalised / unnormalised.sum(dim=0)
+    return unnormalised / (unnormalised.sum() if jointly else unnormalised.sum(dim=0))
 
 
 def mismatch(logits: Logits, selected_logits: Logits) -> Float[Tensor, ""]:

@@ -67,6 +67,8 @@ class Stage:
 
     name: str
     prepares: bool = False
+    keeps_best: bool = False
+    """A preparing stage ends with the weights of its best epoch on validation, not with those of its last."""
 
 
 @runtime_checkable
@@ -110,7 +112,7 @@ class Host(Protocol):
 
     def stages(self) -> tuple[Stage, ...]: ...
 
-    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None: ...
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None: ...
 
     def after_step(self) -> None: ...
 
@@ -212,8 +214,11 @@ class MilHost(nn.Module, Generic[E]):
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("train"),)
 
-    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
-        """Called before each stage; `bag_features()` gives one row per training bag under the current weights."""
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
+        """Called before each stage of `n_steps` optimiser steps.
+
+        `bag_features()` gives one row per training bag under the current weights.
+        """
 
     def after_step(self) -> None:
         """Called after each optimiser step."""

@@ -4,10 +4,15 @@
   b = softmax_K( (W_k D) (W_q M) / sqrt(key width) ),  d = sum_k b_k D_k,  logits = head([M; d])
 Stage "aggregator": D = 0, so d = 0 and the host is plain attention pooling.
 Stage "deconfounded": D = k-means of the training bags' M (rows normalised for the clustering, centroids the means of the
-un-normalised rows), frozen; every weight starts afresh.
-Deviations: the original pools raw 1024-d features; ours projects to 512 first, as the other hosts do, with the dropout
-of ABMIL there. One head of width 2 x 512 serves both stages. A dictionary with fewer clusters than slots repeats them.
-The logits are not linear in M, since d depends on it, so there are no closed-form contributions.
+un-normalised rows), frozen; every weight starts afresh but E, which is kept and frozen.
+D lies in the space of M. The original pools raw features, so that space is given; ours is what E makes it. Were E drawn
+anew or trained on, the rows of D would be prototypes of nothing: so D, like the original's, drifts from the bags only as
+their attention weighs the patches anew.
+Deviations: the projection E to 512 in front, as the other hosts have, with the dropout of ABMIL (width=None pools the
+features themselves, as the original does). Cross-entropy over exclusive classes where the original has one sigmoid per
+class. k-means of scikit-learn, from one random start, for faiss. One head of width 2 x 512 serves both stages. A
+dictionary with fewer clusters than slots repeats them. The logits are not linear in M, since d depends on it, so there
+are no closed-form contributions.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ class Ibmil(MilHost[AttentionEmbedded]):
         n_outputs: int,
         gate_mode: GateMode = "paper",
         *,
-        width: int = 512,
+        width: int | None = 512,
         hidden: int = 128,
         key_width: int = 128,
         n_confounders: int = 8,
@@ -52,12 +57,19 @@ class Ibmil(MilHost[AttentionEmbedded]):
         super().__init__(in_dim, n_outputs, gate_mode)
         if n_confounders < 1:
             raise UsageError(f"ibmil needs n_confounders >= 1, got {n_confounders}.")
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        projects, width = width is not None, width or in_dim
+        self.project: nn.Module = (
+            nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+            if projects
+            else nn.Identity()
+        )
         self.attention = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 1))
         self.query = nn.Linear(width, key_width)
         self.key = nn.Linear(width, key_width)
         self.head = nn.Linear(2 * width, n_outputs)
         self.register_buffer("confounders", torch.zeros(n_confounders, width))
+        # A run resumed from its weights freezes what was frozen.
+        self.register_load_state_dict_post_hook(lambda host, _: host._hold_space())  # type: ignore[no-untyped-call]
 
     def embed(self, features: Features) -> AttentionEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
@@ -85,17 +97,19 @@ class Ibmil(MilHost[AttentionEmbedded]):
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("aggregator", prepares=True), Stage("deconfounded"))
 
-    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
         if stage.name == "aggregator":
             self.confounders.zero_()
         else:
             self.confounders.copy_(confounder_dictionary(bag_features(), len(self.confounders)))
-            self._start_afresh()
+            for name, module in self.named_modules():
+                if isinstance(module, nn.Linear) and not name.startswith("project."):
+                    module.reset_parameters()
+        self._hold_space()
 
-    def _start_afresh(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
+    def _hold_space(self) -> None:
+        """The projection learns until there is a dictionary in its space."""
+        self.project.requires_grad_(not bool(self.confounders.any()))
 
 
 def confounder_dictionary(

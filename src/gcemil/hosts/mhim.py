@@ -5,8 +5,11 @@ Stage "teacher" trains this base alone. Stage "student" starts a teacher and a s
 hides from the student a random part, the easiest and some of the hardest patches by the teacher's attention:
   L_consistency = - sum_d softmax(M_teacher / 0.1)_d log softmax(M_student)_d,   teacher <- mu teacher + (1 - mu) student
 Evaluation is the student on the whole bag.
-Defaults are v1's for ABMIL on Camelyon16 (random .5, low 0, high .01 of which share .5, consistency .1, mu .9999): the
-milder of the two published sets, since training bags hold a few hundred patches. The high ratio is not scheduled.
+Defaults are v1's for ABMIL on Camelyon16 (random .5, low 0, high .01 of which share .5, consistency .1): the milder of the
+two published sets, since training bags hold a few hundred patches. Over the stage the high ratio falls to 0 by a cosine.
+mu is published as .9999 for one bag a step: the 266 bags x 130 epochs before which training cannot stop replace 97 % of
+the teacher. A shorter stage would leave it frozen, so mu is what replaces that share in as many steps as the stage has.
+The teacher is the best epoch of its stage.
 Under gates the teacher ranks patches ungated, or the high mask would hide the very evidence the gates select; its bag
 feature is gated (without gradient), so that the consistency compares like with like.
 """
@@ -28,6 +31,8 @@ from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilH
 from gcemil.shapes import Coords, Features, LogGates, Scores, Selected
 
 TEACHER_TEMPERATURE = 0.1
+TEACHER_LEFT = 0.9999 ** (266 * 130)
+"""What the published schedule leaves of the teacher it began with: 3 %."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class AttentionBase(nn.Module):
 class Mhim(MilHost[MhimEmbedded]):
     paper_gate: GatePosition = "both"
     student_stage: Tensor
+    steps_done: Tensor
+    n_steps: Tensor
 
     def __init__(
         self,
@@ -76,19 +83,23 @@ class Mhim(MilHost[MhimEmbedded]):
         high_ratio: float = 0.01,
         high_share: float = 0.5,
         consistency_weight: float = 0.1,
-        momentum: float = 0.9999,
+        momentum: float | None = None,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
-        check_ratios(random_ratio=random_ratio, low_ratio=low_ratio, high_ratio=high_ratio, momentum=momentum)
+        check_ratios(random_ratio=random_ratio, low_ratio=low_ratio, high_ratio=high_ratio)
+        check_ratios(momentum=0.0 if momentum is None else momentum)
         if not 0 < high_share <= 1:
             raise UsageError(f"mhim needs high_share in (0, 1], got {high_share}.")
         self.student = AttentionBase(in_dim, n_outputs, width=width, hidden=hidden, dropout=dropout)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        self.ratios = (random_ratio, low_ratio, high_ratio, high_share)
+        self.random_ratio, self.low_ratio = random_ratio, low_ratio
+        self.high_ratio, self.high_share = high_ratio, high_share
         self.consistency_weight = consistency_weight
-        self.momentum = momentum
-        # A buffer, so that a run resumed from its weights knows its stage.
+        self.chosen_momentum = momentum
+        # Buffers, so that a run resumed from its weights knows its stage and how far it is.
         self.register_buffer("student_stage", torch.tensor(False))
+        self.register_buffer("steps_done", torch.tensor(0))
+        self.register_buffer("n_steps", torch.tensor(1))
 
     def embed(self, features: Features) -> MhimEmbedded:
         tokens, attention_logits = self.student(features)
@@ -117,9 +128,10 @@ class Mhim(MilHost[MhimEmbedded]):
     ) -> HostOutput:
         attention_logits = embedded.attention_logits
         if self.training and embedded.hardness is not None:
-            attention_logits = attention_logits.masked_fill(
-                masked_patches(embedded.hardness, *self.ratios), -torch.inf
+            masked = masked_patches(
+                embedded.hardness, self.random_ratio, self.low_ratio, self.decayed_high_ratio, self.high_share
             )
+            attention_logits = attention_logits.masked_fill(masked, -torch.inf)
         weights = attention_weights(attention_logits, log_gates)
         bag_feature = weights @ embedded.tokens
         logits = self.student.head(bag_feature)
@@ -144,12 +156,30 @@ class Mhim(MilHost[MhimEmbedded]):
     def _masks(self) -> bool:
         return self.training and bool(self.student_stage)
 
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage("teacher", prepares=True), Stage("student"))
+    @property
+    def progress(self) -> float:
+        """From 0 at the first step of the stage to 1 after its last."""
+        return min(1.0, int(self.steps_done) / int(self.n_steps))
 
-    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor]) -> None:
+    @property
+    def decayed_high_ratio(self) -> float:
+        return 0.5 * self.high_ratio * (1 + math.cos(math.pi * self.progress))
+
+    @property
+    def momentum(self) -> float:
+        """mu as given, or such that the stage replaces as much of the teacher as the published schedule does."""
+        if self.chosen_momentum is not None:
+            return self.chosen_momentum
+        return float(TEACHER_LEFT ** (1 / int(self.n_steps)))
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage("teacher", prepares=True, keeps_best=True), Stage("student"))
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
         """The trained base becomes the teacher; the student keeps its projection and starts the rest afresh."""
         self.student_stage.fill_(stage.name == "student")
+        self.n_steps.fill_(n_steps)
+        self.steps_done.zero_()
         if stage.name == "student":
             self.teacher.load_state_dict(self.student.state_dict())
             start_afresh(self.student.attention)
@@ -157,9 +187,11 @@ class Mhim(MilHost[MhimEmbedded]):
 
     @torch.no_grad()
     def after_step(self) -> None:
+        self.steps_done += 1
         if bool(self.student_stage):
+            momentum = self.momentum
             for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-                slow.lerp_(fast, 1 - self.momentum)
+                slow.lerp_(fast, 1 - momentum)
 
 
 def masked_patches(

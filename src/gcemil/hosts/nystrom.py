@@ -9,16 +9,22 @@ nothing: part of the published layer, kept as it is. No product is ever L x L; A
 Under log-gates a token fades from every place where it acts on others: landmark means are weighted by the gates,
 log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j. Landmarks choose the basis of
 the approximation only, so a segment of closed gates keeps its landmark. Padding has gate 1.
+
+The value convolution runs along the sequence, one kernel per head. Across the heads, it mixes the heads of every token
+on its own, in as many groups of channels as there are heads: what CAMIL's authors compute.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+Convolution = Literal["sequence", "heads"]
 
 
 class NystromAttention(nn.Module):
@@ -32,13 +38,16 @@ class NystromAttention(nn.Module):
         iterations: int = 6,
         kernel: int = 33,
         dropout: float = 0.0,
+        convolution: Convolution = "sequence",
     ) -> None:
         super().__init__()
+        self.convolution: Convolution = convolution
         self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
         self.scale = head_width**-0.5
         self.qkv = nn.Linear(width, 3 * heads * head_width, bias=False)
+        channels = heads if convolution == "sequence" else head_width
         self.value_conv = nn.Conv2d(
-            heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
+            channels, channels, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
         )
         self.project = nn.Sequential(nn.Linear(heads * head_width, width), nn.Dropout(dropout))
 
@@ -51,7 +60,7 @@ class NystromAttention(nn.Module):
         summaries = attended(parts.query_landmarks, parts.key, parts.value, bias)
         summaries = parts.inverse.times(summaries)
         values = attended(parts.query[:, -len(tokens) :], parts.key_landmarks, summaries)
-        values = values + self.value_conv(parts.fading_values(len(tokens)))
+        values = values + self._convolved(parts.fading_values(len(tokens)))
         return self.project(values.transpose(0, 1).flatten(1))
 
     def first_row(
@@ -95,8 +104,15 @@ class NystromAttention(nn.Module):
         ]
         return torch.stack(rows)
 
+    def _convolved(self, value: Float[Tensor, "heads l d"]) -> Float[Tensor, "heads l d"]:
+        if self.convolution == "sequence":
+            return self.value_conv(value)
+        return self.value_conv(value.permute(2, 0, 1)).permute(1, 2, 0)
+
     def _first_convolution(self, value: Float[Tensor, "heads l d"]) -> Float[Tensor, "heads 1 d"]:
         """The value convolution at the first token, whose left half is padding."""
+        if self.convolution == "heads":
+            return self._convolved(value[:, :1])
         kernel = self.value_conv.weight.flatten(1)
         right = kernel[:, kernel.shape[1] // 2 :][:, : value.shape[1]]
         return right.unsqueeze(1) @ value[:, : right.shape[1]]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
@@ -93,7 +94,13 @@ def train(
             break
         if progress.epoch == 0:
             seed_torch(stream_seed(settings.seed, fold, number))
-            ingredients.host.begin_stage(stage, lambda: bag_features(ingredients.host, cohort, parts.train))
+            ingredients.host.begin_stage(
+                stage,
+                lambda: bag_features(ingredients.host, cohort, parts.train),
+                settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0)),
+            )
+        # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
+        ingredients.network.zero_grad(set_to_none=True)
         optimizer = create_optimizer(ingredients.network, base_rate, settings.weight_decay)
         if saved is not None:
             checkpoint.load_optimizer(optimizer, saved)
@@ -105,8 +112,10 @@ def train(
                 stage=stage, stage_number=number, epoch=epoch, on_bag=on_bag,
             )  # fmt: skip
             is_last_stage = number == len(stages) - 1
-            if is_last_stage:
-                record |= validate(ingredients, cohort, parts.val, task)
+            if is_last_stage or stage.keeps_best:
+                # The wrapper has no part in a preparing stage.
+                judged = Ingredients(ingredients.host, None, None) if stage.prepares else ingredients
+                record |= validate(judged, cohort, parts.val, task)
                 if epoch + 1 >= math.ceil(FIRST_CHOSEN_SHARE * settings.epochs):
                     best = _keep_best(progress, record, ingredients.network, best, epoch)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
@@ -114,6 +123,9 @@ def train(
             progress.history.append(record)
             progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
             progress.finished = done and is_last_stage
+            if done and not is_last_stage and best is not None:
+                ingredients.network.load_state_dict(best)
+                best, progress = None, Progress(stage=number + 1, history=progress.history)
             _save(resume_file, modules, optimizer, best, progress)
             write_history(folder / "history.jsonl", progress.history)
             if on_epoch:
@@ -146,15 +158,14 @@ def train_epoch(
     """Every training bag once, one optimiser step per window."""
     network, model = ingredients.network, None if stage.prepares else ingredients.model
     device = next(network.parameters()).device
-    targets = stacked_targets(parts.train)
-    generator = np.random.default_rng([settings.seed, stage_number, epoch])
-    size = (
-        settings.bags_per_step if cohort.card.task == "classification" else min(settings.window, len(targets))
-    )
-    windows = task.windows(targets, window_size=size, generator=generator)
+    windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
     rule = SampleRule(settings.max_patches, settings.sampling, stream_seed(settings.seed, stage_number))
     bags = load_bags(
-        cohort, [parts.train[i] for window in windows for i in window], rule=rule, epoch=epoch, ahead=2 * size
+        cohort,
+        [parts.train[i] for window in windows for i in window],
+        rule=rule,
+        epoch=epoch,
+        ahead=2 * max(map(len, windows)),
     )
     if model is not None and ingredients.reference is not None:
         model.calibrate(ingredients.reference)
@@ -201,6 +212,17 @@ def train_epoch(
         {k: v for k, v in record.items() if isinstance(v, int | float)}, record["terms"]
     )
     return record
+
+
+def epoch_windows(
+    cohort: Cohort, parts: FoldParts, task: Task, settings: TrainSettings, stage_number: int, epoch: int
+) -> list[Int[np.ndarray, "_"]]:
+    """The training bags of one epoch, one window for each optimiser step."""
+    targets = stacked_targets(parts.train)
+    classifies = cohort.card.task == "classification"
+    size = settings.bags_per_step if classifies else min(settings.window, len(targets))
+    generator = np.random.default_rng([settings.seed, stage_number, epoch])
+    return task.windows(targets, window_size=size, generator=generator)
 
 
 def validate(ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:

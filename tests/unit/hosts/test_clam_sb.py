@@ -3,6 +3,7 @@ from math import exp, log, log1p
 import pytest
 import torch
 
+from gcemil.errors import UsageError
 from gcemil.hosts.abmil import ValuedEmbedded
 from gcemil.hosts.clam_sb import ClamSb, extremes
 from gcemil.hosts.instance_loss import smooth_svm
@@ -64,6 +65,29 @@ def test_subtyping_adds_the_other_heads_as_negatives_and_divides_by_the_classes(
     assert output.losses["instance"].item() == pytest.approx(0.3 * (in_class + 2 * softplus(1 + 2)) / 3)
 
 
+@pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True), (7, True)])
+def test_subtyping_is_on_for_more_than_two_classes_unless_told_otherwise(n_outputs, expected):
+    assert ClamSb(8, n_outputs).subtyping is expected
+    assert ClamSb(8, n_outputs, subtyping=not expected).subtyping is not expected
+
+
+def test_by_default_three_classes_teach_the_other_heads_what_their_class_is_not():
+    host = ClamSb(8, 3)
+    host(torch.randn(40, 8), target=torch.tensor(1)).losses["instance"].backward()
+    assert all(head.weight.grad.any() for head in host.instance_heads)
+
+
+def test_cross_entropy_is_the_smooth_svm_without_its_margin():
+    host = toy_host(n_sampled=1, instance_loss="cross_entropy")
+    output = host.pool(bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1))
+    assert output.losses["instance"].item() == pytest.approx(0.3 * (softplus(-2) + softplus(0)) / 2)
+
+
+def test_an_unknown_instance_loss_is_refused():
+    with pytest.raises(UsageError, match="one of svm, cross_entropy, got 'hinge'"):
+        ClamSb(8, 2, instance_loss="hinge")
+
+
 def test_instance_ranking_follows_attention_logit_plus_log_gate():
     # The most attended patch (token 2) is gated below all others and becomes the negative.
     log_gates = torch.tensor([-9.0, 0.0, 0.0])
@@ -103,7 +127,7 @@ def test_a_risk_has_no_instance_branch_and_the_whole_task_loss():
 
 
 def test_instance_loss_trains_tokens_and_the_label_head_but_not_the_choice():
-    host = ClamSb(8, 3)
+    host = ClamSb(8, 3, subtyping=False)
     host(torch.randn(40, 8), target=torch.tensor(1)).losses["instance"].backward()
     assert host.instance_heads[1].weight.grad.any()
     assert host.project[0].weight.grad.any()

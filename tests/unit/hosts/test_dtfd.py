@@ -95,11 +95,21 @@ def test_distillation_passes_on_the_mean_the_best_or_both_ends_of_a_group(distil
     assert output.contributions.sum().item() == pytest.approx(expected)
 
 
-def test_ranking_reads_the_label_in_training_and_the_prediction_otherwise():
+@pytest.mark.parametrize("target", [None, torch.tensor(0), torch.tensor(1)])
+def test_two_classes_rank_by_the_last_whatever_the_label(target):
+    # The group logits predict class 0 here, so that neither label nor prediction decides.
     host, coords = toy_host(distillation="max"), coords_in_groups([1, 1, 1], 4)
+    with torch.no_grad():
+        host.group_head.bias.copy_(torch.tensor([100.0, 0.0]))
+    embedded = bag([2.0, 4.0, 6.0], [0.0, 0.0, 0.0])
+    assert host.pool(embedded, coords, None, target).bag_feature.tolist() == pytest.approx([6.0])
+
+
+def test_three_classes_rank_by_the_label_in_training_and_by_the_prediction_otherwise():
+    host, coords = toy_host(n_outputs=3, distillation="max"), coords_in_groups([1, 1, 1], 4)
     embedded = bag([2.0, 4.0, 6.0], [0.0, 0.0, 0.0])
     assert host.pool(embedded, coords, None, torch.tensor(0)).bag_feature.tolist() == pytest.approx([2.0])
-    assert host.pool(embedded, coords, None, torch.tensor(1)).bag_feature.tolist() == pytest.approx([6.0])
+    assert host.pool(embedded, coords, None, torch.tensor(2)).bag_feature.tolist() == pytest.approx([6.0])
     assert host.pool(embedded, coords, None, None).bag_feature.tolist() == pytest.approx([6.0])
 
 
@@ -175,6 +185,40 @@ def test_without_coordinates_a_factor_on_the_features_moves_no_patch_to_another_
     coords = coords_in_groups(group_of(fingerprints(features), 4).tolist(), 4)
     gates = torch.rand(30)
     torch.testing.assert_close(host(features, gates=gates).logits, host(features, coords, gates=gates).logits)
+
+
+def test_training_splits_a_bag_anew_at_every_step():
+    host, features = Dtfd(8, 2).train(), torch.randn(30, 8)
+    coords = coords_in_groups([0] * 30, 4)
+    splits = [host.embed(features).drawn for _ in range(5)]
+    assert len({tuple(split.tolist()) for split in splits}) == 5
+    for split in splits:
+        assert sorted(torch.bincount(split).tolist()) == [7, 7, 8, 8]
+    assert len(host(features, coords).auxiliary_logits) == 4
+    assert len(host.eval()(features, coords).auxiliary_logits) == 1
+
+
+@pytest.mark.parametrize("mode", ["paper", "deletion"])
+def test_all_that_is_pooled_from_one_embedding_shares_its_split(mode):
+    host, features = Dtfd(8, 2, mode).train(), torch.randn(30, 8)
+    embedded = host.embed(features)
+    plain = host.aggregate(embedded, None)
+    for _ in range(2):
+        open_gates = host.gated(features, embedded, None, torch.zeros(30))
+        torch.testing.assert_close(open_gates.logits, plain.logits)
+
+
+def test_the_split_follows_torchs_generator():
+    host, features = Dtfd(8, 2).train(), torch.randn(30, 8)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append(host.embed(features).drawn)
+    assert torch.equal(*drawn)
+
+
+def test_fewer_patches_than_groups_make_fewer_groups():
+    assert len(Dtfd(8, 2).train()(torch.randn(3, 8)).auxiliary_logits) == 3
 
 
 def test_the_second_tier_trains_the_first():

@@ -16,6 +16,7 @@ from gcemil.hosts.hdmil import (
     kept_softmax,
     mismatch,
     straight_through_weights,
+    union_rate,
 )
 from gcemil.hosts.instance_loss import smooth_svm
 
@@ -133,6 +134,32 @@ def test_kept_rate_counts_a_patch_kept_by_any_branch(branch: int) -> None:
     assert losses["kept_rate"].item() == pytest.approx(2 * 0.4**2, rel=1e-5)
 
 
+def test_rate_loss_reaches_patches_that_several_branches_keep() -> None:
+    kept = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    rate = union_rate(kept)
+    assert rate.item() == pytest.approx(2 / 3)
+    rate.backward()
+    assert kept.grad is not None
+    # The gradient of the sum: each branch of each patch in full, as the authors' code has it.
+    assert kept.grad.flatten().tolist() == pytest.approx([1 / 3] * 6)
+
+
+@pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True)])
+def test_subtyping_is_on_for_more_than_two_classes_unless_told_otherwise(
+    n_outputs: int, expected: bool
+) -> None:
+    assert small_host(n_outputs).subtyping is expected
+    assert small_host(n_outputs, subtyping=not expected).subtyping is not expected
+
+
+def test_joint_weights_sum_to_one_over_all_branches() -> None:
+    logits, kept = torch.randn(9, 2), torch.rand(9, 2) > 0.5
+    kept[0] = True
+    jointly = straight_through_weights(logits, kept.float(), jointly=True)
+    assert jointly.sum().item() == pytest.approx(1)
+    torch.testing.assert_close(jointly / jointly.sum(dim=0), kept_softmax(logits, kept))
+
+
 def test_rate_loss_can_be_switched_off() -> None:
     host = small_host(3, rate_weight=0.0).train()
     assert host(torch.randn(8, 10), target=LABEL).losses["kept_rate"].item() == pytest.approx(0.0, abs=1e-7)
@@ -221,7 +248,14 @@ def test_every_loss_reaches_the_projection() -> None:
         assert torch.isfinite(gradient).all(), name
 
 
-@pytest.mark.parametrize("option", [{"degree": 0}, {"kept_rate": 1.2}])
-def test_bad_options_are_refused(option: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="degree >= 1 and kept_rate in"):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"degree": 0}, "degree >= 1 and kept_rate in"),
+        ({"kept_rate": 1.2}, "degree >= 1 and kept_rate in"),
+        ({"normalisation": "patch"}, "one of branch, joint, got 'patch'"),
+    ],
+)
+def test_bad_options_are_refused(option: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         small_host(**option)

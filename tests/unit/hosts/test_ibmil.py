@@ -77,22 +77,70 @@ def test_deconfounded_stage_asks_once_fills_the_dictionary_and_starts_afresh() -
         asked.append(torch.rand(7, 6, requires_grad=True))
         return asked[-1]
 
-    host.begin_stage(DECONFOUNDED, bag_features)
+    host.begin_stage(DECONFOUNDED, bag_features, 1)
     assert len(asked) == 1
     torch.testing.assert_close(host.confounders, confounder_dictionary(asked[0], 2))
-    assert not any(torch.equal(p, before[name]) for name, p in host.named_parameters())
+    for name, parameter in host.named_parameters():
+        # The dictionary lies in the projection's space, so the projection alone is kept.
+        assert torch.equal(parameter, before[name]) == name.startswith("project."), name
 
 
-def test_aggregator_stage_empties_the_dictionary() -> None:
+def test_aggregator_stage_empties_the_dictionary_and_lets_the_projection_learn_again() -> None:
     host = small_host()
-    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
-    host.begin_stage(AGGREGATOR, unasked)
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
+    assert not host.project[0].weight.requires_grad
+    host.begin_stage(AGGREGATOR, unasked, 1)
     assert not host.confounders.any()
+    assert host.project[0].weight.requires_grad
+
+
+def test_the_space_of_the_dictionary_survives_the_second_stage() -> None:
+    torch.manual_seed(1)
+    host = Ibmil(24, 2, width=32, hidden=8, dropout=0.0)
+    kinds = torch.nn.functional.normalize(torch.randn(8, 24), dim=1)
+    bags = [4 * kinds[i % 8] + 0.3 * torch.randn(20, 24) for i in range(48)]
+
+    @torch.no_grad()
+    def features() -> torch.Tensor:
+        return torch.stack([host(bag).bag_feature for bag in bags])
+
+    def nearest_rows() -> list[int]:
+        return torch.cdist(features(), host.confounders).argmin(dim=1).tolist()
+
+    host.begin_stage(DECONFOUNDED, features, 30)
+    rows = nearest_rows()
+    # Eight kinds of bags, a row for each: every bag is nearest to the row of its own kind.
+    assert len(set(rows[:8])) == 8
+    assert rows == rows[:8] * 6
+    learned = [parameter for parameter in host.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=2e-3)
+    for step in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(host(bags[step]).logits, torch.tensor(step % 2)).backward()
+        optimizer.step()
+    # The attention is new and has been trained; the space is the one the dictionary was made in.
+    assert nearest_rows() == rows
+
+
+def test_a_resumed_second_stage_holds_its_projection_too() -> None:
+    host, resumed = small_host(), small_host()
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
+    resumed.load_state_dict(host.state_dict())
+    trained = [name for name, parameter in resumed.named_parameters() if parameter.requires_grad]
+    assert trained == [name for name, _ in resumed.named_parameters() if not name.startswith("project.")]
+
+
+def test_without_a_width_the_features_themselves_are_pooled() -> None:
+    host = Ibmil(10, 2, width=None, hidden=5).eval()
+    features = torch.randn(9, 10)
+    output = host(features)
+    torch.testing.assert_close(output.bag_feature, output.scores.softmax(dim=0) @ features)
+    assert host.confounders.shape == (8, 10)
 
 
 def test_dictionary_is_saved_but_never_trained() -> None:
     host, resumed = small_host(), small_host()
-    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
     host(torch.randn(5, 10)).logits.sum().backward()
     assert not host.confounders.requires_grad
     assert "confounders" not in dict(host.named_parameters())
@@ -116,7 +164,7 @@ def test_confounder_is_the_row_the_bag_attends_to() -> None:
 @pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
 def test_tiny_gate_is_deletion_and_uniform_gate_is_nothing_with_a_dictionary(gate_mode: str) -> None:
     host = small_host(gate_mode=gate_mode)
-    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6))
+    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
     host.eval()
     features = torch.randn(8, 10)
     gates = torch.tensor([1.0, 1e-30, 1.0, 0.0, 1e-30, 1.0, 1.0, 0.0])

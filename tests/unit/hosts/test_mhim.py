@@ -10,7 +10,7 @@ from gcemil.hosts import mhim
 from gcemil.hosts.host import Stage
 from gcemil.hosts.mhim import Mhim, ceiling, consistency, masked_patches
 
-TEACHER, STUDENT = Stage("teacher", prepares=True), Stage("student")
+TEACHER, STUDENT = Stage("teacher", prepares=True, keeps_best=True), Stage("student")
 LABEL = torch.tensor(1)
 
 
@@ -21,7 +21,7 @@ def small_host(n_outputs: int = 3, **options: object) -> Mhim:
 
 def student_host(**options: object) -> Mhim:
     host = small_host(**options)
-    host.begin_stage(STUDENT, unasked)
+    host.begin_stage(STUDENT, unasked, 1)
     return host
 
 
@@ -52,7 +52,7 @@ def test_teacher_stage_is_the_plain_base_without_masks() -> None:
 def test_student_stage_makes_the_trained_base_the_teacher() -> None:
     host = small_host()
     trained = {name: value.clone() for name, value in host.student.state_dict().items()}
-    host.begin_stage(STUDENT, unasked)
+    host.begin_stage(STUDENT, unasked, 1)
     for name, value in host.teacher.state_dict().items():
         assert torch.equal(value, trained[name])
     assert torch.equal(host.student.project[0].weight, trained["project.0.weight"])
@@ -68,7 +68,7 @@ def test_stage_survives_saving_and_loading() -> None:
 
 def test_teacher_stage_can_begin_again() -> None:
     host = student_host()
-    host.begin_stage(TEACHER, unasked)
+    host.begin_stage(TEACHER, unasked, 1)
     assert host.train()(torch.randn(20, 10), target=LABEL).losses == {}
 
 
@@ -174,6 +174,7 @@ def test_consistency_reads_the_teacher_at_a_tenth_of_the_temperature() -> None:
 
 def test_teacher_follows_the_student_once_per_step() -> None:
     host = student_host(momentum=0.75)
+    assert host.momentum == 0.75
     with torch.no_grad():
         host.teacher.head.bias.fill_(1.0)
         host.student.head.bias.fill_(5.0)
@@ -181,6 +182,63 @@ def test_teacher_follows_the_student_once_per_step() -> None:
     assert host.teacher.head.bias.tolist() == pytest.approx([2.0, 2.0, 2.0])
     host.after_step()
     assert host.teacher.head.bias.tolist() == pytest.approx([2.75, 2.75, 2.75])
+
+
+@pytest.mark.parametrize("n_steps", [12, 450, 34_580])
+def test_a_stage_of_any_length_replaces_as_much_of_the_teacher_as_the_published_one(n_steps: int) -> None:
+    host = small_host()
+    host.begin_stage(STUDENT, unasked, n_steps)
+    assert 1 - host.momentum**n_steps == pytest.approx(1 - 0.9999**34_580, rel=1e-6)
+    assert 1 - host.momentum**n_steps == pytest.approx(0.97, abs=0.005)
+
+
+def test_the_published_length_has_the_published_momentum() -> None:
+    host = small_host()
+    host.begin_stage(STUDENT, unasked, 266 * 130)
+    assert host.momentum == pytest.approx(0.9999, abs=1e-9)
+
+
+def test_a_teacher_of_ones_ends_at_three_percent_when_the_student_is_zero() -> None:
+    host = small_host()
+    host.begin_stage(STUDENT, unasked, 20)
+    with torch.no_grad():
+        host.teacher.head.bias.fill_(1.0)
+        host.student.head.bias.zero_()
+    for _ in range(20):
+        host.after_step()
+    assert host.teacher.head.bias.tolist() == pytest.approx([0.9999**34_580] * 3, rel=1e-4)
+
+
+def test_the_high_ratio_falls_to_zero_by_a_cosine() -> None:
+    host = small_host(high_ratio=0.01)
+    host.begin_stage(STUDENT, unasked, 4)
+    ratios = [host.decayed_high_ratio]
+    for _ in range(4):
+        host.after_step()
+        ratios.append(host.decayed_high_ratio)
+    quarter = 0.005 * (1 + math.cos(math.pi / 4))
+    assert ratios == pytest.approx([0.01, quarter, 0.005, 0.01 - quarter, 0.0])
+
+
+def test_the_last_step_hides_no_hard_patch() -> None:
+    host = small_host(random_ratio=0.0, high_ratio=0.5, high_share=1.0)
+    host.begin_stage(STUDENT, unasked, 1)
+    features = torch.randn(20, 10)
+    assert (host.train()(features, target=LABEL).contributions == 0).sum() == 10
+    host.after_step()
+    assert (host(features, target=LABEL).contributions != 0).all()
+
+
+def test_progress_survives_saving_and_loading_and_begins_anew_with_a_stage() -> None:
+    host, resumed = small_host(), small_host()
+    host.begin_stage(STUDENT, unasked, 8)
+    host.after_step()
+    host.after_step()
+    resumed.load_state_dict(host.state_dict())
+    assert resumed.progress == 0.25
+    assert resumed.momentum == host.momentum
+    resumed.begin_stage(STUDENT, unasked, 8)
+    assert resumed.progress == 0.0
 
 
 def test_teacher_rests_during_its_own_stage() -> None:

@@ -1,0 +1,483 @@
+"""The authors' weights under our names: one table per host, and a reader that names whatever does not fit.
+
+A row of a table is one tensor of the authors: its name, its shape in named sizes, and our name for it. `{c}` stands for
+every output; where our name has none, the tensors of all outputs are stacked. A size is what the first tensor that has
+it says, and every later tensor must agree: `in_dim` and `n_outputs` make the host, others become its options.
+
+One sigmoid output for two classes becomes the two logits (0, x): softmax(0, x) is (1 - sigmoid(x), sigmoid(x)).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcemil.errors import UsageError, WeightsError
+from gcemil.hosts.host import GateMode, MilHost
+from gcemil.hosts.table import HOSTS, create_host
+
+Tensors = dict[str, Tensor]
+Sizes = dict[str, int]
+Fit = Callable[[Tensor], Tensor]
+
+SILENT = 2.0**-100
+"""Scales exactly: the negative class of DSMIL keeps the critical patch of the positive one and says 0."""
+N_NAMED = 6
+"""How many tensors of one kind a message names."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of the authors, and its place in our host."""
+
+    theirs: str
+    shape: str
+    ours: str
+    fit: Fit = torch.Tensor.contiguous
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one published network names its tensors."""
+
+    rows: tuple[Row, ...]
+    options: Callable[[Sizes], dict[str, object]] = lambda sizes: {}
+    """The options of our class under which it is the authors' network."""
+    needs: str | None = None
+    """This layout is for checkpoints that have this tensor."""
+    two_classes: Mapping[str, Fit] = field(default_factory=dict)
+    """What makes two outputs of one sigmoid, by our names."""
+    absent: tuple[str, ...] = ()
+    """Tensors of ours that this network has not, and that act on nothing: they are 0."""
+    buffers: Mapping[str, float] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublishedHost:
+    """A host as the authors' weights describe it."""
+
+    name: str
+    in_dim: int
+    n_outputs: int
+    options: Mapping[str, object]
+    tensors: Mapping[str, Tensor]
+    caveats: tuple[str, ...]
+    """What differs from the authors' own predictions, in sentences."""
+
+    def create(
+        self, gate_mode: GateMode | None = None, options: Mapping[str, object] | None = None
+    ) -> MilHost[Any]:
+        """The host with these weights, in evaluation mode; `options` are those that weights do not tell."""
+        host = create_host(
+            self.name,
+            in_dim=self.in_dim,
+            n_outputs=self.n_outputs,
+            gate_mode=gate_mode,
+            options={**(options or {}), **self.options},
+        )
+        host.load_state_dict({**host.state_dict(), **self.tensors})
+        return host.eval()
+
+
+def read_published(name: str, checkpoint: Mapping[str, Any], *, risk: bool = False) -> PublishedHost:
+    """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
+    if name not in LAYOUTS:
+        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
+    theirs = RENAMES.get(name, dict)(named_tensors(checkpoint))
+    layout = next(one for one in LAYOUTS[name] if one.needs is None or one.needs in theirs)
+    ours, sizes = renamed(name, layout, theirs)
+    n_outputs = sizes["n_outputs"]
+    if n_outputs == 1 and not risk and layout.two_classes:
+        ours |= {key: widen(ours[key]) for key, widen in layout.two_classes.items()}
+        n_outputs = 2
+    if n_outputs == 1:
+        # A risk has no classes, so instance heads have no place in our host.
+        ours = {key: tensor for key, tensor in ours.items() if not key.startswith("instance_heads")}
+    found = PublishedHost(name, sizes["in_dim"], n_outputs, layout.options(sizes), ours, layout.caveats)
+    return with_constants(found, layout)
+
+
+def named_tensors(checkpoint: Mapping[str, Any]) -> Tensors:
+    """Every tensor by name; a word before `/` names the network where a checkpoint holds several."""
+    networks = {key: value for key, value in checkpoint.items() if is_state_dict(value)}
+    if not networks:
+        networks = {"": {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
+    elif len(networks) == 1:
+        networks = {"": next(iter(networks.values()))}
+    return {
+        f"{network}/{key}".lstrip("/"): tensor.detach().float()
+        for network, tensors in networks.items()
+        for key, tensor in without_prefix(tensors).items()
+    }
+
+
+def is_state_dict(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items())
+    )
+
+
+def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Names without what a wrapper of the whole network put in front (DataParallel, Lightning)."""
+    for prefix in ("module.", "model."):
+        if tensors and all(key.startswith(prefix) for key in tensors):
+            tensors = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
+    return tensors
+
+
+def renamed(name: str, layout: Layout, theirs: Tensors) -> tuple[Tensors, Sizes]:
+    """Our tensors, and the sizes read from theirs; everything that does not fit is told at once."""
+    sizes: Sizes = {}
+    missing: list[str] = []
+    misshapen: list[str] = []
+    used: set[str] = set()
+
+    def read(key: str, shape: str) -> Tensor | None:
+        used.add(key)
+        if key not in theirs:
+            missing.append(key)
+            return None
+        if expected := disagreement(theirs[key], shape.split(), sizes):
+            misshapen.append(f"{key} {tuple(theirs[key].shape)} where ({expected}) was expected")
+            return None
+        return theirs[key]
+
+    ours: Tensors = {}
+    # Rows that hold for every output come last: the others say how many there are.
+    for row in sorted(layout.rows, key=lambda one: "{c}" in one.theirs):
+        outputs = range(sizes.get("n_outputs", 1)) if "{c}" in row.theirs else range(1)
+        found = [read(row.theirs.replace("{c}", str(c)), row.shape) for c in outputs]
+        fitted = [row.fit(tensor) for tensor in found if tensor is not None]
+        if "{c}" in row.ours:
+            ours |= {row.ours.replace("{c}", str(c)): tensor for c, tensor in enumerate(fitted)}
+        elif fitted:
+            ours[row.ours] = torch.stack(fitted) if "{c}" in row.theirs else fitted[0]
+    left_over = sorted(set(theirs) - used)
+    if missing or left_over or misshapen:
+        raise WeightsError(
+            f"These are not the published weights of '{name}': "
+            + "; ".join(
+                f"{kind}: {listed(names)}"
+                for kind, names in (
+                    ("missing", missing),
+                    ("left over", left_over),
+                    ("of another shape", misshapen),
+                )
+                if names
+            )
+            + ". Nothing was loaded."
+        )
+    return ours, sizes
+
+
+def disagreement(tensor: Tensor, shape: Sequence[str], sizes: Sizes) -> str | None:
+    """The shape expected where the tensor has another; sizes that are still unknown are learned from it."""
+    learned = dict(sizes)
+    fits = len(shape) == tensor.ndim
+    for text, length in zip(shape, tensor.shape, strict=False):
+        if text.isidentifier() and text not in learned:
+            learned[text] = length
+        fits = fits and expected_length(text, learned) == length
+    if fits:
+        sizes |= learned
+        return None
+    return ", ".join(str(expected_length(text, sizes) or text) for text in shape)
+
+
+def expected_length(text: str, sizes: Sizes) -> int | None:
+    """'width', '2*width', 'width/2' or a number; None where the size is not known yet."""
+    if text.isdigit():
+        return int(text)
+    factor, name, divisor = re.fullmatch(r"(?:(\d+)\*)?(\w+?)(?:/(\d+))?", text).groups()  # type: ignore[union-attr]
+    return None if name not in sizes else sizes[name] * int(factor or 1) // int(divisor or 1)
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - N_NAMED
+    return ", ".join(names[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def with_constants(found: PublishedHost, layout: Layout) -> PublishedHost:
+    """What the authors have no tensor for: zeros of our shapes, and flags."""
+    if not layout.absent and not layout.buffers:
+        return found
+    own = create_host(
+        found.name, in_dim=found.in_dim, n_outputs=found.n_outputs, options=found.options
+    ).state_dict()
+    constants = {key: torch.zeros_like(own[key]) for key in layout.absent}
+    constants |= {key: torch.full_like(own[key], value) for key, value in layout.buffers.items()}
+    return PublishedHost(**{**vars(found), "tensors": {**found.tensors, **constants}})
+
+
+def layer(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
+    """Weight and bias of one layer; the bias is as long as the first axis of the weight."""
+    return (
+        Row(f"{theirs}.weight", shape, f"{ours}.weight"),
+        Row(f"{theirs}.bias", shape.split()[0], f"{ours}.bias"),
+    )
+
+
+def dense(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
+    """The same for Keras, whose kernels are (in, out)."""
+    return (
+        Row(f"{theirs}.kernel", shape, f"{ours}.weight", transposed),
+        Row(f"{theirs}.bias", shape.split()[1], f"{ours}.bias"),
+    )
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    return tensor.T.contiguous()
+
+
+def keras_convolution(kernel: Tensor) -> Tensor:
+    """(33, 1, inputs per group, outputs) as (outputs, inputs per group, 33, 1)."""
+    return kernel.permute(3, 2, 0, 1).contiguous()
+
+
+def after_silence(tensor: Tensor) -> Tensor:
+    """A first output that is always 0."""
+    return torch.cat([torch.zeros_like(tensor), tensor])
+
+
+def after_whisper(tensor: Tensor) -> Tensor:
+    """A first output that ranks as the second does and is 0 beside it."""
+    return torch.cat([SILENT * tensor, tensor])
+
+
+def from_second_stream(weight: Tensor) -> Tensor:
+    """DSMIL's bag head over two streams, of which it reads the second."""
+    return after_silence(torch.cat([torch.zeros_like(weight), weight], dim=1))
+
+
+def beside_no_dictionary(weight: Tensor) -> Tensor:
+    """IBMIL's head of the first stage as one that also reads the mixture of the dictionary, which is 0 there."""
+    return torch.cat([weight, torch.zeros_like(weight)], dim=1)
+
+
+def mhim_network(name: str) -> tuple[Row, ...]:
+    attention = f"{name}/online_encoder.attention.attention"
+    return (
+        *layer(f"{name}/patch_to_emb.0", "width in_dim", f"{name}.project.0"),
+        Row(f"{attention}.0.weight", "hidden width", f"{name}.attention.0.weight"),
+        Row(f"{attention}.2.weight", "1 hidden", f"{name}.attention.2.weight"),
+        *layer(f"{name}/predictor", "n_outputs width", f"{name}.head"),
+    )
+
+
+def transmil_layer(theirs: str, ours: str) -> tuple[Row, ...]:
+    return (
+        *layer(f"{theirs}.norm", "width", f"{ours}_norm"),
+        Row(f"{theirs}.attn.to_qkv.weight", "3*width width", f"{ours}.qkv.weight"),
+        *layer(f"{theirs}.attn.to_out.0", "width width", f"{ours}.project.0"),
+        Row(f"{theirs}.attn.res_conv.weight", "heads 1 33 1", f"{ours}.value_conv.weight"),
+    )
+
+
+def chosen(*names: str) -> Callable[[Sizes], dict[str, object]]:
+    """Sizes that are options of our class under the same name."""
+    return lambda sizes: {name: sizes[name] for name in names}
+
+
+GATED_ATTENTION = (
+    *layer("attention_net.0", "width in_dim", "project.0"),
+    *layer("attention_net.3.attention_a.0", "hidden width", "attention.content"),
+    *layer("attention_net.3.attention_b.0", "hidden width", "attention.gate"),
+)
+ABMIL = Layout(
+    rows=(
+        *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
+        *layer("attention_V.0", "hidden width", "attention.content"),
+        *layer("attention_U.0", "hidden width", "attention.gate"),
+        *layer("attention_w", "1 hidden", "attention.score"),
+        *layer("classifier.0", "n_outputs width", "head"),
+    ),
+    options=chosen("width", "hidden"),
+    two_classes={"head.weight": after_silence, "head.bias": after_silence},
+)
+CLAM_SB = Layout(
+    rows=(
+        *GATED_ATTENTION,
+        *layer("attention_net.3.attention_c", "1 hidden", "attention.score"),
+        *layer("classifiers", "n_outputs width", "head"),
+        *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+    ),
+    options=chosen("width", "hidden"),
+)
+TRANSMIL = Layout(
+    rows=(
+        Row("cls_token", "1 1 width", "class_token", lambda token: token.flatten(0, 1)),
+        *layer("_fc1.0", "width in_dim", "project.0"),
+        *transmil_layer("layer1", "first"),
+        *transmil_layer("layer2", "second"),
+        *layer("pos_layer.proj", "width 1 7 7", "position.wide"),
+        *layer("pos_layer.proj1", "width 1 5 5", "position.middle"),
+        *layer("pos_layer.proj2", "width 1 3 3", "position.narrow"),
+        *layer("norm", "width", "norm"),
+        *layer("_fc2", "n_outputs width", "head"),
+    ),
+    options=chosen("width", "heads"),
+    caveats=(
+        "Weights trained with nystrom-attention 0.0.9, which the authors pin, answer otherwise there: that version "
+        "returns padding rows whenever it pads.",
+    ),
+)
+DSMIL_STREAMS = (
+    *layer("i_classifier.fc.0", "n_outputs in_dim", "instance_head"),
+    *layer("b_classifier.q.0", "hidden in_dim", "query.0"),
+    *layer("b_classifier.q.2", "hidden hidden", "query.2"),
+    Row(
+        "b_classifier.fcc.weight",
+        "n_outputs n_outputs in_dim",
+        "head.weight",
+        lambda weight: weight.flatten(1),
+    ),
+    Row("b_classifier.fcc.bias", "n_outputs", "head.bias"),
+)
+DSMIL = Layout(
+    rows=DSMIL_STREAMS,
+    options=chosen("hidden"),
+    two_classes={
+        "instance_head.weight": after_whisper,
+        "instance_head.bias": after_whisper,
+        "head.weight": from_second_stream,
+        "head.bias": after_silence,
+    },
+    caveats=(
+        "The authors read several outputs as one sigmoid each; here their softmax is the prediction. The logits agree.",
+    ),
+)
+DSMIL_VALUES = Layout(
+    rows=(*DSMIL_STREAMS, *layer("b_classifier.v.1", "in_dim in_dim", "value.0")),
+    options=lambda sizes: {"hidden": sizes["hidden"], "value_layer": True},
+    needs="b_classifier.v.1.weight",
+    two_classes=DSMIL.two_classes,
+    caveats=DSMIL.caveats,
+)
+DTFD = Layout(
+    rows=(
+        Row("dim_reduction/fc1.weight", "width in_dim", "project.0.weight"),
+        *layer("attention/attention_V.0", "hidden width", "attention.content"),
+        *layer("attention/attention_U.0", "hidden width", "attention.gate"),
+        *layer("attention/attention_weights", "1 hidden", "attention.score"),
+        *layer("classifier/fc", "n_outputs width", "group_head"),
+        *layer("att_classifier/attention.attention_V.0", "hidden width", "bag_attention.content"),
+        *layer("att_classifier/attention.attention_U.0", "hidden width", "bag_attention.gate"),
+        *layer("att_classifier/attention.attention_weights", "1 hidden", "bag_attention.score"),
+        *layer("att_classifier/classifier.fc", "n_outputs width", "head"),
+    ),
+    options=chosen("width", "hidden"),
+    caveats=(
+        "The authors split a bag at random in evaluation too; here the place of a patch decides its pseudo-bag.",
+        "Weights do not tell how pseudo-bags are distilled: afs, unless the option distillation says max or maxmin.",
+    ),
+)
+IBMIL_ATTENTION = (
+    *layer("attention.0", "hidden in_dim", "attention.0"),
+    *layer("attention.2", "1 hidden", "attention.2"),
+)
+IBMIL = Layout(
+    rows=(
+        *IBMIL_ATTENTION,
+        *layer("W_q", "key_width in_dim", "query"),
+        *layer("W_k", "key_width in_dim", "key"),
+        Row("confounder_feat", "n_confounders in_dim", "confounders"),
+        Row("classifier.bias", "n_outputs", "head.bias"),
+        Row("classifier.weight", "n_outputs 2*in_dim", "head.weight"),
+    ),
+    options=lambda sizes: {"width": None, **chosen("hidden", "key_width", "n_confounders")(sizes)},
+    needs="confounder_feat",
+)
+IBMIL_FIRST_STAGE = Layout(
+    rows=(
+        *IBMIL_ATTENTION,
+        Row("classifier.bias", "n_outputs", "head.bias"),
+        Row("classifier.weight", "n_outputs in_dim", "head.weight", beside_no_dictionary),
+    ),
+    options=lambda sizes: {"width": None, **chosen("hidden")(sizes)},
+    absent=("query.weight", "query.bias", "key.weight", "key.bias", "confounders"),
+)
+MHIM = Layout(
+    rows=(*mhim_network("student"), *mhim_network("teacher")),
+    options=chosen("width", "hidden"),
+    buffers={"student_stage": 1},
+)
+CAMIL = Layout(
+    rows=(
+        Row("encoder.custom_att.wq", "in_dim in_dim/2", "query.weight", transposed),
+        Row("encoder.custom_att.wk", "in_dim in_dim/2", "key.weight", transposed),
+        *dense("encoder.wv", "in_dim in_dim", "value"),
+        Row("encoder.nyst_att.to_qkv.kernel", "in_dim 3*in_dim", "context.qkv.weight", transposed),
+        *dense("encoder.nyst_att.to_out", "in_dim in_dim", "context.project.0"),
+        Row("encoder.nyst_att.res_conv.kernel", "33 1 8 64", "context.value_conv.weight", keras_convolution),
+        Row("attcls.v", "in_dim hidden", "pool_content.weight", transposed),
+        Row("attcls.u", "in_dim hidden", "pool_gate.weight", transposed),
+        Row("attcls.w", "hidden 1", "pool_score.weight", transposed),
+        *dense("class_fc", "in_dim n_outputs", "head"),
+    ),
+    options=lambda sizes: {"width": None, "hidden": sizes["hidden"], "convolution": "heads"},
+    two_classes={"head.weight": after_silence, "head.bias": after_silence},
+)
+HDMIL = Layout(
+    rows=(
+        *GATED_ATTENTION,
+        *layer("attention_net.3.attention_c", "n_outputs hidden", "attention.score"),
+        Row("classifiers.{c}.act_fun.0.cheby_coeffs", "width 1 terms", "bag_heads.coefficients"),
+        Row(
+            "instance_classifiers.{c}.act_fun.0.cheby_coeffs",
+            "width 2 terms",
+            "instance_heads.coefficients",
+        ),
+    ),
+    options=lambda sizes: {**chosen("width", "hidden")(sizes), "degree": sizes["terms"] - 1},
+)
+
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    "abmil": (ABMIL,),
+    "clam_sb": (CLAM_SB,),
+    "transmil": (TRANSMIL,),
+    "dsmil": (DSMIL_VALUES, DSMIL),
+    "dtfd": (DTFD,),
+    "ibmil": (IBMIL, IBMIL_FIRST_STAGE),
+    "mhim": (MHIM,),
+    "camil": (CAMIL,),
+    "hdmil": (HDMIL,),
+}
+
+
+def clam_names(theirs: Tensors) -> Tensors:
+    """Without DataParallel's word inside the names and the labels of the instance loss.
+
+    Without dropout the attention stands one place further to the front of its list.
+    """
+    plain = {key.replace(".module", ""): tensor for key, tensor in theirs.items()}
+    return {
+        key.replace("attention_net.2.attention", "attention_net.3.attention"): tensor
+        for key, tensor in plain.items()
+        if not key.startswith("instance_loss_fn.")
+    }
+
+
+def mhim_names(theirs: Tensors) -> Tensors:
+    """The student is called 'model' in the authors' files, or stands alone; it is its own teacher then."""
+    named = {
+        (key if "/" in key else f"student/{key}").replace("model/", "student/", 1): tensor
+        for key, tensor in theirs.items()
+    }
+    if any(key.startswith("teacher/") for key in named):
+        return named
+    return named | {key.replace("student/", "teacher/", 1): tensor for key, tensor in named.items()}
+
+
+RENAMES: dict[str, Callable[[Tensors], Tensors]] = {
+    "clam_sb": clam_names,
+    "hdmil": clam_names,
+    "mhim": mhim_names,
+}
