@@ -91,7 +91,7 @@ def written(
     """Every file of the explanation; what needs coordinates is left out where there are none."""
     from gcemil.files import write_json
     from gcemil.report import certificate, geojson, overlay
-    from gcemil.report.evidence_json import evidence_json
+    from gcemil.report.evidence_json import evidence_list
 
     shown = geojson.EVIDENCE if found.evidence is not None else geojson.ATTENTION
     collection, picture = None, None
@@ -119,7 +119,7 @@ def written(
             thumbnail=thumbnail,
         )
     files = {"hdf5": write_hdf5(folder / "evidence.h5", found)}
-    listed = evidence_json(
+    listed = evidence_list(
         found.slide_id,
         found.selected,
         found.coords,
@@ -129,7 +129,7 @@ def written(
         stop_reason=found.certificate.stop_reason,
         hashes=found.hashes,
     )
-    files["json"] = write_json(folder / "evidence.json", listed)
+    files["json"] = write_json(folder / "evidence.json", listed.to_json())
     if collection is not None and picture is not None:
         files["geojson"] = geojson.write_geojson(folder / "evidence.geojson", collection)
         files["overlay"] = overlay.write_overlay(folder / "overlay.png", picture)

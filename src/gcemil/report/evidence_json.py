@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from gcemil.report.geojson import numbers
+from gcemil.report.geojson import BLOCK, json_text, numbers
 
 
-def evidence_json(
+@dataclass(frozen=True, eq=False)
+class EvidenceList:
+    """Everything the file says; the patches become values or text a block at a time."""
+
+    head: dict[str, Any]
+    patches: Int[np.ndarray, "k"]
+    coords: Int[np.ndarray, "k 2"] | None
+    measurements: Mapping[str, Real[np.ndarray, "k"]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.head, "patches": list(self._entries(slice(None)))}
+
+    def blocks(self) -> Iterator[str]:
+        """The file in parts, one patch per line."""
+        yield json_text(self.head)[:-1] + ',"patches":['
+        for start in range(0, len(self.patches), BLOCK):
+            entries = map(json_text, self._entries(slice(start, start + BLOCK)))
+            yield (",\n" if start else "\n") + ",\n".join(entries)
+        yield "\n]}\n"
+
+    def _entries(self, rows: slice) -> Iterator[dict[str, Any]]:
+        columns: dict[str, list[Any]] = {"index": self.patches[rows].tolist()}
+        if self.coords is not None:
+            columns["x"], columns["y"] = self.coords[rows].T.tolist()
+        columns |= {name: numbers(values[rows]) for name, values in self.measurements.items()}
+        for entry in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, entry, strict=True))
+
+
+def evidence_list(
     slide_id: str,
     selected: Bool[np.ndarray, "n"],
     coords: Int[np.ndarray, "n 2"] | None,
@@ -21,22 +51,19 @@ def evidence_json(
     measurements: Mapping[str, Real[np.ndarray, "n"]],
     stop_reason: str | None,
     hashes: Mapping[str, str],
-) -> dict[str, Any]:
+) -> EvidenceList:
     """One entry per selected patch; positions are top-left corners in level-0 pixels of the feature file."""
-    patches = []
-    columns = {name: numbers(values[selected]) for name, values in measurements.items()}
-    for row, patch in enumerate(np.flatnonzero(selected).tolist()):
-        entry: dict[str, Any] = {"index": patch}
-        if coords is not None:
-            entry["x"], entry["y"] = coords[patch].tolist()
-        patches.append({**entry, **{name: values[row] for name, values in columns.items()}})
-    return {
-        "slide_id": slide_id,
-        "rule": rule,
-        "n_patches": len(selected),
-        "fraction": float(selected.mean()),
-        "patch_size_level0": patch_size,
-        "stop_reason": stop_reason,
-        "hashes": dict(hashes),
-        "patches": patches,
-    }
+    return EvidenceList(
+        head={
+            "slide_id": slide_id,
+            "rule": rule,
+            "n_patches": len(selected),
+            "fraction": float(selected.mean()),
+            "patch_size_level0": patch_size,
+            "stop_reason": stop_reason,
+            "hashes": dict(hashes),
+        },
+        patches=np.flatnonzero(selected),
+        coords=None if coords is None else coords[selected],
+        measurements={name: values[selected] for name, values in measurements.items()},
+    )

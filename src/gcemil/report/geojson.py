@@ -13,10 +13,11 @@ An id is made of slide, model and patch (UUID version 5), so the same evidence g
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,16 @@ import numpy as np
 from jaxtyping import Bool, Int, Real
 
 from gcemil.errors import BagError, StoreError, UsageError
-from gcemil.files import write_bytes
+from gcemil.files import whole_file
 from gcemil.records import SlideEvidence
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
 """Attributes of a feature file that say where the image shown by QuPath begins."""
+BLOCK = 1024
+"""Objects whose text is made at once."""
+VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""The two bits by which a UUID says how it is laid out."""
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}
 
 PerPatch = Real[np.ndarray, "n"]
@@ -50,6 +55,74 @@ ATTENTION = PatchClass("Attention top-k", (31, 119, 180))
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 
+@dataclass(frozen=True, eq=False)
+class PatchCollection:
+    """The objects of one slide, checked; their text is made block by block, because it is far larger than the arrays."""
+
+    slide_id: str
+    model: str
+    patches: Int[np.ndarray, "k"]
+    """Their rows in the slide."""
+    corners: Int[np.ndarray, "k 2"]
+    patch_size: int
+    ranks: Int[np.ndarray, "k"]
+    """From 1; 0 for a patch that was not selected."""
+    measurements: Mapping[str, PerPatch]
+    selected_class: PatchClass
+    unselected_class: PatchClass | None
+
+    def __len__(self) -> int:
+        return len(self.patches)
+
+    def blocks(self) -> Iterator[str]:
+        """The whole file in parts: one object per line, so that two files can be compared."""
+        yield '{"type":"FeatureCollection","features":[\n'
+        for start in range(0, len(self), BLOCK):
+            lines = self._lines(slice(start, start + BLOCK))
+            yield ",\n".join(lines) + (",\n" if start + BLOCK < len(self) else "\n")
+        yield "]}\n"
+
+    def _lines(self, rows: slice) -> Iterator[str]:
+        patches, ranks = self.patches[rows].tolist(), self.ranks[rows].tolist()
+        left, top = self.corners[rows].T.tolist()
+        right, bottom = (self.corners[rows] + self.patch_size).T.tolist()
+        measured = {name: number_column(values[rows]) for name, values in self.measurements.items()}
+        template = self._template({name: place for name, (place, _) in measured.items()})
+        return map(
+            template.__mod__,
+            zip(
+                patch_uuids(self.slide_id, self.model, patches),
+                # A closed ring from the top left corner.
+                left, top, right, top, right, bottom, left, bottom, left, top,
+                self._titles(ranks, patches),
+                *(column for _, column in measured.values()),
+                patches,
+                strict=True,
+            ),
+        )  # fmt: skip
+
+    def _template(self, measured: Mapping[str, str]) -> str:
+        """One object with a place for everything that differs between patches."""
+        places = ",".join(f"{_constant(name)}:{place}" for name, place in measured.items())
+        return (
+            '{"type":"Feature","id":"%s","geometry":{"type":"Polygon","coordinates":'
+            "[[[%d,%d],[%d,%d],[%d,%d],[%d,%d],[%d,%d]]]},"
+            '"properties":{"objectType":"tile","isLocked":true,%s,'
+            f'"measurements":{{{places}}},'
+            f'"metadata":{{"slide_id":{_constant(self.slide_id)},"model":{_constant(self.model)},"patch":"%d"}}}}}}'
+        )
+
+    def _titles(self, ranks: list[int], patches: list[int]) -> Iterator[str]:
+        """Name and class of every object."""
+        name = json_text(self.selected_class.name)[:-1]
+        chosen, other = (
+            f'"classification":{json_text({"name": one.name, "color": list(one.color)})}'
+            for one in (self.selected_class, self.unselected_class or self.selected_class)
+        )
+        for rank, patch in zip(ranks, patches, strict=True):
+            yield f'"name":{name} #{rank}",{chosen}' if rank else f'"name":"patch {patch}",{other}'
+
+
 def feature_collection(
     slide_id: str,
     coords: Int[np.ndarray, "n 2"],
@@ -62,46 +135,31 @@ def feature_collection(
     selected_class: PatchClass = EVIDENCE,
     unselected_class: PatchClass | None = None,
     bounds: Bounds = (0, 0),
-) -> dict[str, Any]:
+) -> PatchCollection:
     """The selected patches, numbered from the highest `ranked_by`; the others too, where they are given a class."""
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     check_inside(corners, patch_size, bounds, slide_id)
     order = np.flatnonzero(selected)[np.argsort(-ranked_by[selected], kind="stable")]
-    names = {int(patch): f"{selected_class.name} #{rank}" for rank, patch in enumerate(order, start=1)}
+    ranks = np.zeros(len(selected), dtype=np.int64)
+    ranks[order] = np.arange(1, len(order) + 1)
     shown = np.flatnonzero(selected) if unselected_class is None else np.arange(len(selected))
-    columns = {name: numbers(values[shown]) for name, values in measurements.items()}
-    features = []
-    for row, patch in enumerate(shown.tolist()):
-        patch_class = selected_class if unselected_class is None or selected[patch] else unselected_class
-        features.append(
-            {
-                "type": "Feature",
-                "id": patch_uuid(slide_id, model, patch),
-                "geometry": {
-                    "type": "Polygon",
-                    "coordinates": [square(corners[patch], patch_size)],
-                },
-                "properties": {
-                    "objectType": "tile",
-                    "isLocked": True,
-                    "name": names.get(patch, f"patch {patch}"),
-                    "classification": {"name": patch_class.name, "color": list(patch_class.color)},
-                    "measurements": {name: values[row] for name, values in columns.items()},
-                    "metadata": {"slide_id": slide_id, "model": model, "patch": str(patch)},
-                },
-            }
-        )
-    return {"type": "FeatureCollection", "features": features}
+    return PatchCollection(
+        slide_id=slide_id,
+        model=model,
+        patches=shown,
+        corners=corners[shown],
+        patch_size=patch_size,
+        ranks=ranks[shown],
+        measurements={name: values[shown] for name, values in measurements.items()},
+        selected_class=selected_class,
+        unselected_class=unselected_class,
+    )
 
 
-def write_geojson(path: Path, collection: dict[str, Any]) -> Path:
-    """One feature per line, so that two files can be compared."""
-    lines = [
-        json.dumps(feature, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        for feature in collection["features"]
-    ]
-    text = '{"type":"FeatureCollection","features":[\n' + ",\n".join(lines) + "\n]}\n"
-    return write_bytes(path, text.encode())
+def write_geojson(path: Path, collection: PatchCollection) -> Path:
+    with whole_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(collection.blocks())
+    return path
 
 
 def evidence_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
@@ -135,14 +193,15 @@ def bounds_of(attributes: Mapping[str, Any], where: str) -> Bounds | None:
     return None
 
 
-def patch_uuid(slide_id: str, model: str, patch: int) -> str:
-    return str(uuid.uuid5(NAMESPACE, "\n".join((slide_id, model, str(patch)))))
-
-
-def square(corner: Int[np.ndarray, "2"], size: int) -> list[list[int]]:
-    """A closed ring from the top left corner."""
-    x, y = corner.tolist()
-    return [[x, y], [x + size, y], [x + size, y + size], [x, y + size], [x, y]]
+def patch_uuids(slide_id: str, model: str, patches: Iterable[int]) -> Iterator[str]:
+    """uuid.uuid5 of slide, model and patch, with what they share hashed once."""
+    shared = hashlib.sha1(NAMESPACE.bytes + f"{slide_id}\n{model}\n".encode(), usedforsecurity=False)
+    for patch in patches:
+        one = shared.copy()
+        one.update(b"%d" % patch)
+        text = one.hexdigest()
+        variant = VARIANTS[text[16]]
+        yield f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
 
 
 def numbers(values: PerPatch) -> list[float | int | str]:
@@ -155,6 +214,17 @@ def numbers(values: PerPatch) -> list[float | int | str]:
     ]
 
 
+def number_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
+    """A column for a template, and how the template writes it: the digits of `numbers`, without a string for each."""
+    if values.dtype.kind == "f" and np.isfinite(values).all():
+        return "%.7g", values.astype(np.float64).tolist()
+    return "%s", [json_text(value) for value in numbers(values)]
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
 def check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str) -> None:
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
@@ -165,3 +235,8 @@ def check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bound
             f"Slide '{slide_id}': with bounds {bounds[0]}, {bounds[1]} patch {outside[0]} would lie at ({x}, {y}), outside "
             "the image. These bounds are of another slide, or the coordinates already count from them: use 0, 0."
         )
+
+
+def _constant(text: str) -> str:
+    """A JSON string inside a template, where a percent sign is written twice."""
+    return json_text(text).replace("%", "%%")
