@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
 from gcemil.interventions import class_probability
-from gcemil.viewer.app import listening, viewer_server
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
+from viewer_builders import running
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-TOKEN = "the-token-of-the-browser-test"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE_MS = 60_000
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run make browser")
+pytestmark = NEEDS_CHROMIUM
 
 
 @dataclass
@@ -73,12 +60,8 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +70,14 @@ def served(classification_runs, tmp_path_factory):
     run = tmp_path_factory.mktemp("viewed") / "run"
     shutil.copytree(classification_runs.gce, run)
     session = ViewerSession.open(run)
-    with listening(0) as listener:
-        port = listener.getsockname()[1]
-        server = viewer_server(session, token=TOKEN, port=port)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        yield session, f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join(timeout=30)
+    with running(session) as server:
+        yield session, server
     session.close()
 
 
 @pytest.fixture
 def visit(browser, served):
-    session, address = served
+    session, server = served
     context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -110,8 +87,8 @@ def visit(browser, served):
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("requestfailed", lambda asked: complaints.append(f"failed: {asked.url}"))
-    page.goto(f"{address}/?token={TOKEN}")
-    opened = Visit(page, session, address, complaints)
+    page.goto(server.new_address())
+    opened = Visit(page, session, f"http://127.0.0.1:{server.port}", complaints)
     opened.settle()
     page.wait_for_selector("body[data-tiles]")
     yield opened
@@ -133,7 +110,7 @@ def drawn(visit: Visit) -> int:
 
 def test_the_page_loads_tiles_and_complains_of_nothing(visit):
     assert int(visit.page.evaluate("document.body.dataset.tiles")) > 0
-    assert "token" not in visit.page.url
+    assert visit.page.url == f"{visit.address}/"
     assert visit.page.locator("#slide option").count() == len(visit.session.specs)
     assert visit.complaints == []
 
@@ -249,7 +226,7 @@ def test_a_review_is_saved_and_summed_up(visit):
     visit.page.wait_for_selector("#agreement:has-text('No patch')")
 
 
-def test_without_the_token_and_outside_its_paths_chromium_gets_nothing(browser, visit):
+def test_without_a_code_and_outside_its_paths_chromium_gets_nothing(browser, visit):
     stranger = browser.new_context()
     page = stranger.new_page()
     assert page.goto(visit.address).status == 403
@@ -257,3 +234,79 @@ def test_without_the_token_and_outside_its_paths_chromium_gets_nothing(browser, 
     stranger.close()
     for path in ("/static/..%2fapp.py", "/api/slides/..%2f..%2fconfig.yaml", "/config.yaml"):
         assert visit.page.request.get(f"{visit.address}{path}").status == 404
+
+
+def test_an_address_opens_once_and_leaves_the_history(browser, served):
+    _, server = served
+    address = server.new_address()
+    first, second = browser.new_context(), browser.new_context()
+    page = first.new_page()
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]")
+    assert "code" not in page.url
+    assert second.new_page().goto(address).status == 403
+    # With the cookie the old address still leads to the page, and out of the address bar.
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]")
+    assert "code" not in page.url
+    first.close()
+    second.close()
+
+
+def test_an_address_may_be_a_link_on_another_page(browser, served):
+    """As in the terminal of a notebook server, whose page is of another site."""
+    _, server = served
+    context = browser.new_context()
+    page = context.new_page()
+    page.route(
+        "http://notebook.example/",
+        lambda route: route.fulfill(
+            content_type="text/html", body=f'<a id="link" href="{server.new_address()}">view</a>'
+        ),
+    )
+    page.goto("http://notebook.example/")
+    page.click("#link")
+    page.wait_for_selector("body[data-state=ready]")
+    assert page.url == f"http://127.0.0.1:{server.port}/"
+    context.close()
+
+
+def test_another_page_cannot_use_the_session(browser, served):
+    _, server = served
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.new_address())
+    page.wait_for_selector("body[data-state=ready]")
+    page.route(
+        "http://evil.example/", lambda route: route.fulfill(content_type="text/html", body="<p>evil</p>")
+    )
+    page.goto("http://evil.example/")
+    here = f"http://127.0.0.1:{server.port}"
+    tried = """async ([here, slide]) => {
+      const ask = async (path, options) => {
+        try { const a = await fetch(here + path, options); return a.type === "opaque" ? "opaque" : `read ${a.status}`; }
+        catch { return "blocked"; }
+      };
+      const slides = "/api/slides";
+      const found = [await ask(slides), await ask(slides, { credentials: "include" }),
+        await ask(`${slides}/${slide}/review`, { method: "PUT", credentials: "include", body: "{}" }),
+        await ask(`${slides}/${slide}/judge`, { method: "POST", mode: "no-cors", credentials: "include", body: "x" })];
+      const frame = Object.assign(document.createElement("iframe"), { src: here + "/" });
+      document.body.append(frame);
+      await new Promise((done) => { frame.onload = done; });
+      let inside = "unreachable";
+      try { inside = frame.contentDocument.body.id; } catch { /* another origin, or nothing */ }
+      return [...found, inside, await new Promise((done) => {
+        const script = Object.assign(document.createElement("script"), { src: here + "/static/viewer.js" });
+        script.onload = () => done("loaded"); script.onerror = () => done("blocked");
+        document.body.append(script);
+      })];
+    }"""
+    name = next(iter(served[0].specs))
+    review = served[0].folder / "reviews" / f"{name}.json"
+    before = review.read_bytes() if review.exists() else None
+    found = page.evaluate(tried, [here, name])
+    assert not any(one.startswith("read") for one in found[:4])
+    assert found[5] == "blocked"
+    assert (review.read_bytes() if review.exists() else None) == before
+    context.close()

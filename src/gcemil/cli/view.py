@@ -22,8 +22,8 @@ def view(
 ) -> None:
     """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
 
-    Listens on this machine alone; the address carries a random token. Ctrl-C ends it. Reviews are saved in
-    RUN/fold_<k>/reviews, nothing else is written.
+    Listens on this machine alone; the address is good once and for five minutes, and a new one is printed when it was
+    used or has expired. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
 
     Example: gcemil view runs/bracs_gce
     """
@@ -32,23 +32,29 @@ def view(
     from gcemil.errors import MissingExtraError
 
     try:
-        from gcemil.viewer.app import serve
+        from gcemil.viewer.server import listening, serve
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise MissingExtraError(error.name, "viewer") from error
     from gcemil.viewer.session import ViewerSession
 
-    session = ViewerSession.open(run, fold, tolerances=Tolerances(sufficiency, necessity, recoverability))
-
-    def ready(address: str) -> None:
+    # A port that cannot be had is said before the run is read.
+    with listening(port) as listener:
+        tolerances = Tolerances(sufficiency, necessity, recoverability)
+        session = ViewerSession.open(run, fold, tolerances=tolerances)
         say(
             f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides. Ctrl-C ends the viewer."
         )
-        say(address)
-        if browser:
-            import webbrowser
+        wants_browser = browser
 
-            webbrowser.open(address)
+        def show(address: str) -> None:
+            nonlocal wants_browser
+            say(address)
+            if wants_browser:
+                import webbrowser
 
-    serve(session, port=port, on_ready=ready)
+                webbrowser.open(address)
+            wants_browser = False
+
+        serve(session, listener, on_address=show)

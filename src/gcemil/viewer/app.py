@@ -15,24 +15,27 @@ A slide is looked up among the slides of the fold; no path is ever made of a req
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gcemil.errors import GcemilError, UsageError
+from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.files import parse_json, without_nan
+from gcemil.report.evidence_json import EvidenceList
+from gcemil.report.geojson import PatchCollection
 from gcemil.viewer import bench_api, exports, layers, reviews
-from gcemil.viewer.security import LOOPBACK, Guard, new_token
+from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
 STATIC = {
@@ -46,13 +49,24 @@ STATIC = {
     "openseadragon/LICENSE.txt": "text/plain",
 }
 BYTES = "application/octet-stream"
+JSON = "application/json"
+
+T = TypeVar("T")
+
+
+class JsonAnswer(JSONResponse):
+    """JSON that any number and any name can be part of: NaN becomes null, half a character its escape."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class ViewerApi:
-    """The answers; each is made on a worker thread, one slide network at a time."""
+    """The answers. What asks the network waits in line for one thread, so that everything else is answered meanwhile."""
 
     def __init__(self, session: ViewerSession) -> None:
         self._session = session
+        self._network = ThreadPoolExecutor(1, thread_name_prefix="network")
 
     def routes(self) -> list[Route]:
         slide = "/api/slides/{slide}"
@@ -64,7 +78,7 @@ class ViewerApi:
             Route(slide, self.described),
             Route(f"{slide}/patches", self.patches),
             Route(f"{slide}/subsets", self.subsets),
-            Route(f"{slide}/tiles/{{level:int}}/{{column:int}}_{{row:int}}", self.tile),
+            Route(f"{slide}/tiles/{{level}}/{{column}}_{{row}}", self.tile),
             Route(f"{slide}/judge", self.judge, methods=["POST"]),
             Route(f"{slide}/evidence.json", self.evidence, methods=["POST"]),
             Route(f"{slide}/evidence.geojson", self.geojson, methods=["POST"]),
@@ -82,7 +96,7 @@ class ViewerApi:
 
     def slides(self, request: Request) -> Response:
         fold = self._session.fold
-        return JSONResponse(
+        return JsonAnswer(
             {
                 "run": fold.run.resolve().name,
                 "fold": fold.fold,
@@ -92,58 +106,34 @@ class ViewerApi:
             }
         )
 
-    def described(self, request: Request) -> Response:
-        slide = self._slide(request)
-        frame, rows = slide.tiles.frame, slide.rows
-        with self._session.lock:
-            shown = [layer.described() for layer in layers.slide_layers(slide)]
-        return JSONResponse(
-            {
-                "slide_id": slide.slide_id,
-                "bag_id": slide.bench.spec.bag_id,
-                "bag_slides": list(slide.bench.bag.slide_ids),
-                "n_bag": len(slide.bench),
-                "start": rows.start,
-                "stop": rows.stop,
-                "frame": {**vars(frame), "min_level": slide.tiles.min_level, "max_level": frame.max_level},
-                "shows_pixels": slide.tiles.shows_pixels,
-                "patch_size": slide.patch_size,
-                "has_coords": slide.has_coords,
-                "note": slide.note,
-                "layers": shown,
-                "rule": slide.rule,
-                "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
-                "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
-                "marks": reviews.read_marks(self._session, slide.slide_id),
-            }
-        )
+    async def described(self, request: Request) -> Response:
+        slide = await self._slide(request)
+        marked = await run_in_threadpool(reviews.described_marks, self._session, slide)
+        return JsonAnswer({**await self._ask_network(describe, slide), **marked})
 
-    def patches(self, request: Request) -> Response:
-        slide = self._slide(request)
-        with self._session.lock:
-            return Response(layers.patch_arrays(slide), media_type=BYTES)
+    async def patches(self, request: Request) -> Response:
+        slide = await self._slide(request)
+        return Response(await self._ask_network(layers.patch_arrays, slide), media_type=BYTES)
 
-    def subsets(self, request: Request) -> Response:
-        slide = self._slide(request)
-        with self._session.lock:
-            return Response(layers.subset_groups(slide).tobytes(), media_type=BYTES)
+    async def subsets(self, request: Request) -> Response:
+        slide = await self._slide(request)
+        groups = await self._ask_network(layers.subset_groups, slide)
+        return Response(groups.tobytes(), media_type=BYTES)
 
-    def tile(self, request: Request) -> Response:
-        slide, at = self._slide(request), request.path_params
+    async def tile(self, request: Request) -> Response:
+        slide = await self._slide(request)
+        level, column, row = (tile_number(request.path_params[name]) for name in ("level", "column", "row"))
         try:
-            found = slide.tile(at["level"], at["column"], at["row"])
+            found = await run_in_threadpool(slide.tile, level, column, row)
         except UsageError as error:
             raise HTTPException(404, str(error)) from error
         return Response(found, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
 
     async def judge(self, request: Request) -> Response:
-        body = await request.body()
-
-        def answer(slide: OpenedSlide) -> Response:
-            selected, present = bench_api.masks(body, n_patches=len(slide.bench), count=2)
-            return JSONResponse(bench_api.judged(slide, selected, present, self._session.tolerances))
-
-        return await self._locked(request, answer)
+        slide, body = await self._slide(request), await read_body(request, BYTES)
+        selected, present = bench_api.masks(body, n_patches=len(slide.bench), count=2)
+        tolerances = self._session.tolerances
+        return JsonAnswer(await self._ask_network(bench_api.judged, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
         return await self._export(request, exports.edited_evidence)
@@ -152,92 +142,92 @@ class ViewerApi:
         return await self._export(request, exports.edited_geojson)
 
     async def review(self, request: Request) -> Response:
-        body = await request.body()
+        slide, body = await self._slide(request), await read_body(request, JSON)
+        try:
+            given = parse_json(body.decode(), "The review")
+        except (InputError, UnicodeDecodeError) as error:
+            raise UsageError(str(error)) from error
+        saved = await self._ask_network(reviews.save_review, self._session, slide, given)
+        return JsonAnswer(saved.to_json())
 
-        def answer(slide: OpenedSlide) -> Response:
-            try:
-                given = json.loads(body)
-            except ValueError as error:
-                raise UsageError(f"A review is JSON ({error}).") from error
-            return JSONResponse(reviews.save_review(self._session, slide, given).to_json())
+    async def agreement(self, request: Request) -> Response:
+        return JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
 
-        return await self._locked(request, answer)
+    async def _export(
+        self, request: Request, made: Callable[..., EvidenceList | PatchCollection]
+    ) -> Response:
+        """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
+        slide, body = await self._slide(request), await read_body(request, BYTES)
+        (selected,) = bench_api.masks(body, n_patches=len(slide.bench), count=1)
+        found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
+        return StreamingResponse(encoded_blocks(found), media_type=JSON)
 
-    def agreement(self, request: Request) -> Response:
-        return JSONResponse(reviews.agreements(self._session))
-
-    async def _export(self, request: Request, made: Callable[..., dict[str, Any]]) -> Response:
-        body = await request.body()
-
-        def answer(slide: OpenedSlide) -> Response:
-            (selected,) = bench_api.masks(body, n_patches=len(slide.bench), count=1)
-            text = json.dumps(made(slide, selected.numpy()[slide.rows]), allow_nan=False, ensure_ascii=False)
-            return Response(text, media_type="application/json")
-
-        return await self._locked(request, answer)
-
-    async def _locked(self, request: Request, answer: Callable[[OpenedSlide], Response]) -> Response:
-        def locked() -> Response:
-            slide = self._slide(request)
-            with self._session.lock:
-                return answer(slide)
-
-        return await run_in_threadpool(locked)
-
-    def _slide(self, request: Request) -> OpenedSlide:
+    async def _slide(self, request: Request) -> OpenedSlide:
         slide_id = request.path_params["slide"]
         if slide_id not in self._session.specs:
             raise HTTPException(404, "The fold tests no such slide.")
-        return self._session.slide(slide_id)
+        found = self._session.open_slide(slide_id)
+        return found if found is not None else await self._ask_network(self._session.slide, slide_id)
+
+    async def _ask_network(self, question: Callable[..., T], *given: Any) -> T:
+        def answer() -> T:
+            with self._session.lock:
+                return question(*given)
+
+        return await asyncio.get_running_loop().run_in_executor(self._network, answer)
 
 
-def viewer_app(session: ViewerSession, *, token: str, port: int) -> Guard:
+def describe(slide: OpenedSlide) -> dict[str, Any]:
+    """What the page must know of a slide before it asks for arrays."""
+    frame, rows = slide.tiles.frame, slide.rows
+    return {
+        "slide_id": slide.slide_id,
+        "bag_id": slide.bench.spec.bag_id,
+        "bag_slides": list(slide.bench.bag.slide_ids),
+        "n_bag": len(slide.bench),
+        "start": rows.start,
+        "stop": rows.stop,
+        "frame": {**vars(frame), "min_level": slide.tiles.min_level, "max_level": frame.max_level},
+        "shows_pixels": slide.tiles.shows_pixels,
+        "patch_size": slide.patch_size,
+        "has_coords": slide.has_coords,
+        "note": slide.note,
+        "layers": [layer.described() for layer in layers.slide_layers(slide)],
+        "rule": slide.rule,
+        "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
+        "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
+    }
+
+
+def encoded_blocks(found: EvidenceList | PatchCollection) -> Iterator[bytes]:
+    for block in found.blocks():
+        # Half a character, which a prompt may hold, becomes the escape that JSON has for it.
+        yield block.encode("utf-8", "backslashreplace")
+
+
+async def read_body(request: Request, media_type: str) -> bytes:
+    """The body, of the kind that our page sends; a form of another page cannot send it unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
+        raise HTTPException(415, f"This is asked with a body of {media_type}.")
+    return await request.body()
+
+
+def tile_number(text: str) -> int:
+    """A level, column or row, which no slide has of more than nine digits."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise HTTPException(404, "A tile is named by three whole numbers.")
+    return int(text)
+
+
+def viewer_app(
+    session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
+) -> Guard:
     """The application behind its guard."""
-    handlers: dict[Any, Any] = {GcemilError: told, HTTPException: refused}
-    return Guard(
-        Starlette(routes=ViewerApi(session).routes(), exception_handlers=handlers), token=token, port=port
-    )
-
-
-def serve(session: ViewerSession, *, port: int = 0, on_ready: Callable[[str], None] | None = None) -> None:
-    """Listen on loopback until interrupted; `on_ready` is told the address with its token."""
-    token = new_token()
-    with listening(port) as listener:
-        found = int(listener.getsockname()[1])
-        if on_ready is not None:
-            on_ready(f"http://{LOOPBACK}:{found}/?token={token}")
-        try:
-            viewer_server(session, token=token, port=found).run(sockets=[listener])
-        finally:
-            session.close()
-
-
-def listening(port: int) -> socket.socket:
-    """A loopback socket; a browser that is faster than the server waits in its queue instead of being refused."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"Port {port} cannot be used ({error.strerror}). Leave --port out for any free one."
-        ) from error
-    return listener
-
-
-def viewer_server(session: ViewerSession, *, token: str, port: int) -> uvicorn.Server:
-    # No access log: it would hold the token.
-    config = uvicorn.Config(
-        viewer_app(session, token=token, port=port),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-    )
-    return uvicorn.Server(config)
+    handlers: dict[Any, Any] = {GcemilError: told, HTTPException: refused, ClientDisconnect: left}
+    app = Starlette(routes=ViewerApi(session).routes(), exception_handlers=handlers)
+    # A path with one slash too many is another path.
+    app.router.redirect_slashes = False
+    return Guard(app, entry=entry, port=port, on_refused=on_refused)
 
 
 def static_bytes(name: str) -> bytes:
@@ -245,9 +235,15 @@ def static_bytes(name: str) -> bytes:
 
 
 async def told(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
+    return JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    code = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse({"error": getattr(error, "detail", str(error))}, code)
+    if not isinstance(error, HTTPException):
+        return JsonAnswer({"error": str(error)}, 500)
+    return JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
+
+
+async def left(request: Request, error: Exception) -> Response:
+    """A page that was closed while it asked; nobody reads this."""
+    return Response(status_code=400)

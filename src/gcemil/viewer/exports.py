@@ -1,4 +1,7 @@
-"""The set under test as files: evidence as JSON, and GeoJSON for QuPath."""
+"""The set under test as files: evidence as JSON, and GeoJSON for QuPath.
+
+Nothing here asks the network, so a large file is written without keeping anybody from it.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,25 @@ import numpy as np
 from jaxtyping import Bool
 
 from gcemil.errors import UsageError
-from gcemil.report.evidence_json import evidence_json
-from gcemil.report.geojson import PatchClass, bounds_of, evidence_measurements, feature_collection
+from gcemil.report.evidence_json import EvidenceList, evidence_list
+from gcemil.report.geojson import (
+    PatchClass,
+    PatchCollection,
+    bounds_of,
+    evidence_measurements,
+    feature_collection,
+)
 from gcemil.viewer.session import OpenedSlide, feature_attributes
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
 """Never the class of recovered evidence: the model did not choose these patches."""
 
 
-def edited_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> dict[str, Any]:
+def edited_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> EvidenceList:
     """The set in the layout of `gcemil explain`; a set nobody touched keeps the name of its rule."""
     untouched = bool((selected == slide.chosen.numpy()[slide.rows]).all())
     stop_reason = slide.evidence.stop_reason if slide.evidence is not None and untouched else None
-    return evidence_json(
+    return evidence_list(
         slide.slide_id,
         selected,
         slide.coords if slide.has_coords else None,
@@ -32,7 +41,7 @@ def edited_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> dict
     )
 
 
-def edited_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> dict[str, Any]:
+def edited_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> PatchCollection:
     """The set as QuPath tiles."""
     if not slide.has_coords:
         raise UsageError(

@@ -1,6 +1,7 @@
 """What a person says of single patches, and how far that is what the evidence says.
 
-RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked.
+RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked. A file that
+is no review is named and left alone: the slide is shown without marks, and none are saved over it.
 
   agreement   share of marks that repeat the evidence: accepted inside it, rejected outside it
   kappa       Cohen's: (agreement - chance) / (1 - chance); None while one of the two always says the same
@@ -13,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gcemil.errors import RunError, UsageError
-from gcemil.files import is_file, read_record, write_json
+from gcemil.errors import GcemilError, RunError, UsageError
+from gcemil.files import read_record, write_json
 from gcemil.viewer.security import inside
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
 ACCEPT, REJECT = "accept", "reject"
+REMEDY = "It is no review of this slide; move it away and review the slide again."
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Mark:
 class Review:
     """What reviews/<slide>.json says."""
 
+    n_patches: int
     marks: tuple[Mark, ...]
 
 
@@ -94,6 +97,8 @@ def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agree
         "hashes": slide.hashes,
         "marks": marks,
     }
+    # Marks that cannot be read may be somebody's work.
+    read_marks(session, slide.slide_id, n_patches=n_patches)
     write_json(review_file(session, slide.slide_id), review)
     return counted(marks)
 
@@ -102,22 +107,47 @@ def review_file(session: ViewerSession, slide_id: str) -> Path:
     return inside(inside(session.folder, "reviews"), f"{slide_id}.json")
 
 
-def read_marks(session: ViewerSession, slide_id: str) -> list[dict[str, Any]]:
-    """The marks of one slide; none where nobody reviewed it."""
+def read_marks(
+    session: ViewerSession, slide_id: str, *, n_patches: int | None = None
+) -> list[dict[str, Any]]:
+    """The marks of one slide, of as many patches as it has; none where nobody reviewed it."""
     path = review_file(session, slide_id)
-    if not is_file(path):
+    if not _is_there(path):
         return []
-    remedy = "It is no review of gcemil; move it away and review the slide again."
-    return [asdict(mark) for mark in read_record(path, Review, error=RunError, remedy=remedy).marks]
+    review = read_record(path, Review, error=RunError, remedy=REMEDY)
+    if n_patches not in (None, review.n_patches):
+        raise RunError(f"{path} is of {review.n_patches} patches, and the slide has {n_patches}. {REMEDY}")
+    wrong = [mark.patch for mark in review.marks if not 0 <= mark.patch < review.n_patches]
+    if wrong:
+        raise RunError(f"{path} marks patch {wrong[0]} of {review.n_patches}. {REMEDY}")
+    return [asdict(mark) for mark in review.marks]
+
+
+def described_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]:
+    """The marks to be drawn, or why there are none."""
+    try:
+        return {
+            "marks": read_marks(session, slide.slide_id, n_patches=len(slide.coords)),
+            "marks_problem": None,
+        }
+    except GcemilError as error:
+        return {"marks": [], "marks_problem": str(error)}
 
 
 def agreements(session: ViewerSession) -> dict[str, Any]:
-    """Every reviewed slide of the fold, and all together."""
-    found = {slide_id: counted(read_marks(session, slide_id)) for slide_id in session.specs}
+    """Every reviewed slide of the fold, all together, and which reviews cannot be read."""
+    found: dict[str, Agreement] = {}
+    problems: list[str] = []
+    for slide_id in session.specs:
+        try:
+            found[slide_id] = counted(read_marks(session, slide_id))
+        except GcemilError as error:
+            problems.append(str(error))
     reviewed = {slide_id: one for slide_id, one in found.items() if one.n_marks}
     return {
         "total": sum(reviewed.values(), Agreement()).to_json(),
         "slides": {slide_id: one.to_json() for slide_id, one in reviewed.items()},
+        "problems": problems,
     }
 
 
@@ -129,6 +159,14 @@ def counted(marks: Sequence[dict[str, Any]]) -> Agreement:
         accepted_others=pairs.count((ACCEPT, False)),
         rejected_others=pairs.count((REJECT, False)),
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Also a folder or a pipe, which is then said to be no review."""
+    try:
+        return path.exists()
+    except OSError:
+        return False  # A name too long to exist.
 
 
 def _patches(given: Any, name: str, n_patches: int) -> list[int]:

@@ -1,36 +1,51 @@
 """What stands between the viewer and everything that is not its own page.
 
-token    random, in the address that the terminal prints; the first visit trades it for a cookie (HttpOnly, Strict)
+code     random, in the address that the terminal prints and the browser is started with; good once and for some minutes
+session  random, a cookie (HttpOnly, Strict) that the first visit gets for its code; never in an address or a command line
 Host     must name loopback and our port, so that a foreign name resolved to 127.0.0.1 is refused
 Origin   must be our own wherever it is sent, and must be sent with everything that changes something
-body     at most MAX_BODY bytes, counted while they arrive
+body     at most MAX_BODY bytes, counted while they arrive, within BODY_SECONDS
 answer   a content security policy under which the page can load from here alone
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
+import time
+from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gcemil.errors import RunError
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")
-MAX_BODY = 1_000_000
-"""Bytes: two bits per patch, or a list of marks, for bags far beyond any slide."""
+MAX_BODY = 4_000_000
+"""Bytes: two bits per patch, or a mark on every one of half a million patches."""
 TOO_LARGE = f"A request holds at most {MAX_BODY} bytes."
+BODY_SECONDS = 30.0
+"""For a whole body; a page on this machine sends its own in a moment."""
+TOO_SLOW = f"The body of the request did not arrive within {BODY_SECONDS:.0f} seconds."
+CODE_SECONDS = 300.0
+"""Between printing an address and opening it."""
 READING = ("GET", "HEAD")
 METHODS = (*READING, "POST", "PUT")
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """Of nothing: the page carries an empty style element, at whose sight OpenSeadragon does not write one of its own."""
+WELCOME = (
+    '<!doctype html><html lang="en"><title>gcemil view</title>'
+    '<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Open the viewer</a></p></html>'
+)
+"""Takes the code out of the address bar. A redirect would not do: after a link on another page a browser keeps a strict
+cookie back until a page of ours asks."""
 HEADERS = {
     "content-security-policy": (
         f"default-src 'none'; script-src 'self'; style-src 'self' {EMPTY_STYLE}; img-src 'self'; connect-src 'self'; "
@@ -46,16 +61,45 @@ HEADERS = {
 }
 
 
-def new_token() -> str:
-    return secrets.token_urlsafe(32)
+class Entry:
+    """One session, and the codes that let a browser into it: each once, and only for CODE_SECONDS."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._session = secrets.token_urlsafe(32)
+        self._now = now
+        self._codes: dict[str, float] = {}
+
+    def new_code(self) -> str:
+        code = secrets.token_urlsafe(16)
+        self._codes[code] = self._now() + CODE_SECONDS
+        return code
+
+    def has_code(self) -> bool:
+        """Whether a code waits to be used."""
+        return any(self._now() < end for end in self._codes.values())
+
+    def exchange(self, given: str) -> str | None:
+        """The session for a code, which is used up; None for one that was used, has expired or never was."""
+        self._codes = {code: end for code, end in self._codes.items() if self._now() < end}
+        for code in self._codes:
+            if hmac.compare_digest(given.encode(), code.encode()):
+                del self._codes[code]
+                return self._session
+        return None
+
+    def is_session(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._session.encode())
 
 
 class Guard:
     """Every request passes here first; what does not belong is answered without reaching the application."""
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         self.app = app
-        self._token = token
+        self._entry = entry
+        self._on_refused = on_refused
         # Cookies do not know ports: two viewers of one person must not overwrite each other's.
         self._cookie = f"gcemil_{port}"
         self._hosts = {f"{name}:{port}" for name in NAMES}
@@ -81,27 +125,31 @@ class Guard:
             return _denied("The viewer answers only to the address it printed.")
         if method not in METHODS:
             return PlainTextResponse(f"The viewer knows no {method}.", 405)
-        origin = headers.get("origin")
-        if origin not in self._origins and (origin is not None or method not in READING):
+        origins = headers.getlist("origin")
+        if not self._origins.issuperset(origins) or (not origins and method not in READING):
             return _denied("The request comes from another page.")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            return _too_large()
+        # Python does not read numbers of thousands of digits.
+        if not length.isdecimal() or len(length) > 20 or int(length) > MAX_BODY:
+            return PlainTextResponse(TOO_LARGE, 413)
         return self._unauthorised(scope, headers)
 
     def _unauthorised(self, scope: Scope, headers: Headers) -> Response | None:
-        if self._is_token(_cookie(headers, self._cookie)):
-            return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and scope["method"] == "GET" and self._is_token(given):
-            # The token leaves the address bar, and with it the history and what is copied from there.
-            answer = RedirectResponse("/", 303)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+        is_known = self._entry.is_session(_cookie(headers, self._cookie))
+        if scope["path"] != "/" or scope["method"] != "GET":
+            return None if is_known else _denied("Open the address that 'gcemil view' printed.")
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
+        session = self._entry.exchange(given)
+        if session is not None:
+            answer = HTMLResponse(WELCOME)
+            answer.set_cookie(self._cookie, session, httponly=True, samesite="strict")
             return answer
-        return _denied("Open the address that 'gcemil view' printed; it carries the token.")
-
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        if is_known:
+            return HTMLResponse(WELCOME) if given else None
+        self._on_refused()
+        return _denied(
+            "An address of 'gcemil view' is good once and for a few minutes. Its terminal shows a new one."
+        )
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -125,15 +173,22 @@ def _cookie(headers: Headers, name: str) -> str:
 
 
 def _limited(receive: Receive) -> Receive:
-    """The same body, cut off with an error once it is too long; a length that was promised proves nothing."""
-    received = 0
+    """The same body, cut off with an error once it is too long or too late; a length that was promised proves nothing."""
+    received, is_whole, end = 0, False, time.monotonic() + BODY_SECONDS
 
     async def counted() -> Message:
-        nonlocal received
-        message = await receive()
+        nonlocal received, is_whole
+        if is_whole:
+            # Whoever asks now waits for the client to leave, which may take as long as it likes.
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), end - time.monotonic())
+        except TimeoutError as error:
+            raise HTTPException(408, TOO_SLOW, headers={"connection": "close"}) from error
         received += len(message.get("body", b""))
         if received > MAX_BODY:
             raise HTTPException(413, TOO_LARGE)
+        is_whole = not message.get("more_body", False)
         return message
 
     return counted
@@ -150,7 +205,3 @@ def _with_headers(send: Send) -> Send:
 
 def _denied(why: str) -> Response:
     return PlainTextResponse(why, 403)
-
-
-def _too_large() -> Response:
-    return PlainTextResponse(TOO_LARGE, 413)

@@ -110,6 +110,8 @@ class ViewerSession:
         self._opened: OrderedDict[str, OpenedSlide] = OrderedDict()
         # Requests come on several threads; one network answers them one after the other.
         self.lock = threading.RLock()
+        # Apart from the network's, so that a slide that is open can be had while the network is busy.
+        self._shelf = threading.Lock()
 
     @classmethod
     def open(
@@ -129,16 +131,31 @@ class ViewerSession:
         """The slide, opened once and kept for a while."""
         if slide_id not in self.specs:
             raise UsageError(f"Fold {self.fold.fold} of this run tests no slide '{slide_id}'.")
+        if (found := self.open_slide(slide_id)) is not None:
+            return found
         with self.lock:
-            if slide_id not in self._opened:
-                self._opened[slide_id] = opened_slide(self.fold, self.specs[slide_id], slide_id)
-                if len(self._opened) > OPEN_SLIDES:
-                    self._opened.popitem(last=False)[1].tiles.close()
-            self._opened.move_to_end(slide_id)
-            return self._opened[slide_id]
+            # Another thread may have opened it while this one waited.
+            if (found := self.open_slide(slide_id)) is None:
+                found = opened_slide(self.fold, self.specs[slide_id], slide_id)
+                self._keep(found)
+            return found
+
+    def open_slide(self, slide_id: str) -> OpenedSlide | None:
+        """The slide, if it is open."""
+        with self._shelf:
+            if slide_id in self._opened:
+                self._opened.move_to_end(slide_id)
+            return self._opened.get(slide_id)
+
+    def _keep(self, slide: OpenedSlide) -> None:
+        with self._shelf:
+            self._opened[slide.slide_id] = slide
+            oldest = self._opened.popitem(last=False)[1] if len(self._opened) > OPEN_SLIDES else None
+        if oldest is not None:
+            oldest.tiles.close()
 
     def close(self) -> None:
-        with self.lock:
+        with self.lock, self._shelf:
             while self._opened:
                 self._opened.popitem()[1].tiles.close()
 

@@ -60,7 +60,10 @@ def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
         model="x",
         bounds=bounds_of(store.attributes(path, "coords"), str(path)),
     )
-    corners = [feature["geometry"]["coordinates"][0][0] for feature in json.loads("".join(collection.blocks()))["features"]]
+    corners = [
+        feature["geometry"]["coordinates"][0][0]
+        for feature in json.loads("".join(collection.blocks()))["features"]
+    ]
     assert corners == [[256, 256], [512, 256]]
     # The outlines of the tissue, made for QuPath by the same command, lie in the same frame.
     outlines = json.loads((patched / "contours_geojson" / "m.geojson").read_text())["features"]

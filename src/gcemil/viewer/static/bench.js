@@ -41,12 +41,16 @@ function bits(...sets) {
   return bytes;
 }
 
+function post(path, sets) {
+  return ask(path, { method: "POST", headers: { "content-type": "application/octet-stream" }, body: bits(...sets) });
+}
+
 const judge = guarded(async () => {
   const question = ++page.asked;
   document.body.dataset.state = "judging";
   const now = bench();
   const path = `/api/slides/${encodeURIComponent(page.slide.name)}/judge`;
-  const answer = await (await ask(path, { method: "POST", body: bits(now.S, now.P) })).json();
+  const answer = await (await post(path, [now.S, now.P])).json();
   if (question !== page.asked) return;
   showAnswer(answer);
   document.body.dataset.state = "ready";
@@ -94,7 +98,7 @@ function showPredictions(found) {
 
 const save = guarded(async (suffix) => {
   const path = `/api/slides/${encodeURIComponent(page.slide.name)}/evidence.${suffix}`;
-  const blob = await (await ask(path, { method: "POST", body: bits(bench().S) })).blob();
+  const blob = await (await post(path, [bench().S])).blob();
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: `${page.slide.name}.${suffix}` });
   link.click();
   URL.revokeObjectURL(link.href);
@@ -104,17 +108,21 @@ const save = guarded(async (suffix) => {
 const review = guarded(async (mark) => {
   const { slide } = page;
   const { S } = bench();
-  for (let i = 0; i < slide.n; i++) if (S[slide.start + i]) slide.marks[i] = mark;
-  const marked = (wanted) => Array.from(slide.marks.keys()).filter((i) => slide.marks[i] === wanted);
+  const marks = slide.marks.slice();
+  for (let i = 0; i < slide.n; i++) if (S[slide.start + i]) marks[i] = mark;
+  const marked = (wanted) => Array.from(marks.keys()).filter((i) => marks[i] === wanted);
   const body = JSON.stringify({ accepted: marked(ACCEPTED), rejected: marked(REJECTED) });
-  await ask(`/api/slides/${encodeURIComponent(slide.name)}/review`, { method: "PUT", body });
+  await ask(`/api/slides/${encodeURIComponent(slide.name)}/review`,
+    { method: "PUT", headers: { "content-type": "application/json" }, body });
+  slide.marks = marks;
   page.shown.add("review");
   showLayerChoices();
   await showAgreement();
 });
 
 async function showAgreement() {
-  const { total, slides } = await (await ask("/api/agreement")).json();
+  const { total, slides, problems } = await (await ask("/api/agreement")).json();
+  if (problems.length) say(problems.join(" "), true);
   if (!total.n_marks) { $("agreement").textContent = "No patch of this fold is reviewed yet."; return; }
   const kappa = total.kappa === null ? "" : `, kappa ${total.kappa.toFixed(2)}`;
   $("agreement").textContent = `Agreement ${(100 * total.agreement).toFixed(0)}%${kappa}: ${count(total.n_marks, "mark")} on ` +

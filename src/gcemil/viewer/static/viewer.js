@@ -62,6 +62,7 @@ async function open(name) {
   showLayerChoices();
   showPicture(about);
   await Promise.all([judge(), showAgreement()]);
+  if (about.marks_problem) say(about.marks_problem, true);
 }
 
 function newBench(about) {

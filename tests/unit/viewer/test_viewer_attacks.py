@@ -1,0 +1,518 @@
+"""Requests that a page, a program or a person with bad intentions would send; to the real server wherever bytes matter."""
+
+import shutil
+
+import pytest
+
+from gcemil.viewer.app import viewer_app
+from gcemil.viewer.security import MAX_BODY, Entry
+from viewer_builders import PORT, bits, opened, running, send_bits, send_review, stranger, visitor
+
+BYTES = "application/octet-stream"
+TRAVERSALS = [
+    "..",
+    "%2e%2e",
+    "../config.yaml",
+    "../../../../etc/passwd",
+    "%2e%2e%2fconfig.yaml",
+    "..%2f..%2fconfig.yaml",
+    "..%2F..%2Fconfig.yaml",
+    "%252e%252e%252fconfig.yaml",
+    "%25252e%25252e%25252fconfig.yaml",
+    "..%5c..%5cconfig.yaml",
+    "..\\..\\config.yaml",
+    "%00",
+    "..%00/config.yaml",
+    "config.yaml%00.js",
+    "%2fetc%2fpasswd",
+    "/etc/passwd",
+    "//etc/passwd",
+    "..%c0%af..%c0%afconfig.yaml",
+    "%c0%ae%c0%ae/config.yaml",
+    "%ef%bc%8e%ef%bc%8e%ef%bc%8fconfig.yaml",
+    "%ff%fe",
+    "....//config.yaml",
+    ".%2e/config.yaml",
+    "file:%2f%2f%2fetc%2fpasswd",
+    "~root",
+    "C:%5cwindows%5cwin.ini",
+    "config.yaml",
+    "viewer.js/../../app.py",
+    "openseadragon/../../session.py",
+]
+
+
+@pytest.fixture(scope="module")
+def session(classification_runs, tmp_path_factory):
+    """A copy, so that anything written into it is seen."""
+    run = tmp_path_factory.mktemp("attacked") / "run"
+    shutil.copytree(classification_runs.gce, run)
+    session = opened(run)
+    yield session
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def server(session):
+    with running(session) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def name(session):
+    return next(iter(session.specs))
+
+
+@pytest.fixture
+def nothing_written(session):
+    def files():
+        return {path: path.stat().st_mtime_ns for path in session.fold.run.rglob("*")}
+
+    before = files()
+    yield
+    assert files() == before
+
+
+def routes(session, *, changing):
+    """Every path of the application with its method; those that change something, or those that only read."""
+    app = viewer_app(session, entry=Entry(), port=PORT).app
+    found = [
+        (method, route.path)
+        for route in app.routes
+        for method in sorted(route.methods - {"HEAD"})
+        if (method != "GET") == changing
+    ]
+    assert len(found) == (4 if changing else 8)
+    return found
+
+
+def filled(path, slide, *, tile="0"):
+    for parameter in ("level", "column", "row"):
+        path = path.replace(f"{{{parameter}}}", tile)
+    return path.replace("{slide}", slide).replace("{name:path}", "viewer.js")
+
+
+# --- the code and the session ------------------------------------------------------------------------------------------
+
+
+def test_a_code_opens_the_door_once(session):
+    entry = Entry()
+    code = entry.new_code()
+    client = stranger(session, entry)
+    answer = client.get(f"/?code={code}")
+    cookie = answer.headers["set-cookie"]
+    assert answer.status_code == 200
+    assert code not in cookie
+    assert "httponly" in cookie.lower()
+    assert "samesite=strict" in cookie.lower()
+    assert client.get("/api/slides").status_code == 200
+    replayed = stranger(session, entry)
+    assert replayed.get(f"/?code={code}").status_code == 403
+    assert replayed.get("/api/slides").status_code == 403
+
+
+def test_a_code_expires(session):
+    time = [0.0]
+    entry = Entry(now=lambda: time[0])
+    early, late = entry.new_code(), entry.new_code()
+    time[0] = 299.0
+    assert stranger(session, entry).get(f"/?code={early}").status_code == 200
+    time[0] = 301.0
+    assert stranger(session, entry).get(f"/?code={late}").status_code == 403
+
+
+def test_what_the_browser_is_started_with_does_not_open_the_session_again(session, monkeypatch):
+    """A command line can be read by everybody on the machine."""
+    from gcemil.viewer import server as viewer_server
+
+    shown, apps = [], []
+
+    class Server:
+        def __init__(self, config):
+            apps.append(config.app)
+
+        def run(self, sockets):
+            from starlette.testclient import TestClient
+
+            address = shown[0].partition("?")[0].rstrip("/")
+
+            def visit(*addresses):
+                client = TestClient(apps[0], base_url=address)
+                return [client.get(one).status_code for one in addresses]
+
+            assert visit(shown[0], "/api/slides") == [200, 200]
+            # Somebody who read the command line comes too late, and learns nothing from asking for more.
+            assert visit(shown[0], "/api/slides", "/", shown[0]) == [403, 403, 403, 403]
+            assert len(shown) == 2
+            assert shown[1] != shown[0]
+            assert visit(shown[1], "/api/slides") == [200, 200]
+
+    monkeypatch.setattr(viewer_server.uvicorn, "Server", Server)
+    with viewer_server.listening(0) as listener:
+        viewer_server.serve(session, listener, on_address=shown.append)
+
+
+def test_the_session_is_not_taken_from_the_address(session):
+    client = visitor(session)
+    cookie = client.cookies[f"gcemil_{PORT}"]
+    other = stranger(session)
+    for path in (f"/?code={cookie}", f"/?token={cookie}", f"/api/slides?gcemil_{PORT}={cookie}"):
+        assert other.get(path).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/?code=", "/?code=wrong", "/?code=%00", "/?code=%ff", "/?code", "/?" + "code=a&" * 500]
+)
+def test_without_a_code_nothing_opens(server, path):
+    assert server.ask("GET", path, cookie=None).status == 403
+
+
+@pytest.mark.parametrize(
+    "cookie",
+    [
+        "gcemil_{port}=wrong",
+        "gcemil_{port}=",
+        "gcemil_1={session}",
+        "=; ;;",
+        "gcemil_{port}=\xff\xfe",
+        "a" * 9000,
+    ],
+)
+def test_a_wrong_cookie_opens_nothing(server, cookie):
+    value = cookie.format(port=server.port, session=server.cookie.partition("=")[2])
+    assert server.ask("GET", "/api/slides", cookie=value).status == 403
+
+
+def test_every_route_asks_for_the_session(server, session, name):
+    for method, path in [*routes(session, changing=False), *routes(session, changing=True)]:
+        assert server.ask(method, filled(path, name), cookie=None).status == 403, path
+
+
+# --- other pages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        "",
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "127.0.0.1:{port}.evil.example",
+        "127.0.0.1.evil.example:{port}",
+        "evil.example@127.0.0.1:{port}",
+        "[::1]:{port}",
+        "0.0.0.0:{port}",
+        "127.1:{port}",
+        "2130706433:{port}",
+    ],
+)
+def test_a_foreign_host_name_is_refused(server, host):
+    """A name of the attacker that was bound anew to 127.0.0.1 carries the attacker's name in Host."""
+    given = None if host is None else host.format(port=server.port)
+    assert server.ask("GET", "/api/slides", host=given).status in (400, 403)
+
+
+def test_two_host_headers_are_refused(server):
+    head = server.head("GET", "/api/slides").replace(b"origin:", b"host: evil.example\r\norigin:")
+    with server.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(100).split()[1] in (b"400", b"403")
+
+
+def test_an_absolute_target_does_not_replace_the_host(server):
+    assert server.ask("GET", "http://evil.example/api/slides").status in (400, 404)
+    assert server.ask("GET", "/api/slides", host="evil.example", x_forwarded_host="127.0.0.1").status == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "",
+        "https://127.0.0.1:{port}",
+        "http://127.0.0.1:1",
+        "http://127.0.0.1",
+        "http://127.0.0.1:{port}.evil.example",
+        "http://127.0.0.1:{port}/",
+        "file://",
+        "chrome-extension://abc",
+    ],
+)
+def test_a_foreign_origin_is_refused_on_every_route(server, session, name, origin, nothing_written):
+    given = origin.format(port=server.port)
+    for method, path in [*routes(session, changing=False), *routes(session, changing=True)]:
+        assert server.ask(method, filled(path, name), origin=given).status == 403, path
+
+
+def test_what_changes_something_must_say_where_it_comes_from(server, session, name, nothing_written):
+    assert server.ask("GET", "/api/slides", origin=None).status == 200
+    for method, path in routes(session, changing=True):
+        assert server.ask(method, filled(path, name), b"{}", origin=None).status == 403, path
+
+
+def test_a_second_origin_does_not_hide_behind_ours(server):
+    head = server.head("GET", "/api/slides").replace(b"cookie:", b"origin: http://evil.example\r\ncookie:")
+    with server.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(100).split()[1] == b"403"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/html", "image/svg+xml", ";;"],
+)  # fmt: skip
+def test_a_body_that_a_form_of_another_page_could_send_is_refused(
+    server, session, name, kind, nothing_written
+):
+    for method, path in routes(session, changing=True):
+        body = b'{"accepted": [], "rejected": []}'
+        assert server.ask(method, filled(path, name), body, content_type=kind).status == 415, path
+
+
+@pytest.mark.parametrize(
+    "method", ["DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "X" * 500]
+)
+def test_other_methods_are_not_known(server, method, nothing_written):
+    assert server.ask(method, "/api/slides").status in (400, 405)
+
+
+def test_a_route_is_not_reached_by_another_method(server, session, name, nothing_written):
+    for method, path in routes(session, changing=True):
+        for other in {"GET", "POST", "PUT"} - {method}:
+            assert server.ask(other, filled(path, name)).status in (404, 405), path
+    for _, path in routes(session, changing=False):
+        assert server.ask("POST", filled(path, name), b"x").status in (404, 405), path
+
+
+# --- paths ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_no_path_leads_out_of_the_viewer(server, session, path, nothing_written):
+    for method, route in [*routes(session, changing=False), *routes(session, changing=True)]:
+        if "{" not in route:
+            continue
+        target = filled(route.replace("{name:path}", "{slide}"), path)
+        kind = "application/json" if method == "PUT" else BYTES
+        answer = server.ask(method, target, b"" if method == "GET" else b"{}", content_type=kind)
+        assert answer.status in (400, 404, 405), target
+        assert b"root:" not in answer.body
+        assert b"settings_hash" not in answer.body
+
+
+@pytest.mark.parametrize("path", ["/config.yaml", "//", "/.", "/..", "/%2e%2e/", "*", "/api", "/api/slides/", "/static/", "/static", "/static/index.html"])  # fmt: skip
+def test_there_is_nothing_beside_the_routes(server, path):
+    assert server.ask("GET", path).status in (400, 404)
+
+
+@pytest.mark.parametrize(
+    "slide",
+    ["nobody", "<script>alert(1)</script>", "%3Cscript%3Ealert(1)%3C%2Fscript%3E", "%22%3E%3Cimg%20src=x%20onerror=alert(1)%3E", "a" * 8000, "%F0%9F%94%A5", "__proto__"],
+)  # fmt: skip
+def test_a_slide_that_is_not_there_is_said_without_repeating_its_name(
+    server, session, slide, nothing_written
+):
+    for method, route in [*routes(session, changing=False), *routes(session, changing=True)]:
+        if "{slide}" in route:
+            answer = server.ask(method, filled(route, slide), content_type=BYTES)
+            assert answer.status in (400, 404)
+            assert b"<" not in answer.body
+            assert b"alert" not in answer.body
+            assert "html" not in answer.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "-1",
+        "1.5",
+        "1e3",
+        "+1",
+        "%201",
+        "0x1",
+        "NaN",
+        "",
+        "9" * 9,
+        "9" * 10,
+        "9" * 5000,
+        "%D9%A3",
+        "1%00",
+        "99999",
+    ],
+)
+def test_a_tile_of_no_sense_is_not_found(server, name, number):
+    for level, column, row in ((number, 0, 0), (0, number, 0), (0, 0, number)):
+        answer = server.ask("GET", f"/api/slides/{name}/tiles/{level}/{column}_{row}")
+        assert answer.status == 404, (level, column, row)
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b"null",
+        b"1",
+        b'"accepted"',
+        b"[" * 100_000,
+        b'{"accepted":' * 50_000,
+        b'{"accepted": ' + b"[" * 50_000 + b"]" * 50_000 + b', "rejected": []}',
+        b"\xff\xfe{\x00}\x00",
+        b'{"accepted": ["\xff"], "rejected": []}',
+        b'\xef\xbb\xbf{"accepted": [0], "rejected": []}',
+        b'{"accepted": [0]}',
+        b'{"accepted": [-1], "rejected": []}',
+        b'{"accepted": [1.0], "rejected": []}',
+        b'{"accepted": [1e9], "rejected": []}',
+        b'{"accepted": [1e400], "rejected": []}',
+        b'{"accepted": [NaN], "rejected": []}',
+        b'{"accepted": [true], "rejected": []}',
+        b'{"accepted": ["0"], "rejected": []}',
+        b'{"accepted": [null], "rejected": []}',
+        b'{"accepted": [[0]], "rejected": []}',
+        b'{"accepted": {"0": 1}, "rejected": []}',
+        b'{"accepted": "0", "rejected": "1"}',
+        b'{"accepted": [99999999999999999999999], "rejected": []}',
+        b'{"accepted": [' + b"9" * 5000 + b'], "rejected": []}',
+        b'{"accepted": [1], "rejected": [1]}',
+        b'{"accepted": [0], "rejected": []} trailing',
+    ],
+)
+def test_a_review_of_no_sense_is_refused_and_writes_nothing(server, name, given, nothing_written):
+    answer = server.ask("PUT", f"/api/slides/{name}/review", given, content_type="application/json")
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_sets_of_another_length_are_refused(session, name):
+    client = visitor(session)
+    whole = bits(session.slide(name).chosen.numpy())
+    for path in ("judge", "evidence.json", "evidence.geojson"):
+        for body in (b"", whole[:-1], whole + b"\0", whole * 3, b"\xff" * 100_000):
+            answer = send_bits(client, f"/api/slides/{name}/{path}", body)
+            assert answer.status_code == 400, path
+            assert "bytes of bits" in answer.json()["error"]
+
+
+def test_bits_beyond_the_last_patch_mark_nothing(session, name):
+    slide = session.slide(name)
+    n_bytes = (len(slide.bench) + 7) // 8
+    answer = send_bits(visitor(session), f"/api/slides/{name}/judge", b"\xff" * 2 * n_bytes)
+    assert answer.json()["n_selected"] == len(slide.bench)
+
+
+def test_a_body_has_a_limit_whatever_its_length_claims(session, name, nothing_written):
+    client = visitor(session)
+    long = b"0" * (MAX_BODY + 1)
+
+    def chunks():
+        for _ in range(MAX_BODY // 100_000 + 2):
+            yield b"0" * 100_000
+
+    for body in (long, chunks()):
+        assert send_bits(client, f"/api/slides/{name}/judge", body).status_code == 413
+    assert send_review(client, name, long).status_code == 413
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "abc", "+5", "5, 6", "9" * 30, "9" * 5000, "\xb2"])
+def test_a_length_of_no_sense_is_refused(server, name, length):
+    answer = server.ask("POST", f"/api/slides/{name}/judge", content_length=length, content_type=BYTES)
+    assert answer.status in (400, 413)
+
+
+def test_the_guard_alone_refuses_a_length_of_thousands_of_digits(session, name):
+    """No server in front is relied on."""
+    answer = visitor(session).post(f"/api/slides/{name}/judge", headers={"content-length": "9" * 5000})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_answered_or_dropped_and_the_next_one_served(server, request_bytes):
+    with server.connect() as connection:
+        try:
+            connection.sendall(request_bytes)
+            said = connection.recv(1000)
+        except ConnectionError:
+            said = b""
+        assert not said or said.split()[1] in (b"400", b"403", b"431", b"505")
+    assert server.ask("GET", "/api/slides").status == 200
+
+
+# --- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_carries_the_policy(server, session, name, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("unforeseen")
+
+    review = f"/api/slides/{name}/review"
+    answers = [
+        server.ask("GET", "/"),
+        server.ask("GET", f"/?code={server.entry.new_code()}", cookie=None),
+        server.ask("GET", "/", cookie=None),
+        server.ask("GET", "/nothing"),
+        server.ask("DELETE", "/api/slides"),
+        server.ask("PUT", review, b"x", content_type="text/plain"),
+        server.ask("PUT", review, b"x", content_type="application/json"),
+        server.ask("PUT", review, content_length=str(MAX_BODY + 1)),
+        server.ask("GET", f"/api/slides/{name}/patches"),
+        server.ask("GET", f"/api/slides/{name}/tiles/0/0_0"),
+        server.ask(
+            "POST", f"/api/slides/{name}/evidence.geojson", bits(session.slide(name).chosen.numpy()), content_type=BYTES
+        ),
+    ]  # fmt: skip
+    assert [answer.status for answer in answers] == [200, 200, 403, 404, 405, 415, 400, 413, 200, 200, 200]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "base-uri 'none'" in policy
+        assert "form-action 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+        assert answer.headers["server"] is None
+        assert answer.headers["access-control-allow-origin"] is None
+
+
+def test_an_unforeseen_failure_tells_nothing_and_carries_the_policy(session, name, monkeypatch):
+    from starlette.testclient import TestClient
+
+    def fails(*_):
+        raise RuntimeError("a secret path")
+
+    client = visitor(session)
+    quiet = TestClient(
+        client.app, base_url=str(client.base_url), raise_server_exceptions=False, cookies=client.cookies
+    )
+    monkeypatch.setattr("gcemil.viewer.layers.patch_arrays", fails)
+    answer = quiet.get(f"/api/slides/{name}/patches")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert quiet.get("/api/slides").status_code == 200
