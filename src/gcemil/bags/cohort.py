@@ -89,15 +89,14 @@ class Cohort:
         return cohort
 
     def save(self) -> None:
-        """Write cohort.yaml and slides.csv."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        written = self.card.model_dump(mode="json", exclude_defaults=True)
-        write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
+        """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
         columns = list(columns_of(self.card.task))
         if any(row.site is not None for row in self.slides):
             columns.append("site")
         rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
         write_table(self.folder / "slides.csv", columns, rows)
+        written = self.card.model_dump(mode="json", exclude_defaults=True)
+        write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
 
     @property
     def n_outputs(self) -> int:

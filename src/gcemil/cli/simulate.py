@@ -28,19 +28,19 @@ def simulate(
     pixels: bool = typer.Option(
         False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
     ),
-    force: bool = typer.Option(False, "--force", help="Write into a folder that is not empty."),
+    force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
 ) -> None:
     """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
+
+    A simulation that was stopped goes on when the same command is given again.
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
     from gcemil.bags.simulated.simulate import simulate as simulate_cohort
     from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
-    from gcemil.files import parse_yaml
+    from gcemil.files import locked_folder, parse_yaml
 
-    if out.exists() and any(out.iterdir()) and not force:
-        raise UsageError(f"{out} is not empty. Choose another folder, or add --force.")
     overrides = {}
     for text in dial:
         name, _, value = text.partition("=")
@@ -48,9 +48,10 @@ def simulate(
             raise UsageError(f"A dial is written name=value, got '{text}'.")
         overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
     if pixels:
-        _draw(profile, out, size.value, seed, slides, dim, overrides)
+        with locked_folder(out):
+            _draw(profile, out, size.value, seed, slides, dim, overrides, force)
         return
-    with progress("simulating slides") as advance:
+    with locked_folder(out), progress("simulating slides") as advance:
         cohort = simulate_cohort(
             profile,
             out,
@@ -59,6 +60,7 @@ def simulate(
             slides=slides,
             dim=dim,
             dials=overrides,
+            replace_files=force,
             on_slide=advance,
         )
     say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
@@ -72,6 +74,7 @@ def _draw(
     slides: int | None,
     dim: int | None,
     dials: dict[str, object],
+    force: bool,
 ) -> None:
     """Slides as pixels; features come later, from an encoder."""
     from gcemil.bags.simulated.pixel_cohort import simulate_pixels
@@ -82,7 +85,14 @@ def _draw(
         raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
     with progress("drawing slides") as advance:
         cohort = simulate_pixels(
-            profile, out, size=size, seed=seed, slides=slides, dials=dials, on_slide=advance
+            profile,
+            out,
+            size=size,
+            seed=seed,
+            slides=slides,
+            dials=dials,
+            replace_files=force,
+            on_slide=advance,
         )
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
     say(f"next: gcemil patch {out / 'slides'} --out {out}")

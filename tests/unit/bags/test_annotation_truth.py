@@ -98,12 +98,32 @@ def test_without_a_patch_size_the_grid_step_is_taken_and_said(tmp_path, annotati
 
 def test_existing_truth_is_not_overwritten_unasked(cohort, annotations):
     write_truth(cohort, annotations, negative_class="normal")
-    with pytest.raises(CohortError, match=r"s000_0\.h5 exists \(2 truth files in all\)"):
+    refused = r"s000_0\.h5 exists and says something else \(2 truth files in all\)"
+    with pytest.raises(CohortError, match=refused):
+        write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5)
+    replaced = write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5, replace=True)
+    assert replaced.normal == ("s000_0", "s002_0")
+    cohort.truth_file("s000_0").write_bytes(b"damaged")
+    with pytest.raises(CohortError, match=r"s000_0\.h5 exists and says something else \(1 truth"):
+        write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5)
+
+
+def test_truth_that_is_what_would_be_written_is_kept_as_it_is(cohort, annotations):
+    write_truth(cohort, annotations, negative_class="normal")
+    kept, again = cohort.truth_file("s000_0"), cohort.truth_file("s002_0")
+    before, content = kept.stat().st_mtime_ns, again.read_bytes()
+    again.unlink()
+    assert write_truth(cohort, annotations, negative_class="normal").normal == ("s000_0", "s002_0")
+    assert kept.stat().st_mtime_ns == before
+    assert again.read_bytes() == content
+
+
+def test_a_damaged_annotation_leaves_the_truth_of_all_slides_as_it_was(cohort, annotations):
+    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
+    (annotations / "s003_0.xml").write_text("<ASAP_Annotations>")
+    with pytest.raises(InputError, match=r"s003_0\.xml is not valid XML"):
         write_truth(cohort, annotations, negative_class="normal")
-    assert write_truth(cohort, annotations, negative_class="normal", replace=True).normal == (
-        "s000_0",
-        "s002_0",
-    )
+    assert not (cohort.folder / "truth").exists()
 
 
 def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):

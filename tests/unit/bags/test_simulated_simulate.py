@@ -237,3 +237,43 @@ def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(
             seen = cosine[:, named.index(concepts[index])]
             above.append((seen[evidence & (concept == index)][:, None] > seen[~evidence]).mean())
     assert np.mean(above) > 0.8
+
+
+SMALL = {"size": "tiny", "slides": 6, "dials": {"pairs": 8}}
+
+
+def test_a_simulation_that_was_stopped_goes_on_with_the_slides_it_lacks(tmp_path):
+    whole = simulate("nsclc", tmp_path / "whole", **SMALL)
+
+    def stop(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate("nsclc", tmp_path / "again", replace_files=False, on_slide=stop, **SMALL)
+    kept = sorted((tmp_path / "again" / "features").iterdir())
+    assert len(kept) == 3
+    written = [path.stat().st_mtime_ns for path in kept]
+    again = simulate("nsclc", tmp_path / "again", replace_files=False, **SMALL)
+    assert [path.stat().st_mtime_ns for path in kept] == written
+    assert again.slides == whole.slides
+    assert hashes(again.folder) == hashes(whole.folder)
+
+
+def test_a_cohort_that_is_whole_is_not_made_again(tmp_path):
+    cohort = simulate("kirc", tmp_path, **SMALL)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = simulate("kirc", tmp_path, replace_files=False, **SMALL)
+    assert (again.card, again.slides) == (cohort.card, cohort.slides)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"slides": 7}, {"dim": 16}])
+def test_another_simulation_is_not_mixed_into_one_that_was_stopped(tmp_path, changes):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate("nsclc", tmp_path, on_slide=stop, **SMALL)
+    with pytest.raises(UsageError, match="is not empty and holds something else"):
+        simulate("nsclc", tmp_path, replace_files=False, **(SMALL | changes))

@@ -6,6 +6,10 @@
 
 A slide <id> is annotated by <id>.xml (ASAP), or by <id>_mask or <id> with .tif, .tiff or .png. A slide without a file is
 normal only where its label says so; any other is left without truth and named in the report.
+
+Every annotation is read before the first file is written, so a damaged one leaves the truth as it was. Truth that is
+there already is replaced only when asked; where it is what would be written, it stays, so that a command that was
+stopped can be given again.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap, read_ma
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, SlideRow
 from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.files import locked_folder, remove_leftovers
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
@@ -45,6 +50,14 @@ class TruthReport:
     missing: tuple[str, ...]
     """Neither annotated nor of the negative class."""
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SlideTruth:
+    """What truth/<slide>.h5 will hold."""
+
+    datasets: dict[str, NDArray[Any]]
+    attributes: dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,8 @@ def write_truth(
     replace: bool = False,
 ) -> TruthReport:
     """Truth files for every annotated slide and every slide of the negative class."""
-    check_request(cohort, annotations, negative_class, min_overlap, replace=replace)
+    check_request(cohort, annotations, negative_class, min_overlap)
+    found: dict[Path, SlideTruth] = {}
     annotated: list[str] = []
     normal: list[str] = []
     missing: list[str] = []
@@ -84,24 +98,17 @@ def write_truth(
             remarks = [*remarks, *more, *doubts(row, file, overlap, negative_class)]
         mpp = slide_mpp(cohort, row, microns_per_pixel)
         source = "negative class" if file is None else file.name
-        write_slide_truth(
-            cohort.truth_file(row.slide_id),
-            coords,
-            size,
-            overlap,
-            min_overlap=min_overlap,
-            source=source,
-            mpp=mpp,
+        found[cohort.truth_file(row.slide_id)] = slide_truth(
+            coords, size, overlap, min_overlap=min_overlap, source=source, mpp=mpp
         )
         (normal if file is None else annotated).append(row.slide_id)
         notes += [f"{row.slide_id}: {remark}." for remark in remarks]
+    write_files(cohort, found, replace=replace)
     return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
 
 
-def check_request(
-    cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float, *, replace: bool
-) -> None:
-    """Everything that can be refused is refused before a file is written."""
+def check_request(cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float) -> None:
+    """What can be refused before the annotations are read."""
     if not annotations.is_dir():
         raise UsageError(f"{annotations} is no folder. Give the folder that holds the annotation files.")
     if negative_class is not None and negative_class not in cohort.card.classes:
@@ -110,11 +117,6 @@ def check_request(
         )
     if not 0 < min_overlap <= 1:
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
-    existing = [row.slide_id for row in cohort.slides if cohort.truth_file(row.slide_id).exists()]
-    if existing and not replace:
-        raise CohortError(
-            f"{cohort.truth_file(existing[0])} exists ({len(existing)} truth files in all). Remove them, or add --force (replace=True)."
-        )
 
 
 def annotation_file(folder: Path, slide_id: str) -> Path | None:
@@ -185,8 +187,7 @@ def doubts(
     return []
 
 
-def write_slide_truth(
-    path: Path,
+def slide_truth(
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
     overlap: Float[np.ndarray, "n"],
@@ -194,7 +195,7 @@ def write_slide_truth(
     min_overlap: float,
     source: str,
     mpp: float | None,
-) -> None:
+) -> SlideTruth:
     evidence = overlap >= min_overlap
     attributes: dict[str, str | int | float | bool] = {
         "source": source,
@@ -209,4 +210,30 @@ def write_slide_truth(
         "region": connected_regions(patch_cells(coords, patch_size), evidence).astype(np.uint16),
         "overlap": overlap.astype(np.float32),
     }
-    store.write(path, datasets, attributes)
+    return SlideTruth(datasets, attributes)
+
+
+def write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
+    """All truth files; other truth that is there already is refused before the first is written."""
+    with locked_folder(cohort.folder):
+        remove_leftovers(cohort.folder / "truth")
+        existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
+        same = {path for path in existing if path in found and holds(path, found[path])}
+        if (others := [path for path in existing if path not in same]) and not replace:
+            raise CohortError(
+                f"{others[0]} exists and says something else ({len(others)} truth files in all). Remove them, or add --force "
+                "(replace=True)."
+            )
+        for path, truth in found.items():
+            if path not in same:
+                store.write(path, truth.datasets, truth.attributes)
+
+
+def holds(path: Path, truth: SlideTruth) -> bool:
+    """Whether the file is what would be written."""
+    try:
+        return store.attributes(path) == truth.attributes and all(
+            np.array_equal(store.read(path, name), values) for name, values in truth.datasets.items()
+        )
+    except InputError:
+        return False

@@ -25,15 +25,23 @@ from gcemil import __version__
 from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
 from gcemil.bags.simulated.dials import resolved_dials
 from gcemil.bags.simulated.profile import Profile, profile_named
-from gcemil.bags.simulated.simulate import PlannedSlide, check_arguments, planned_slides
+from gcemil.bags.simulated.simulate import PLAN, PlannedSlide, check_arguments, planned_folder, planned_slides
 from gcemil.bags.simulated.sizes import size_named
 from gcemil.bags.simulated.tissue import Layout, draw_layout
 from gcemil.bags.simulated.world import World, draw_world
+from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
-from gcemil.files import checked, read_yaml, write_bytes, write_table
+from gcemil.files import checked, read_yaml, write_table, write_text
 from gcemil.slides.drawn.label_map import SquarePlan
 from gcemil.slides.drawn.recipes import Recipe, mimic_of, recipe_of
-from gcemil.slides.drawn.slide import DRAWN_MPP, MASK_DOWNSAMPLE, DrawnSlide, draw_slide, write_drawn_slide
+from gcemil.slides.drawn.slide import (
+    DRAWN_MPP,
+    MASK_DOWNSAMPLE,
+    DrawnSlide,
+    draw_slide,
+    slide_path,
+    write_drawn_slide,
+)
 from gcemil.slides.drawn.stains import STANDARD, Dyes, varied
 
 GENERATION = 1
@@ -70,6 +78,7 @@ def simulate_pixels(
     slides: int | None = None,
     patches: tuple[int, int] | None = None,
     dials: Mapping[str, object] | None = None,
+    replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> PixelCohort:
     """Draw a cohort; `patches` are the fewest and most per slide, the rest is as for simulated features."""
@@ -79,11 +88,29 @@ def simulate_pixels(
     world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
     count, bounds = PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
     planned = planned_slides(world, chosen.name, slides or count, patches or bounds)
-    for done, slide in enumerate(planned, start=1):
-        write_pixels(world, slide, out)
-        if on_slide is not None:
-            on_slide(done, len(planned))
-    return write_tables(world, planned, out, size, patches or bounds)
+    cohort = PixelCohort(
+        out, pixel_card(world, size, patches or bounds), tuple(slide.row for slide in planned)
+    )
+    if not replace_files and is_drawn_whole(cohort):
+        return cohort
+    with planned_folder(out, cohort.card, len(planned), replace_files) as begun:
+        for done, slide in enumerate(planned, start=1):
+            # The slide itself is written after its masks and annotations.
+            if not (begun and slide_path(out, slide.row.slide_id).is_file()):
+                write_pixels(world, slide, out)
+            if on_slide is not None:
+                on_slide(done, len(planned))
+        write_tables(cohort, planned)
+    return cohort
+
+
+def is_drawn_whole(cohort: PixelCohort) -> bool:
+    """Whether the folder holds these drawn slides already; encoded or not, as their names and card stay."""
+    path = cohort.folder / CARD
+    if (cohort.folder / PLAN).exists() or not path.is_file():
+        return False
+    names = [row["slide_id"] for row in read_table(cohort.folder / "slides.csv", ("slide_id",))]
+    return bool(read_yaml(path) == cohort.card) and names == [row.slide_id for row in cohort.slides]
 
 
 def write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
@@ -136,17 +163,20 @@ def profile_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
     return recipes
 
 
-def write_tables(
-    world: World, planned: list[PlannedSlide], out: Path, size: str, patches: tuple[int, int]
-) -> PixelCohort:
+def write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
     """slides.csv, targets.csv and pixels.yaml."""
-    profile = world.profile
-    columns = [*columns_of(profile.task), "site"]
-    rows = [{column: getattr(slide.row, column) for column in columns} for slide in planned]
-    write_table(out / "slides.csv", columns, rows)
+    columns = [*columns_of(cohort.card["task"]), "site"]
+    rows = [{column: getattr(row, column) for column in columns} for row in cohort.slides]
+    write_table(cohort.folder / "slides.csv", columns, rows)
     truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
-    write_table(out / "targets.csv", list(truth[0]), truth)
-    card = {
+    write_table(cohort.folder / "targets.csv", list(truth[0]), truth)
+    write_text(cohort.folder / CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
+
+
+def pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
+    """All it takes to draw the slides again."""
+    profile = world.profile
+    return {
         "name": f"drawn-{profile.name}",
         "task": profile.task,
         "classes": list(profile.class_names),
@@ -163,8 +193,6 @@ def write_tables(
             "dials": world.dials.model_dump(mode="json"),
         },
     }
-    write_bytes(out / CARD, yaml.safe_dump(card, sort_keys=False).encode())
-    return PixelCohort(out, card, tuple(slide.row for slide in planned))
 
 
 def encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:

@@ -1,12 +1,14 @@
 """Profile, size and seed in; a cohort folder with known evidence out.
 
 Plans come first, then targets and sites follow from the plans, then slides are made and written one by one: memory
-holds one slide at a time. Equal arguments give byte-identical files. Nothing but `truth/` says where the evidence is.
+holds one slide at a time. Equal arguments give byte-identical files, so a simulation that was stopped goes on with the
+slides it has not written yet. Nothing but `truth/` says where the evidence is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,16 @@ from gcemil.bags.simulated.profile import Profile, profile_named
 from gcemil.bags.simulated.sizes import patch_bounds, size_named
 from gcemil.bags.simulated.tissue import Layout, draw_layout
 from gcemil.bags.simulated.world import World, draw_world
-from gcemil.errors import UsageError
+from gcemil.errors import InputError, UsageError
+from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
 
 PATCH_SIZE = 512
 """Level-0 pixels of a patch: 256 at 20x on a slide scanned at 40x."""
 GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
 MIN_DIM = 8
+PLAN = "simulating.json"
+"""There as long as a cohort is not whole: what is being made, so that nothing else is mixed into it."""
 PAIR_SLIDES = 20
 """Slides outside the cohort from which the anchor pairs come."""
 
@@ -62,9 +67,13 @@ def simulate(
     slides: int | None = None,
     dim: int | None = None,
     dials: Mapping[str, object] | None = None,
+    replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Cohort:
-    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` hears of each slide."""
+    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` hears of each slide.
+
+    Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
+    """
     chosen, rung = profile_named(profile), size_named(size)
     check_arguments(seed, slides, dim)
     resolved = resolved_dials(chosen.dials, dials or {})
@@ -72,14 +81,51 @@ def simulate(
     world = draw_world(chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
     patches = patch_bounds(chosen, size)
     planned = planned_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
-    for done, slide in enumerate(planned, start=1):
-        write_slide(world, slide, out)
-        if on_slide is not None:
-            on_slide(done, len(planned))
-    write_anchors(world, patches, out)
     cohort = Cohort(out, cohort_card(world, size, patches), tuple(slide.row for slide in planned))
-    cohort.save()
+    if not replace_files and is_whole(cohort):
+        return cohort
+    with planned_folder(out, cohort.card.model_dump(mode="json"), len(planned), replace_files) as begun:
+        for done, slide in enumerate(planned, start=1):
+            # The truth of a slide is written last.
+            if not (begun and cohort.truth_file(slide.row.slide_id).is_file()):
+                write_slide(world, slide, out)
+            if on_slide is not None:
+                on_slide(done, len(planned))
+        write_anchors(world, patches, out)
+        cohort.save()
     return cohort
+
+
+def is_whole(cohort: Cohort) -> bool:
+    """Whether the folder holds this simulated cohort already."""
+    if (cohort.folder / PLAN).exists() or not (cohort.folder / "cohort.yaml").is_file():
+        return False
+    found = Cohort.load(cohort.folder)
+    return found.card == cohort.card and found.slides == cohort.slides
+
+
+@contextmanager
+def planned_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_files: bool) -> Iterator[bool]:
+    """Make a cohort in this folder; whether the same was begun there before, so that its files can be kept."""
+    plan = {"card": card, "slides": n_slides}
+    begun = same_plan(out / PLAN, plan)
+    others = [path.name for path in out.iterdir() if path.name != LOCK_NAME] if out.is_dir() else []
+    if others and not begun and not replace_files:
+        raise UsageError(
+            f"{out} is not empty and holds something else ('{sorted(others)[0]}' …). Choose another folder, or add --force."
+        )
+    remove_leftovers(out)
+    write_json(out / PLAN, plan)
+    yield begun
+    (out / PLAN).unlink()
+
+
+def same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
+    try:
+        return bool(read_json(path) == plan)
+    except InputError:
+        # Not there, or not written by us.
+        return False
 
 
 def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
