@@ -13,10 +13,10 @@ import yaml
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.measured import read_results
 from gcemil.benchmark.paper_figures import paper_figures
-from gcemil.benchmark.tables.layout import Table
-from gcemil.benchmark.tables.table import built
+from gcemil.benchmark.tables.table import build_table
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.findings import Finding, Row, write_finding
+from gcemil.tables import Table
 
 Metrics = Mapping[str, float]
 
@@ -111,12 +111,16 @@ def gce_run(results: ResultsFolder, cohort: str = "bracs") -> Path:
 
 
 def made_table(results: ResultsFolder, name: str) -> Table:
-    return built(name, read_results(results.folder), paper_figures())
+    return build_table(name, read_results(results.folder), paper_figures())
 
 
-def texts(made: Table, *stub: str, origin: str = "ours") -> list[str]:
-    """The cells of the line whose stub starts so."""
-    line = next(line for line in made.lines if line.stub[: len(stub)] == stub and line.origin == origin)
+def texts(made: Table, *row_labels: str, origin: str = "ours") -> list[str]:
+    """The cells of the line whose row_labels starts so."""
+    line = next(
+        line
+        for line in made.lines
+        if line.row_labels[: len(row_labels)] == row_labels and line.origin == origin
+    )
     return [cell.text for cell in line.cells]
 
 

@@ -16,11 +16,19 @@ from statistics import fmean
 
 from gcemil.benchmark.measured import Measured
 from gcemil.benchmark.paper_figures import TIMES, PaperFigures
-from gcemil.benchmark.tables.compare import legend, our_mark
+from gcemil.benchmark.tables.comparison import (
+    Query,
+    Unit,
+    cell,
+    estimate,
+    find_values,
+    legend,
+    our_origin,
+    subtract_paired,
+)
 from gcemil.benchmark.tables.cost import PREFILTER
-from gcemil.benchmark.tables.layout import MISSING, UNDEFINED, Cell, Column, Line, Table
-from gcemil.benchmark.tables.query import Query, Unit, cell, differences, estimate, values
-from gcemil.benchmark.tables.rules import RULES
+from gcemil.benchmark.tables.evidence import RULES
+from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
 
 Found = tuple[str, tuple[Cell, Cell]]
 """What is added to the name of a claim, and the cells of its line."""
@@ -88,7 +96,7 @@ def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
 
 def our_lines(claim: str, name: str, measured: Measured) -> list[Line]:
     """The claim on the results; where a fairness control was run, its gain beside it."""
-    mark = our_mark(measured)
+    mark = our_origin(measured)
     return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in our_cells(claim, measured)]
 
 
@@ -96,17 +104,17 @@ def our_cells(claim: str, measured: Measured) -> list[Found]:
     if claim.endswith("_gain"):
         return gains(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
-    attention = snr.narrowed(labels=RULES["attention"].labels)
-    evidence = snr.narrowed(labels=RULES["gce_discrete"].labels)
+    attention = snr.where(labels=RULES["attention"].labels)
+    evidence = snr.where(labels=RULES["gce_discrete"].labels)
     if claim == "cd_gap_ratio":
-        rival = values(measured, attention.narrowed(metric="full_kept_gap"))
+        rival = find_values(measured, attention.where(metric="full_kept_gap"))
         return [
-            (", full-kept over C-D", ratio(rival, values(measured, evidence.narrowed(metric="cd_gap")))),
-            (", full-kept over full-kept", ratio(rival, values(measured, evidence.narrowed(metric="full_kept_gap")))),
+            (", full-kept over C-D", ratio(rival, find_values(measured, evidence.where(metric="cd_gap")))),
+            (", full-kept over full-kept", ratio(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
         ]  # fmt: skip
     if claim == "complement_degradation_ratio":
         found = [
-            values(measured, rule.narrowed(metric=claim.removesuffix("_ratio")))
+            find_values(measured, rule.where(metric=claim.removesuffix("_ratio")))
             for rule in (evidence, attention)
         ]
         return [("", ratio(*found))]
@@ -119,7 +127,7 @@ def our_cells(claim: str, measured: Measured) -> list[Found]:
 
 
 def gains(metric: str, measured: Measured) -> list[Found]:
-    plain = values(measured, Query(metric, label="host", labels={"mode": "full"}))
+    plain = find_values(measured, Query(metric, label="host", labels={"mode": "full"}))
     arms = {"": Query(metric, labels={"mode": "soft"})}
     controls = {
         " (control: host, twice the epochs)": Query(metric, label="host_long", labels={"mode": "full"}),
@@ -127,7 +135,7 @@ def gains(metric: str, measured: Measured) -> list[Found]:
     }
     ran = {run.label for run in measured.runs}
     arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
-    found = {suffix: differences(values(measured, query), plain) for suffix, query in arms.items()}
+    found = {suffix: subtract_paired(find_values(measured, query), plain) for suffix, query in arms.items()}
     return [
         (suffix, (cell(gained, decimals=4, signed=True), counted(gained))) for suffix, gained in found.items()
     ]
@@ -147,7 +155,7 @@ def ratio(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cel
 
 def speed(metric: str, mode: str, measured: Measured) -> tuple[Cell, Cell]:
     """A ratio of the cost table; a time is turned over, so that more is faster."""
-    found = values(measured, Query(metric, source="cost", labels={"mode": mode}))
+    found = find_values(measured, Query(metric, source="cost", labels={"mode": mode}))
     if metric == "relative_utility":
         return cell(found, unit=TIMES), counted(found)
     mean = estimate(found)

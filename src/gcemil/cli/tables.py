@@ -30,14 +30,14 @@ def tables(
     from gcemil.benchmark.headline import headline
     from gcemil.benchmark.measured import read_results
     from gcemil.benchmark.paper_figures import paper_figures
-    from gcemil.benchmark.render import rendered
-    from gcemil.benchmark.tables.table import TABLES, built
+    from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
+    from gcemil.tables import render_tables
 
     paper, measured = paper_figures(), read_results(results)
     made = [
-        headline(measured, paper) if name == "headline" else built(name, measured, paper)
+        headline(measured, paper) if name == "headline" else build_table(name, measured, paper)
         for name in (table or ["headline", *TABLES])
     ]
-    for line in rendered(made, form.value).splitlines():
+    for line in render_tables(made, form.value).splitlines():
         say(line)

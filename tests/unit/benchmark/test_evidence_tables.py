@@ -98,7 +98,7 @@ def test_the_two_gaps_of_a_rule_never_share_a_line(folder):
     made = made_table(folder, "same_budget")
     gap, full_kept = column(made, "gap"), column(made, "full_kept_gap")
     for line in (line for line in made.lines if line.origin == "ours"):
-        assert "-" in (line.cells[gap].text, line.cells[full_kept].text), line.stub
+        assert "-" in (line.cells[gap].text, line.cells[full_kept].text), line.row_labels
     assert texts(made, "Attention top-k")[full_kept] == "0.200"
     assert texts(made, "GCE discrete evidence")[full_kept] == "0.100"
     assert texts(made, "GCE discrete evidence: gates against evidence")[gap] == "0.010"

@@ -30,7 +30,9 @@ def block(results):
 
 def value(made, claim, mark):
     return next(
-        line.cells[0].text for line in made.lines if line.stub[0] == claim and line.stub[1].startswith(mark)
+        line.cells[0].text
+        for line in made.lines
+        if line.row_labels[0] == claim and line.row_labels[1].startswith(mark)
     )
 
 

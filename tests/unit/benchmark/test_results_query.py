@@ -3,7 +3,7 @@
 import pytest
 
 from gcemil.benchmark.measured import read_results
-from gcemil.benchmark.tables.query import Query, Unit, cell, estimate, values
+from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
 from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
@@ -26,7 +26,7 @@ def gce_run(folder):
 def test_each_cohort_and_host_counts_once_in_a_mean(folder):
     folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
     measured = read_results(folder.folder)
-    found = values(measured, Query("macro_f1", labels={"mode": "soft"}))
+    found = find_values(measured, Query("macro_f1", labels={"mode": "soft"}))
     # 0.7 from two folds of ABMIL and 0.9 from one of DSMIL.
     summary = estimate(found)
     assert summary.mean == pytest.approx(0.8)
@@ -37,7 +37,7 @@ def test_each_cohort_and_host_counts_once_in_a_mean(folder):
 def test_no_value_is_missing_and_a_single_one_has_no_deviation(folder):
     assert cell({}).text == "missing"
     measured = read_results(folder.folder)
-    one = values(measured, Query("macro_f1", labels={"mode": "soft"}, host="dsmil"))
+    one = find_values(measured, Query("macro_f1", labels={"mode": "soft"}, host="dsmil"))
     assert cell(one).text == "missing"
     assert cell({Unit("bracs", "abmil", 0, 0): -0.0001}, signed=True).text == "+0.000"
 
@@ -46,8 +46,8 @@ def test_labels_match_however_they_are_written(folder):
     diagnose(gce_run(folder), "budget", [Row({"rule": "Top-k", "budget": "0.050"}, {"precision": 0.5})])
     measured = read_results(folder.folder)
     query = Query("precision", source="budget", labels={"rule": ("topk", "top_k"), "budget": "0.05"})
-    assert list(values(measured, query).values()) == [0.5]
-    assert not values(measured, query.narrowed(labels={"budget": "0.1"}))
+    assert list(find_values(measured, query).values()) == [0.5]
+    assert not find_values(measured, query.where(labels={"budget": "0.1"}))
 
 
 def test_a_folder_without_runs_says_how_to_make_some(tmp_path):
@@ -67,7 +67,7 @@ def test_a_broken_config_is_named(folder):
 def test_a_finding_about_the_whole_run_has_no_fold(folder):
     rows = (Row({"mode": "soft", "metric": "macro_f1"}, {"p_paired_t": 0.2}),)
     write_finding(gce_run(folder) / "diagnostics", Finding("significance", rows))
-    found = values(read_results(folder.folder), Query("p_paired_t", source="significance"))
+    found = find_values(read_results(folder.folder), Query("p_paired_t", source="significance"))
     assert found == {Unit("bracs", "abmil", 0, None): 0.2}
 
 
@@ -76,7 +76,7 @@ def test_joined_findings_are_not_counted_beside_their_folds(folder):
     write_finding(
         gce_run(folder) / "diagnostics", Finding("snr", (Row({"rule": "evidence"}, {"cd_gap": 0.9}),))
     )
-    found = values(read_results(folder.folder), Query("cd_gap", source="snr"))
+    found = find_values(read_results(folder.folder), Query("cd_gap", source="snr"))
     assert list(found.values()) == [0.1]
 
 

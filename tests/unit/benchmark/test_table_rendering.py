@@ -4,9 +4,8 @@ import io
 import pytest
 from typer.testing import CliRunner
 
-from gcemil.benchmark.render import rendered
-from gcemil.benchmark.tables.layout import MISSING, UNDEFINED, Cell, Column, Line, Table, best_cells
 from gcemil.errors import UsageError
+from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, best_cells, render_tables
 from results_builders import ResultsFolder, gce_folds, host_folds
 
 COLUMNS = (
@@ -16,8 +15,8 @@ COLUMNS = (
 )
 
 
-def line(name, origin, *cells, contest="all"):
-    return Line((name, origin), origin, cells, contest)
+def line(name, origin, *cells, comparison="all"):
+    return Line((name, origin), origin, cells, comparison)
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def table():
         name="toy",
         title="a toy of 100 % _certainty_",
         label="tab:toy",
-        stub=("rule", "figures"),
+        row_labels=("rule", "figures"),
         columns=COLUMNS,
         lines=(
             line("attention", "ours", Cell("0.500±0.100", 0.5, 0.1, 5), UNDEFINED, Cell("0.050", 0.05)),
@@ -35,7 +34,7 @@ def table():
             line(
                 "GCE", "paper", Cell("0.748±0.032", 0.748, 0.032), Cell("0.004±0.001", 0.004), Cell("0.051")
             ),
-            line("oracle", "ours", Cell("0.900", 0.9), UNDEFINED, MISSING, contest=None),
+            line("oracle", "ours", Cell("0.900", 0.9), UNDEFINED, MISSING, comparison=None),
         ),
         legend={"paper": "real", "ours": "simulated"},
         notes=("Mind this.",),
@@ -50,7 +49,7 @@ def test_bold_goes_to_the_best_of_each_origin_by_the_metrics_direction(table):
 
 
 def test_markdown_has_arrows_bold_origin_and_what_is_missing(table):
-    assert rendered([table], "markdown").splitlines() == [
+    assert render_tables([table], "markdown").splitlines() == [
         "## toy: a toy of 100 % _certainty_",
         "",
         "| rule | figures | BRACS Macro-F1 ↑ | BRACS C-D gap ↓ | Evid. frac. |",
@@ -69,7 +68,7 @@ def test_markdown_has_arrows_bold_origin_and_what_is_missing(table):
 
 
 def test_latex_is_escaped_and_groups_its_columns(table):
-    text = rendered([table], "latex")
+    text = render_tables([table], "latex")
     assert r"\caption{a toy of 100 \% \_certainty\_. paper: real. ours: simulated. Mind this." in text
     assert r"\begin{tabular}{llccc}" in text
     assert r" &  & \multicolumn{2}{c}{BRACS} & \multicolumn{1}{c}{} \\" in text
@@ -79,7 +78,7 @@ def test_latex_is_escaped_and_groups_its_columns(table):
 
 
 def test_csv_has_one_line_per_cell_with_its_numbers(table):
-    rows = list(csv.DictReader(io.StringIO(rendered([table], "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_tables([table], "csv"))))
     assert len(rows) == 5 * 3
     assert rows[0] == {
         "table": "toy", "row": "attention", "figures": "ours", "column": "macro_f1", "metric": "macro_f1",
@@ -93,7 +92,7 @@ def test_tables_of_different_shape_share_one_csv(table):
     small = Table(
         "small", "t", "tab:s", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("1"),)),)
     )
-    rows = list(csv.DictReader(io.StringIO(rendered([table, small], "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_tables([table, small], "csv"))))
     assert [row["table"] for row in rows].count("small") == 1
     assert rows[-1]["row"] == ""
 
@@ -102,12 +101,12 @@ def test_a_pipe_in_a_cell_does_not_break_the_table(table):
     odd = Table(
         "odd", "t", "tab:o", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("a|b"),)),)
     )
-    assert "| ours | a/b |" in rendered([odd], "markdown")
+    assert "| ours | a/b |" in render_tables([odd], "markdown")
 
 
 def test_an_unknown_format_lists_the_known_ones(table):
     with pytest.raises(UsageError, match="Unknown format 'html'. Choose one of: markdown, latex, csv"):
-        rendered([table], "html")
+        render_tables([table], "html")
 
 
 @pytest.fixture

@@ -1,11 +1,17 @@
 """Tables of predictions, ablations and cohorts on a results folder whose figures are known by hand."""
 
 import pytest
+import torch
 
+from gcemil.bags.simulated.sizes import SIZES
 from gcemil.benchmark.paper_figures import paper_figures
-from gcemil.benchmark.tables.capacity import parameter_counts
+from gcemil.benchmark.tables.cost import ADDED_PARAMETERS, HOST_PARAMETERS, N_OUTPUTS
 from gcemil.benchmark.tables.table import TABLES
+from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.hosts.table import HOSTS, create_host
+from gcemil.model import GceMil
 from results_builders import (
     column,
     diagnose,
@@ -30,7 +36,7 @@ def test_every_table_is_there_when_nothing_was_diagnosed(folder, name):
     assert made.label == TABLES[name].label
     assert made.lines
     assert {len(line.cells) for line in made.lines} == {len(made.columns)}
-    assert {len(line.stub) for line in made.lines} == {len(made.stub)}
+    assert {len(line.row_labels) for line in made.lines} == {len(made.row_labels)}
 
 
 def test_every_table_of_the_paper_has_its_name():
@@ -64,7 +70,9 @@ def test_survival_takes_survival_cohorts_alone(folder):
 
 def test_a_fairness_control_is_shown_where_it_was_run(folder):
     assert not [
-        line for line in made_table(folder, "classification").lines if "twice the epochs" in line.stub[0]
+        line
+        for line in made_table(folder, "classification").lines
+        if "twice the epochs" in line.row_labels[0]
     ]
     folder.run("bracs", "abmil", "host_long", host_folds(0.7, 0.7))
     made = made_table(folder, "classification")
@@ -88,7 +96,7 @@ def test_the_legend_names_the_cohorts_that_gave_a_figure_and_what_they_are(folde
         "bracs (24 slides, 48-d, simulated, size tiny); mine (7 slides, 48-d, real)"
     )
     assert made_table(folder, "localisation").legend["ours"] == "nothing of this was measured"
-    assert {line.stub[-1] for line in made.lines} == {
+    assert {line.row_labels[-1] for line in made.lines} == {
         "paper (real cohorts)",
         "ours (simulated and real cohorts)",
     }
@@ -160,12 +168,19 @@ def test_the_dataset_card_comes_from_the_cohorts(folder):
     assert texts(made, "PANDA")[0] == "missing"
 
 
-def test_parameters_are_those_of_the_hosts():
-    counts = parameter_counts()
-    own = [657_283, 790_791, 2_672_146, 153_860, 789_254, 723_971, 591_490, 2_231_178, 827_906]
-    assert [host for host, _ in counts.values()] == own
-    # The wrapper does not know which host it wraps.
-    assert len({added for _, added in counts.values()}) == 1
+def test_printed_parameters_are_those_of_the_hosts_and_the_wrapper():
+    size, n_anchors = SIZES["full"], EvidenceSettings().n_prototypes
+    bank = AnchorBank(torch.ones(n_anchors, size.anchor_dim), ("anchor",) * n_anchors, "for counting")
+    assert list(HOST_PARAMETERS) == list(HOSTS)
+    for name, own in HOST_PARAMETERS.items():
+        host = create_host(name, in_dim=size.feature_dim, n_outputs=N_OUTPUTS)
+        assert count_parameters(host) == own
+        wrapped = GceMil(host, bank, in_dim=size.feature_dim)
+        assert count_parameters(wrapped) - own == ADDED_PARAMETERS
+
+
+def count_parameters(module):
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def test_an_unknown_table_lists_the_known_ones(folder):

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from gcemil.benchmark.measured import Measured
 from gcemil.benchmark.paper_figures import PaperFigures, PaperTable
-from gcemil.benchmark.tables.compare import ColumnAsk, RowAsk, compared
-from gcemil.benchmark.tables.host_diagnostics import EVIDENCE
-from gcemil.benchmark.tables.layout import Column, Table
-from gcemil.benchmark.tables.query import Query
+from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, build_comparison
+from gcemil.benchmark.tables.evidence import EVIDENCE
+from gcemil.tables import Column, Table
 
 HEADERS = {
     "task_metric": "Macro-F1 or C-index",
@@ -51,7 +50,7 @@ GROUNDINGS = {
 def components(measured: Measured, paper: PaperFigures) -> Table:
     table = paper.table("ablation")
     plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
-    only = RowAsk("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
+    only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
     return ablation_table(
         "components", "components added one by one, BRACS", measured, table, COMPONENTS, "bracs", first=[only]
     )
@@ -82,17 +81,18 @@ def ablation_table(
     variants: Mapping[str, str],
     dataset: str | None,
     *,
-    first: Sequence[RowAsk] = (),
+    first: Sequence[TableRow] = (),
 ) -> Table:
     """The paper's rows with our variants; the arm `gce` is the full method wherever no variant repeats it."""
     names = {row.key: row.name for row in table.rows}
     measured = comparable(measured, set(variants.values()))
     rows = [
-        RowAsk(key, (names[key],), Query(label=variant, dataset=dataset)) for key, variant in variants.items()
+        TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
+        for key, variant in variants.items()
     ]
-    return compared(
-        name, title, measured, table, stub=("variant",), rows=[*first, *rows],
-        columns=[asked(key) for key in table.columns], notes=(MEAN_NOTE,),
+    return build_comparison(
+        name, title, measured, table, row_labels=("variant",), rows=[*first, *rows],
+        columns=[ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,),
     )  # fmt: skip
 
 
@@ -103,9 +103,9 @@ def comparable(measured: Measured, variants: set[str]) -> Measured:
     return replace(measured, runs=runs) if runs else measured
 
 
-def asked(key: str) -> ColumnAsk:
+def ablation_column(key: str) -> TableColumn:
     """Task metrics come from the prediction, the rest from the S/N/R of the evidence."""
     column = Column(key, HEADERS[key], key)
     if key in ("macro_f1", "task_metric"):
-        return ColumnAsk(column, {"metric": key, "source": "task", "labels": {"mode": "soft"}})
-    return ColumnAsk(column, {"metric": key, "source": EVIDENCE.source, "labels": EVIDENCE.labels})
+        return TableColumn(column, {"metric": key, "source": "task", "labels": {"mode": "soft"}})
+    return TableColumn(column, {"metric": key, "source": EVIDENCE.source, "labels": EVIDENCE.labels})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gcemil.benchmark.measured import CohortFacts, Measured
 from gcemil.benchmark.paper_figures import PaperFigures, PaperTable
-from gcemil.benchmark.tables.compare import PAPER_MARK, legend, our_mark, paper_cell
-from gcemil.benchmark.tables.layout import MISSING, UNDEFINED, Cell, Column, Line, Table
+from gcemil.benchmark.tables.comparison import PAPER_MARK, legend, our_origin, paper_cell
+from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
 
 COLUMNS = (
     Column("source", "Source"),
@@ -45,10 +45,10 @@ def our_lines(measured: Measured, dataset: str) -> list[Line]:
 
 
 def our_line(measured: Measured, cohort: CohortFacts) -> Line:
-    stub = (cohort.name, our_mark(measured))
+    row_labels = (cohort.name, our_origin(measured))
     record = cohort.record
     if record is None:
-        return Line(stub, "ours", tuple(MISSING for _ in COLUMNS))
+        return Line(row_labels, "ours", tuple(MISSING for _ in COLUMNS))
     patches = record["patches"]
     provenance = record["provenance"]
     source = (
@@ -65,7 +65,7 @@ def our_line(measured: Measured, cohort: CohortFacts) -> Line:
         Cell(f"{patches['fewest']} to {patches['most']}"),
         Cell(f"{record['feature_dim']}-d, {record['encoder']}") if record["encoder"] else UNDEFINED,
     )
-    return Line(stub, "ours", cells)
+    return Line(row_labels, "ours", cells)
 
 
 def labels_of(cohort: CohortFacts) -> str:

@@ -1,16 +1,37 @@
-"""How well slides are predicted: host and host+GCE on every dataset (classification, survival)."""
+"""How well slides are predicted: host and host+GCE on every dataset, whether they differ, and encoder by encoder.
+
+Significance is p over the folds both arms share. Values of several seeds are averaged within a fold first: seeds of one
+fold are no further folds. Holm's correction is over all cells of a table. With five folds that share training bags, a
+small p is an indication and no proof.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
 
 from gcemil.benchmark.measured import Measured
 from gcemil.benchmark.paper_figures import PaperFigures, PaperTable, paper_figures
-from gcemil.benchmark.tables.compare import ColumnAsk, RowAsk, compared
-from gcemil.benchmark.tables.layout import Column, Table
-from gcemil.benchmark.tables.query import Query
+from gcemil.benchmark.tables.comparison import (
+    PAPER_MARK,
+    Query,
+    TableColumn,
+    TableRow,
+    Unit,
+    build_comparison,
+    cell,
+    find_values,
+    legend,
+    our_origin,
+    paper_cell,
+    subtract_paired,
+)
+from gcemil.diagnostics.paired_tests import holm, paired_t
 from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
+from gcemil.tables import MISSING, Cell, Column, Line, Table
 
 SOFT_NOTE = (
     "+GCE is the prediction under the gates (soft); its Δ is paired with the host by cohort, seed and fold."
@@ -20,7 +41,7 @@ CONTROLS = {
     "gce_random_anchors": ("+GCE with random anchors Δ", "soft"),
     "gce_paper": ("+GCE, the paper read literally Δ", "soft"),
 }
-"""Fairness controls, shown where they were run: what they are called, and the mode that is compared."""
+"""Fairness controls, shown where they were run: what they are called, and the mode that is build_comparison."""
 
 
 def classification(measured: Measured, paper: PaperFigures) -> Table:
@@ -37,7 +58,7 @@ def prediction_table(
     name: str, measured: Measured, paper: PaperTable, task: str, metrics: Sequence[str]
 ) -> Table:
     columns = [
-        ColumnAsk(
+        TableColumn(
             Column(f"{dataset}.{metric}", METRICS[metric].label, metric, group=dataset.upper()),
             {"dataset": dataset, "metric": metric},
         )
@@ -45,28 +66,28 @@ def prediction_table(
         for metric in metrics
     ]
     rows = [row for host in hosts_of(measured) for row in host_rows(host, measured)]
-    return compared(
+    return build_comparison(
         name,
         f"{task} with and without GCE",
         measured,
         paper,
-        stub=("method",),
+        row_labels=("method",),
         rows=rows,
         columns=columns,
         notes=(SOFT_NOTE,),
     )
 
 
-def host_rows(host: str, measured: Measured) -> list[RowAsk]:
+def host_rows(host: str, measured: Measured) -> list[TableRow]:
     """The host, the change by GCE, and the controls that were run."""
     plain = Query(label="host", labels={"mode": "full"}, host=host)
     soft = Query(labels={"mode": "soft"}, host=host)
     found = {run.label for run in measured.runs}
     return [
-        RowAsk(f"{host}.host", (host_name(host),), plain),
-        RowAsk(f"{host}.delta", (f"{host_name(host)} +GCE Δ",), soft, baseline=plain),
+        TableRow(f"{host}.host", (host_name(host),), plain),
+        TableRow(f"{host}.delta", (f"{host_name(host)} +GCE Δ",), soft, baseline=plain),
         *(
-            RowAsk(f"{host}.{label}", (f"{host_name(host)} {title}",), soft.narrowed(label=label, labels={"mode": mode}), baseline=plain)
+            TableRow(f"{host}.{label}", (f"{host_name(host)} {title}",), soft.where(label=label, labels={"mode": mode}), baseline=plain)
             for label, (title, mode) in CONTROLS.items()
             if label in found
         ),
@@ -89,3 +110,114 @@ def datasets_of(task: str, paper: PaperTable, measured: Measured) -> list[str]:
     theirs = dict.fromkeys(column.partition(".")[0] for column in paper.columns)
     ours = dict.fromkeys(cohort.dataset for cohort in measured.cohorts if cohort.task == task)
     return [*theirs, *(name for name in ours if name not in theirs)]
+
+
+T_TEST_NOTE = (
+    "Ours: two-sided paired t-test over folds of the task metric, soft +GCE against the host's full bag."
+)
+
+
+def significance_classification(measured: Measured, paper: PaperFigures) -> Table:
+    return significance_table(
+        "significance_classification", measured, paper.table("cls_significance"), "classification"
+    )
+
+
+def significance_survival(measured: Measured, paper: PaperFigures) -> Table:
+    return significance_table("significance_survival", measured, paper.table("surv_significance"), "survival")
+
+
+def significance_table(name: str, measured: Measured, paper: PaperTable, task: str) -> Table:
+    datasets = datasets_of(task, paper, measured)
+    hosts = hosts_of(measured)
+    keys = [(host, dataset) for host in hosts for dataset in datasets]
+    tests = {key: p_of(measured, *key) for key in keys}
+    corrected = dict(zip(keys, holm([tests[key] for key in keys]), strict=True))
+    lines = []
+    for host in hosts:
+        row_labels = f"{host_name(host)}+GCE"
+        theirs = tuple(paper_cell(paper.cell(host, dataset)) for dataset in datasets)
+        lines.append(Line((row_labels, "not named", PAPER_MARK), "paper", theirs))
+        mark = our_origin(measured)
+        for title, found in (("paired t", tests), ("paired t, Holm", corrected)):
+            lines.append(
+                Line(
+                    (row_labels, title, mark),
+                    "ours",
+                    tuple(p_cell(found[host, dataset]) for dataset in datasets),
+                )
+            )
+    return Table(
+        name, f"p of +GCE against its host, {task}", paper.label, ("method", "test", "figures"),
+        tuple(Column(dataset, dataset.upper()) for dataset in datasets), tuple(lines), legend=legend(measured),
+        notes=(T_TEST_NOTE, "Folds share training bags, so p over folds is too small rather than too large.",
+               *(f"In the paper: {note}" for note in paper.notes)),
+    )  # fmt: skip
+
+
+def p_of(measured: Measured, host: str, dataset: str) -> float | None:
+    """None where fewer than two folds are paired, or where they all differ alike."""
+    soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
+    plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
+    return paired_t(np.array(by_fold(subtract_paired(soft, plain))))
+
+
+def by_fold(found: dict[Unit, float]) -> list[float]:
+    """One difference per cohort and fold."""
+    folds: dict[tuple[str, int | None], list[float]] = {}
+    for unit, value in found.items():
+        folds.setdefault((unit.cohort, unit.fold), []).append(value)
+    return [fmean(group) for group in folds.values()]
+
+
+def p_cell(p: float | None) -> Cell:
+    return MISSING if p is None else Cell(f"{p:.3f}", p)
+
+
+EncoderKey = tuple[str, str, str]
+"""Dataset, encoder, host."""
+ENCODER_COLUMNS = (
+    Column("host", "Host", "task_metric"),
+    Column("gce", "+GCE", "task_metric"),
+    Column("delta", "Δ"),
+)
+
+
+def encoders(measured: Measured, paper: PaperFigures) -> Table:
+    """The paper's rows with ours of the same encoder, then encoders of ours alone."""
+    table = paper.table("backbone_generalization")
+    labels_of_key: dict[EncoderKey, EncoderKey] = {}
+    for row in table.rows:
+        (dataset, encoder, host), (title, encoder_title, host_title) = (
+            row.key.split("."),
+            row.name.split(" · "),
+        )
+        labels_of_key[dataset, encoder, host] = (title, encoder_title, host_title)
+    labels_of_key |= {key: key for key in measured_encoders(measured) if key not in labels_of_key}
+    lines = []
+    for key, row_labels in labels_of_key.items():
+        if table.row(".".join(key)) is not None:
+            theirs = tuple(paper_cell(table.cell(".".join(key), column.key)) for column in ENCODER_COLUMNS)
+            lines.append(Line((*row_labels, PAPER_MARK), "paper", theirs))
+        lines.append(encoder_line(measured, key, row_labels))
+    return Table(
+        "encoders", "patch encoders, Macro-F1 or C-index", table.label, ("dataset", "encoder", "method", "figures"),
+        ENCODER_COLUMNS, tuple(lines), legend=legend(measured), notes=tuple(f"In the paper: {note}" for note in table.notes),
+    )  # fmt: skip
+
+
+def measured_encoders(measured: Measured) -> list[EncoderKey]:
+    """Every dataset, encoder and host that was run, where the grid names the encoder."""
+    named = ((run.cohort.dataset, run.cohort.encoder, run.host) for run in measured.runs)
+    return list(
+        dict.fromkeys((dataset, encoder, host) for dataset, encoder, host in named if encoder is not None)
+    )
+
+
+def encoder_line(measured: Measured, key: EncoderKey, row_labels: EncoderKey) -> Line:
+    dataset, encoder, host = key
+    query = Query(dataset=dataset, encoder=encoder, host=host)
+    plain = find_values(measured, query.where(label="host", labels={"mode": "full"}))
+    soft = find_values(measured, query.where(labels={"mode": "soft"}))
+    cells = (cell(plain), cell(soft), cell(subtract_paired(soft, plain), signed=True))
+    return Line((*row_labels, our_origin(measured)), "ours", cells)

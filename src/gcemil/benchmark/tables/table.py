@@ -7,23 +7,9 @@ from dataclasses import dataclass, replace
 
 from gcemil.benchmark.measured import Measured
 from gcemil.benchmark.paper_figures import PaperFigures
-from gcemil.benchmark.tables import (
-    ablation,
-    capacity,
-    cost,
-    dataset_card,
-    encoders,
-    failure_audit,
-    host_diagnostics,
-    localisation,
-    prediction,
-    significance,
-    stability,
-    subset_rules,
-    subsets,
-)
-from gcemil.benchmark.tables.layout import Table
+from gcemil.benchmark.tables import ablation, cost, dataset_card, evidence, prediction
 from gcemil.errors import UsageError
+from gcemil.tables import Table
 
 Build = Callable[[Measured, PaperFigures], Table]
 
@@ -37,55 +23,59 @@ class TableSpec:
     remedy: str
 
 
-def diagnosed(name: str) -> str:
+def diagnose_command(name: str) -> str:
     return f"gcemil diagnose RUN --against HOST_RUN --only {name}"
 
 
-def benchmarked(grid: str) -> str:
+def benchmark_command(grid: str) -> str:
     return f"gcemil benchmark grids/{grid}.yaml --out RESULTS"
 
 
 TABLES: dict[str, TableSpec] = {
-    "classification": TableSpec(prediction.classification, "tab:cls_main", benchmarked("paper")),
-    "survival": TableSpec(prediction.survival, "tab:surv_main", benchmarked("paper")),
-    "components": TableSpec(ablation.components, "tab:ablation", benchmarked("component")),
-    "intervention": TableSpec(subset_rules.intervention, "tab:causal", diagnosed("budget")),
+    "classification": TableSpec(prediction.classification, "tab:cls_main", benchmark_command("paper")),
+    "survival": TableSpec(prediction.survival, "tab:surv_main", benchmark_command("paper")),
+    "components": TableSpec(ablation.components, "tab:ablation", benchmark_command("component")),
+    "intervention": TableSpec(evidence.intervention, "tab:causal", diagnose_command("budget")),
     "same_budget_short": TableSpec(
-        subset_rules.same_budget_short, "tab:same_budget_main", diagnosed("budget")
+        evidence.same_budget_short, "tab:same_budget_main", diagnose_command("budget")
     ),
-    "same_budget": TableSpec(subset_rules.same_budget, "tab:same_budget", diagnosed("budget")),
+    "same_budget": TableSpec(evidence.same_budget, "tab:same_budget", diagnose_command("budget")),
     "diagnostics_bracs": TableSpec(
-        host_diagnostics.diagnostics_bracs, "tab:diagnostics_bracs", diagnosed("snr")
+        evidence.diagnostics_bracs, "tab:diagnostics_bracs", diagnose_command("snr")
     ),
-    "diagnostics": TableSpec(host_diagnostics.diagnostics, "tab:diagnostics", diagnosed("snr")),
+    "diagnostics": TableSpec(evidence.diagnostics, "tab:diagnostics", diagnose_command("snr")),
     "stability": TableSpec(
-        stability.stability,
+        evidence.stability,
         "tab:stability",
         "gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability",
     ),
-    "posthoc": TableSpec(subset_rules.posthoc, "tab:explain", diagnosed("posthoc")),
-    "minimal_subsets": TableSpec(subsets.minimal_subsets, "tab:minimal_subset_main", diagnosed("subsets")),
+    "posthoc": TableSpec(evidence.posthoc, "tab:explain", diagnose_command("posthoc")),
+    "minimal_subsets": TableSpec(
+        evidence.minimal_subsets, "tab:minimal_subset_main", diagnose_command("subsets")
+    ),
     "localisation": TableSpec(
-        localisation.localisation, "tab:camelyon_localization", benchmarked("localisation")
+        evidence.localisation, "tab:camelyon_localization", benchmark_command("localisation")
     ),
     "significance_classification": TableSpec(
-        significance.classification, "tab:cls_significance", benchmarked("paper")
+        prediction.significance_classification, "tab:cls_significance", benchmark_command("paper")
     ),
-    "significance_survival": TableSpec(significance.survival, "tab:surv_significance", benchmarked("paper")),
-    "budget": TableSpec(ablation.budget, "tab:budget", benchmarked("budget_sweep")),
-    "selector": TableSpec(ablation.selector, "tab:selector_arch", benchmarked("selector")),
-    "grounding": TableSpec(ablation.grounding, "tab:grounding", benchmarked("grounding")),
-    "encoders": TableSpec(encoders.encoders, "tab:backbone_generalization", benchmarked("encoder")),
-    "failure_audit": TableSpec(failure_audit.failure_audit, "tab:failure", diagnosed("failures")),
-    "capacity": TableSpec(capacity.capacity, "tab:capacity_overhead", diagnosed("cost")),
+    "significance_survival": TableSpec(
+        prediction.significance_survival, "tab:surv_significance", benchmark_command("paper")
+    ),
+    "budget": TableSpec(ablation.budget, "tab:budget", benchmark_command("budget_sweep")),
+    "selector": TableSpec(ablation.selector, "tab:selector_arch", benchmark_command("selector")),
+    "grounding": TableSpec(ablation.grounding, "tab:grounding", benchmark_command("grounding")),
+    "encoders": TableSpec(prediction.encoders, "tab:backbone_generalization", benchmark_command("encoder")),
+    "failure_audit": TableSpec(evidence.failure_audit, "tab:failure", diagnose_command("failures")),
+    "capacity": TableSpec(cost.capacity, "tab:capacity_overhead", diagnose_command("cost")),
     "cost": TableSpec(
-        cost.cost, "tab:cost", f"gcemil prefilter RUN SLIDES --measure, then {diagnosed('cost')}"
+        cost.cost, "tab:cost", f"gcemil prefilter RUN SLIDES --measure, then {diagnose_command('cost')}"
     ),
-    "dataset_card": TableSpec(dataset_card.dataset_card, "tab:dataset_details", benchmarked("paper")),
+    "dataset_card": TableSpec(dataset_card.dataset_card, "tab:dataset_details", benchmark_command("paper")),
 }
 
 
-def built(name: str, measured: Measured, paper: PaperFigures) -> Table:
+def build_table(name: str, measured: Measured, paper: PaperFigures) -> Table:
     """A table by name, with the remedy for what it misses."""
     if name not in TABLES:
         raise UsageError(f"Unknown table '{name}'. Choose one of: headline, {', '.join(TABLES)}.")

@@ -1,0 +1,299 @@
+"""The pattern most tables follow: the paper's line, and under it ours, read from the results cell by cell.
+
+A `Query` names one figure: which runs, which rows of which source, which metric. `find_values` gives its values by the
+`Unit` they were measured on, `estimate` their mean, `cell` the printed figure. An example, the gain of GCE on BRACS:
+
+  soft = find_values(measured, Query("macro_f1", labels={"mode": "soft"}, dataset="bracs"))
+  host = find_values(measured, Query("macro_f1", labels={"mode": "full"}, dataset="bracs", label="host"))
+  cell(subtract_paired(soft, host), signed=True)
+
+A table is rows times columns of such queries: `TableRow` says what the row is about, `TableColumn` how the column narrows
+the row's query, and `build_comparison` puts the paper's printed line above ours.
+
+Where several folds or seeds of one cohort and host have a value, the figure is their mean, plus or minus their standard
+deviation. Where several cohorts or hosts have one, each counts once: the mean of their means, plus or minus the deviation
+between these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from gcemil.benchmark.measured import Measured, Run
+from gcemil.benchmark.paper_figures import PaperTable, deviation_of, value_of
+from gcemil.findings import Labels, Row
+from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Origin, Table
+
+Wanted = Mapping[str, str | tuple[str, ...]]
+
+
+class Unit(NamedTuple):
+    """What a value was measured on; values of two arms are paired by it."""
+
+    cohort: str
+    host: str
+    seed: int
+    fold: int | None
+
+
+@dataclass(frozen=True)
+class Query:
+    """None asks for any; `labels` gives for each label the value wanted, or several that mean the same."""
+
+    metric: str = "task_metric"
+    source: str = "task"
+    labels: Wanted = field(default_factory=dict)
+    label: str | tuple[str, ...] | None = "gce"
+    """The arm or ablation; several names mean the same."""
+    dataset: str | None = None
+    task: str | None = None
+    host: str | None = None
+    encoder: str | None = None
+
+    def where(self, **changes: Any) -> Query:
+        """The same question about less; labels are added to those there."""
+        labels = {**self.labels, **changes.pop("labels", {})}
+        return replace(self, labels=labels, **changes)
+
+
+def find_values(measured: Measured, query: Query) -> dict[Unit, float]:
+    """Every value that answers, by what it was measured on."""
+    found = {unit: first_value(rows, query.metric) for unit, rows in matching_rows(measured, query)}
+    return {unit: value for unit, value in found.items() if value is not None}
+
+
+def is_undefined(measured: Measured, query: Query) -> bool:
+    """Whether the figure was asked for and does not exist, which is not the same as never measured."""
+    return any(query.metric in row.values for _, rows in matching_rows(measured, query) for row in rows)
+
+
+def matching_rows(measured: Measured, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
+    """The rows that fit, run by run and fold by fold."""
+    for run in measured.runs:
+        if not is_about(run, query, measured):
+            continue
+        folds: dict[int | None, list[Row]] = {}
+        for fold, row in run.rows(query.source):
+            if matches(row.labels, query.labels):
+                folds.setdefault(fold, []).append(row)
+        for fold, rows in folds.items():
+            yield Unit(run.cohort.name, run.host, run.seed, fold), rows
+
+
+def is_about(run: Run, query: Query, measured: Measured) -> bool:
+    """Whether the question is about this run."""
+    cohort = run.cohort
+    asked = (
+        (query.label, run.label),
+        (query.dataset, cohort.dataset),
+        (query.host, run.host),
+        (query.task, cohort.task),
+        (query.encoder or measured.main_encoders[cohort.dataset], cohort.encoder),
+    )
+    return all(wanted is None or (own is not None and same(own, wanted)) for wanted, own in asked)
+
+
+def matches(labels: Labels, wanted: Wanted) -> bool:
+    """Whether a row is the one asked for: each label wanted is there with one of its values, written in any case."""
+    return all(key in labels and same(labels[key], accepted) for key, accepted in wanted.items())
+
+
+def same(own: str, accepted: str | tuple[str, ...]) -> bool:
+    options = (accepted,) if isinstance(accepted, str) else accepted
+    return any(normalise(own) == normalise(option) for option in options)
+
+
+@cache
+def normalise(text: str) -> str | float:
+    """0.05 and 0.050 are the same budget; Top-k and top_k the same rule."""
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower().replace("-", "_").replace(" ", "_")
+
+
+def first_value(rows: Sequence[Row], metric: str) -> float | None:
+    """Of several rows that fit, the one with the fewest labels speaks for all."""
+    there = [row for row in rows if row.values.get(metric) is not None]
+    return min(there, key=lambda row: len(row.labels)).values[metric] if there else None
+
+
+def subtract_paired(ours: Mapping[Unit, float], baseline: Mapping[Unit, float]) -> dict[Unit, float]:
+    """Paired: same cohort, host, seed and fold."""
+    return {unit: value - baseline[unit] for unit, value in ours.items() if unit in baseline}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    mean: float
+    deviation: float | None
+    """None for a single value."""
+    n: int
+
+
+def estimate(found: Mapping[Unit, float]) -> Estimate | None:
+    """Mean and deviation by the rule of this module."""
+    if not found:
+        return None
+    groups: dict[tuple[str, str], list[float]] = {}
+    for unit, value in found.items():
+        groups.setdefault((unit.cohort, unit.host), []).append(value)
+    pool = list(found.values()) if len(groups) == 1 else [fmean(group) for group in groups.values()]
+    return Estimate(fmean(pool), stdev(pool) if len(pool) > 1 else None, len(found))
+
+
+def cell(
+    found: Mapping[Unit, float],
+    *,
+    decimals: int = 3,
+    signed: bool = False,
+    scale: float = 1.0,
+    unit: str = "",
+) -> Cell:
+    """The figure as it is printed."""
+    summary = estimate(found)
+    if summary is None:
+        return MISSING
+    mean = summary.mean * scale
+    deviation = None if summary.deviation is None else summary.deviation * abs(scale)
+    # Minus zero would be printed as a loss.
+    rounded = round(mean, decimals) + 0.0
+    text = f"{rounded:{'+' if signed else ''}.{decimals}f}{unit}"
+    if deviation is not None:
+        text += f"±{deviation:.{decimals}f}"
+    return Cell(text, mean, deviation, summary.n)
+
+
+Answer = dict[Unit, float] | None
+PAPER_LEGEND = "the GCE-MIL paper, real cohorts"
+PAPER_MARK = "paper (real cohorts)"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row: its key in the paper, what it is called, and what is asked of the results."""
+
+    key: str
+    row_labels: tuple[str, ...]
+    query: Query
+    baseline: Query | None = None
+    """Given, the row is the paired difference from it."""
+    comparison: str | None = "all"
+    undefined: frozenset[str] = frozenset()
+    """Columns that cannot exist for this row."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Columns for which this row has another metric than the others."""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column: how it narrows the row's question, and how its figures are written."""
+
+    column: Column
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+    """The paper's key for it; the column's own by default, empty for a column of ours alone."""
+    decimals: int = 3
+    scale: float = 1.0
+    unit: str = ""
+    signed: bool = False
+
+    @property
+    def paper_key(self) -> str:
+        return self.column.key if self.paper is None else self.paper
+
+
+def build_comparison(
+    name: str,
+    title: str,
+    measured: Measured,
+    paper: PaperTable,
+    *,
+    row_labels: Sequence[str],
+    rows: Sequence[TableRow],
+    columns: Sequence[TableColumn],
+    notes: Sequence[str] = (),
+) -> Table:
+    """Both lines of every row."""
+    lines, used = [], set()
+    for row in rows:
+        answers = [read_answer(measured, row, ask) for ask in columns]
+        used |= {unit.cohort for found in answers for unit in found or ()}
+        lines += [line for line in (paper_line(paper, row, columns),) if line is not None]
+        lines.append(our_line(measured, row, columns, answers))
+    return Table(
+        name=name,
+        title=title,
+        label=paper.label,
+        row_labels=(*row_labels, "figures"),
+        columns=tuple(ask.column for ask in columns),
+        lines=tuple(lines),
+        legend=legend(measured, used),
+        notes=(*notes, *(f"In the paper: {note}" for note in paper.notes)),
+    )
+
+
+def legend(measured: Measured, used: Collection[str] | None = None) -> dict[Origin, str]:
+    """What each origin means; of ours the cohorts that gave a figure, or all."""
+    shown = [cohort for cohort in measured.cohorts if used is None or cohort.name in used]
+    ours = "; ".join(cohort.description for cohort in shown) or "nothing of this was measured"
+    return {"paper": PAPER_LEGEND, "ours": ours}
+
+
+def our_origin(measured: Measured) -> str:
+    """How a line of ours is marked; the legend has the names."""
+    kinds = {cohort.is_simulated for cohort in measured.cohorts if cohort.record is not None}
+    words = [word for kind, word in ((True, "simulated"), (False, "real")) if kind in kinds]
+    return f"ours ({' and '.join(words) or 'unknown'} cohorts)"
+
+
+def paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn]) -> Line | None:
+    """As printed; None where the paper has no such row."""
+    if paper.row(row.key) is None:
+        return None
+    cells = tuple(paper_cell(paper.cell(row.key, ask.paper_key)) for ask in columns)
+    comparison = None if row.baseline is not None else row.comparison
+    return Line((*row.row_labels, PAPER_MARK), "paper", cells, comparison)
+
+
+def paper_cell(printed: str | None) -> Cell:
+    if printed is None:
+        return UNDEFINED
+    return Cell(printed, value_of(printed), deviation_of(printed))
+
+
+def our_line(
+    measured: Measured, row: TableRow, columns: Sequence[TableColumn], answers: Sequence[Answer]
+) -> Line:
+    cells = tuple(our_cell(row, ask, found) for ask, found in zip(columns, answers, strict=True))
+    comparison = None if row.baseline is not None else row.comparison
+    return Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison)
+
+
+def read_answer(measured: Measured, row: TableRow, ask: TableColumn) -> Answer:
+    """What the results say; None where no answer can exist."""
+    if ask.column.key in row.undefined:
+        return None
+    query = narrow_query(row, row.query, ask)
+    found = find_values(measured, query)
+    if row.baseline is None:
+        return None if not found and is_undefined(measured, query) else found
+    return subtract_paired(found, find_values(measured, narrow_query(row, row.baseline, ask)))
+
+
+def our_cell(row: TableRow, ask: TableColumn, found: Answer) -> Cell:
+    if found is None:
+        return UNDEFINED
+    signed = ask.signed or row.baseline is not None
+    return cell(found, decimals=ask.decimals, scale=ask.scale, unit=ask.unit, signed=signed)
+
+
+def narrow_query(row: TableRow, query: Query, ask: TableColumn) -> Query:
+    """The row's question about this column; where both name a label, the row's stands."""
+    asked = query.where(**ask.changes).where(labels=query.labels)
+    instead = row.instead.get(ask.column.key)
+    return asked if instead is None else asked.where(metric=instead)

@@ -1,0 +1,420 @@
+"""Is the evidence sufficient, necessary, recoverable, stable and in place? Hosts and subset rules side by side.
+
+The paper prints one gap per rule, although only gates have a C-D gap. Here it is that of the gates; what every rule has,
+the full-kept gap, is a column of its own, and the two never stand in one line: GCE has a line for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.paper_figures import TIMES, PaperFigures, PaperTable
+from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, Wanted, build_comparison
+from gcemil.benchmark.tables.prediction import host_name, hosts_of
+from gcemil.metrics import METRICS
+from gcemil.tables import Column, Table
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    names: tuple[str, ...]
+    """What diagnostics call it."""
+    network: str = "plain"
+    is_control: bool = False
+    """Random and oracle: beside every comparison, never part of it."""
+
+    @property
+    def labels(self) -> Wanted:
+        return {"rule": self.names, "network": self.network}
+
+    @property
+    def is_gated(self) -> bool:
+        """Made from gates: it has a C-D gap."""
+        return self.names[0] in ("evidence", "gce_soft", "soft_thresholded")
+
+
+OCCLUSION = ("occlusion", "occlusion_blocks")
+SALIENCY = ("saliency", "gradient", "gradient_saliency")
+
+RULES: dict[str, Rule] = {
+    "random": Rule("Random-k", ("random",), is_control=True),
+    "attention": Rule("Attention top-k", ("attention",)),
+    "attention_smoothed": Rule("Attention top-k, half smoothed", ("attention_smoothed",)),
+    "clam_attention": Rule("CLAM attention", ("clam_attention",)),
+    "gradient": Rule("Gradient saliency", SALIENCY),
+    "integrated_gradients": Rule("Integrated gradients", ("integrated_gradients",)),
+    "occlusion": Rule("Occlusion", OCCLUSION),
+    "contribution": Rule("Signed contribution", ("contribution",)),
+    "single": Rule("Keep-one", ("single", "single_blocks")),
+    "lrp": Rule("LRP", ("lrp",)),
+    "oracle": Rule("Oracle (truth first)", ("oracle",), is_control=True),
+    "gce_soft": Rule("GCE soft", ("gce_soft",), "wrapped"),
+    "gce_soft_thresholded": Rule("GCE soft thresholded", ("soft_thresholded",), "wrapped"),
+    "gce_discrete": Rule("GCE discrete", ("evidence", "gce_discrete"), "wrapped"),
+}
+
+
+def of_wrapped_host(rule: Rule) -> Rule:
+    return replace(rule, name=f"{rule.name}, wrapped host", network="wrapped")
+
+
+def rule_name(key: str, paper: PaperTable, rule: Rule) -> str:
+    """As the paper prints it, else our own name."""
+    row = paper.row(key)
+    return row.name if row else rule.name
+
+
+SNR_HEADERS = {
+    "cd_gap": "C-D gap",
+    "complement_degradation": "Compl. degr.",
+    "evidence_sufficiency": "Evid. suff.",
+}
+EVIDENCE = Query(source="snr", labels={"rule": "evidence", "class": "all"})
+"""The recovered evidence, over all classes."""
+RANDOM_CONTROL = EVIDENCE.where(labels={"rule": "random", "network": "wrapped"})
+
+
+def diagnostics_bracs(measured: Measured, paper: PaperFigures) -> Table:
+    columns = [
+        TableColumn(Column(metric, header, metric), {"metric": metric, "dataset": "bracs"})
+        for metric, header in SNR_HEADERS.items()
+    ]
+    return diagnostics_table(
+        "diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns
+    )
+
+
+def diagnostics(measured: Measured, paper: PaperFigures) -> Table:
+    columns = [
+        TableColumn(
+            Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()),
+            {"metric": metric, "dataset": dataset},
+        )
+        for dataset in ("bracs", "nsclc", "panda")
+        for metric, header in SNR_HEADERS.items()
+    ]
+    return diagnostics_table("diagnostics", "three datasets", measured, paper.table("diagnostics"), columns)
+
+
+def diagnostics_table(
+    name: str, where: str, measured: Measured, table: PaperTable, columns: Sequence[TableColumn]
+) -> Table:
+    """The hosts, and the same number of random patches as the control."""
+    rows = [
+        TableRow(host, (f"{host_name(host)}+GCE",), EVIDENCE.where(host=host)) for host in hosts_of(measured)
+    ]
+    gapless = frozenset(ask.column.key for ask in columns if ask.column.metric == "cd_gap")
+    rows.append(
+        TableRow(
+            "random", ("random patches, mean of hosts",), RANDOM_CONTROL, comparison=None, undefined=gapless
+        )
+    )
+    return build_comparison(
+        name, f"S/N/R of the recovered evidence, {where}", measured, table, row_labels=("method",), rows=rows, columns=columns
+    )  # fmt: skip
+
+
+BUDGET = "0.05"
+GAPS_NOTE = (
+    "Gap: the paper's column; of ours, the C-D gap, which only gates have. Full-kept gap: every rule has it."
+)
+RIVALS_NOTE = "Rules are asked of the plain host, GCE of the wrapped one; random and oracle are controls."
+SUFFICIENCY = "evidence_sufficiency"
+
+
+def intervention(measured: Measured, paper: PaperFigures) -> Table:
+    """What keeping and removing does to the task metric, mean over all cohorts and hosts."""
+    table = paper.table("causal")
+    rows = rule_rows(
+        table,
+        Query(source="budget", labels={"budget": BUDGET}),
+        ("random", "attention", "gradient", "gce_discrete", "oracle"),
+    )
+    columns = [
+        # Kept, the task metric should not fall; removed, it should: the signs are the paper's.
+        TableColumn(Column("keep_only", "Keep only Δ", "keep_only_drop", better="higher"), {"metric": "keep_only_drop"}, scale=-1.0, signed=True),
+        TableColumn(Column("remove", "Remove Δ", "complement_degradation", better="lower"), {"metric": "complement_degradation"}, scale=-1.0, signed=True),
+    ]  # fmt: skip
+    return build_comparison("intervention", "change of the task metric by keeping and by removing a subset", measured, table,
+                    row_labels=("rule",), rows=rows, columns=columns, notes=(RIVALS_NOTE,))  # fmt: skip
+
+
+def same_budget_short(measured: Measured, paper: PaperFigures) -> Table:
+    rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
+    return same_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
+
+
+def same_budget(measured: Measured, paper: PaperFigures) -> Table:
+    rules = (
+        "random",
+        "attention",
+        "attention_smoothed",
+        "gradient",
+        "integrated_gradients",
+        "occlusion",
+        "gce_soft",
+        "gce_discrete",
+        "oracle",
+    )
+    return same_budget_table("same_budget", measured, paper.table("same_budget"), rules)
+
+
+def same_budget_table(name: str, measured: Measured, table: PaperTable, rules: Sequence[str]) -> Table:
+    base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
+    columns = [kept_metric("macro_f1", "Macro-F1"), *gaps(), necessity()]
+    if SUFFICIENCY in table.columns:
+        columns.append(kept_metric(SUFFICIENCY, "Evid. suff."))
+    return build_comparison(
+        name, "subset rules at 5 % of the patches, BRACS", measured, table, row_labels=("rule",),
+        rows=rule_rows(table, base, rules, wrapped=("attention", "occlusion")), columns=columns,
+        notes=(GAPS_NOTE, RIVALS_NOTE, "Macro-F1 and evidence sufficiency of a subset are one figure, M(X_S), in ours."),
+    )  # fmt: skip
+
+
+def posthoc(measured: Measured, paper: PaperFigures) -> Table:
+    table = paper.table("explain")
+    rules = ("attention", "clam_attention", "gradient", "integrated_gradients", "occlusion", "contribution", "single",
+             "lrp", "gce_discrete", "random", "oracle")  # fmt: skip
+    columns = [
+        kept_metric("keep_only_macro_f1", "Keep-only Macro-F1 or C-index"),
+        TableColumn(Column("remove_drop", "Remove drop", "complement_degradation"), {"metric": "complement_degradation"}),
+        *gaps(),
+        necessity(),
+        kept_metric(SUFFICIENCY, "Evid. suff."),
+        TableColumn(Column("runtime", "Runtime", "runtime_ratio"), {"metric": "runtime_ratio"}, decimals=2, unit=TIMES),
+    ]  # fmt: skip
+    return build_comparison(
+        "posthoc", "explanations made after training, mean over cohorts", measured, table, row_labels=("rule",),
+        rows=rule_rows(table, Query(source="posthoc"), rules), columns=columns,
+        notes=(GAPS_NOTE, RIVALS_NOTE, "Of ours, remove drop and complement degradation are one figure, M(X) - M(X_notS)."),
+    )  # fmt: skip
+
+
+def rule_rows(
+    table: PaperTable, base: Query, rules: Sequence[str], *, wrapped: Sequence[str] = ()
+) -> list[TableRow]:
+    """One row per rule; where a rule has gates, a second one for its other gap."""
+    rows = [row for key in rules for row in rows_of(key, RULES[key], table, base)]
+    return rows + [
+        row for key in wrapped for row in rows_of(f"wrapped.{key}", of_wrapped_host(RULES[key]), table, base)
+    ]
+
+
+def rows_of(key: str, rule: Rule, table: PaperTable, base: Query) -> list[TableRow]:
+    name, query = rule_name(key, table, rule), base.where(labels=rule.labels)
+    comparison = None if rule.is_control else "all"
+    undefined = frozenset({"gap", "runtime"} if rule.is_control else {"gap"})
+    # The soft row of the paper is the prediction under the gates, not one from a subset.
+    instead = {"macro_f1": "soft_metric"} if key == "gce_soft" else {}
+    row = TableRow(key, (name,), query, comparison=comparison, undefined=undefined, instead=instead)
+    if not rule.is_gated or "gap" not in table.columns:
+        return [row]
+    others = frozenset({*table.columns, "full_kept_gap"} - {"gap"})
+    return [row, TableRow("", (f"{name}: gates against evidence",), query, comparison=None, undefined=others)]
+
+
+def kept_metric(key: str, header: str) -> TableColumn:
+    return TableColumn(Column(key, header, SUFFICIENCY), {"metric": SUFFICIENCY})
+
+
+def necessity() -> TableColumn:
+    metric = "complement_degradation"
+    return TableColumn(Column(metric, "Compl. degr.", metric), {"metric": metric})
+
+
+def gaps() -> list[TableColumn]:
+    return [
+        TableColumn(Column("gap", "Gap", "cd_gap"), {"metric": "cd_gap"}),
+        TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), {"metric": "full_kept_gap"}, paper=""),
+    ]  # fmt: skip
+
+
+SUBSET_SIZES = ("8", "16", "32")
+POLICIES = {
+    "prefix": ("sufficient_prefix", "plain", "all"),
+    "attention": ("attention", "plain", "all"),
+    "random": ("random", "plain", None),
+    "evidence": ("evidence", "wrapped", "all"),
+    "oracle": ("oracle", "plain", None),
+}
+"""Row key: rule and network of the finding, and the comparison its line takes part in."""
+
+
+def minimal_subsets(measured: Measured, paper: PaperFigures) -> Table:
+    table = paper.table("minimal_subset_main")
+    base = Query(source="subsets", dataset="bracs", host="abmil")
+    rows = [
+        TableRow(
+            f"{k}.{policy}",
+            (k, printed.name.partition(" · ")[2] if (printed := table.row(f"{k}.{policy}")) else rule),
+            base.where(labels={"rule": rule, "network": network, "k": k}),
+            comparison=k if comparison else None,
+        )
+        for k in SUBSET_SIZES
+        for policy, (rule, network, comparison) in POLICIES.items()
+    ]
+    return build_comparison(
+        "minimal_subsets",
+        "disjoint sufficient subsets of k patches, ABMIL on BRACS",
+        measured,
+        table,
+        row_labels=("k", "policy"),
+        rows=rows,
+        columns=[
+            subset_column("subsets_per_slide", "Subsets/slide", "subsets_per_slide"),
+            subset_column("slides_with_2", "Slides ≥ 2 (%)", "two_subsets_share", percent=True),
+            subset_column("slides_with_3", "Slides ≥ 3 (%)", "three_subsets_share", percent=True),
+            subset_column("keep_only_drop", "Keep-only drop", "kept_output_drop"),
+            *(
+                subset_column(f"remove_union_{j}", f"Remove-union-{j}", f"remove_union_{j}")
+                for j in (1, 2, 3)
+            ),
+        ],
+        notes=("Ours are test slides; attention, prefix, random and oracle are those of the plain host.",),
+    )
+
+
+def subset_column(key: str, header: str, metric: str, *, percent: bool = False) -> TableColumn:
+    return TableColumn(
+        Column(key, header, metric),
+        {"metric": metric},
+        decimals=2 if percent else 4,
+        scale=100.0 if percent else 1.0,
+    )
+
+
+SEEDS = "seeds"
+STABILITY_RULES = (
+    "attention",
+    "gradient",
+    "occlusion",
+    "gce_soft_thresholded",
+    "gce_discrete",
+    "random",
+    "oracle",
+)
+STABILITY_PAPER_KEYS = {"gce_soft_thresholded": "gce_soft"}
+
+
+def stability(measured: Measured, paper: PaperFigures) -> Table:
+    table = paper.table("stability")
+    kinds = [SEEDS, *sorted(perturbations(measured) - {SEEDS})]
+    rows = [
+        TableRow(
+            STABILITY_PAPER_KEYS.get(key, key) if kind == SEEDS else "",
+            (kind, rule_name(STABILITY_PAPER_KEYS.get(key, key), table, rule)),
+            Query(source="stability", labels={**rule.labels, "perturbation": kind}),
+            comparison=None if rule.is_control else kind,
+            undefined=frozenset({"full_kept_gap" if rule.is_gated else "gap"}),
+        )
+        for kind in kinds
+        for key, rule in ((key, RULES[key]) for key in STABILITY_RULES)
+    ]
+    return build_comparison(
+        "stability",
+        "evidence across seeds and under perturbed bags",
+        measured,
+        table,
+        row_labels=("perturbation", "rule"),
+        rows=rows,
+        columns=[
+            TableColumn(Column("jaccard", "Jaccard", "jaccard"), {"metric": "jaccard"}),
+            TableColumn(Column("prediction_flip", "Prediction flip", "prediction_flip"), {"metric": "prediction_flip"}),
+            TableColumn(Column("gap", "C-D gap", "cd_gap"), {"metric": "cd_gap"}),
+            TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), {"metric": "full_kept_gap"}, paper=""),
+        ],
+    )  # fmt: skip
+
+
+def perturbations(measured: Measured) -> set[str]:
+    """Kinds of perturbation that any run was put to."""
+    return {
+        row.labels["perturbation"]
+        for run in measured.runs
+        for _, row in run.rows("stability")
+        if "perturbation" in row.labels
+    }
+
+
+LOCALISATION_COLUMNS = {
+    "dice": "dice",
+    "normal_specificity": "specificity",
+    "froc": "froc",
+    "patch_specificity": "",
+    "froc_official": "",
+}
+"""Our metric, and the paper's column it stands beside. The paper does not say over which slides its specificity is."""
+MAP_NOTE = (
+    "The map of a host is its attention, that of GCE its gates; each is thresholded on validation slides."
+)
+
+
+def localisation(measured: Measured, paper: PaperFigures) -> Table:
+    table = paper.table("camelyon_localization")
+    base = Query(source="localisation", dataset="camelyon16")
+    rows = []
+    ran = {run.host for run in measured.runs if run.cohort.dataset == "camelyon16"}
+    for host in (host for host in hosts_of(measured) if table.row(f"{host}.host") or host in ran):
+        name = host_name(host)
+        attention = base.where(host=host, labels={"rule": "attention", "network": "plain"})
+        gates = base.where(host=host, labels={"rule": "gates", "network": "wrapped"})
+        rows += [
+            TableRow(f"{host}.host", (name,), attention),
+            TableRow(f"{host}.gce", (f"{name}+GCE",), gates),
+            TableRow(f"{host}.delta", (f"{name} Δ",), gates, baseline=attention),
+        ]
+    rows += [
+        TableRow(f"control.{rule}", (rule,), base.where(labels={"rule": rule}), comparison=None)
+        for rule in ("random", "oracle")
+    ]
+    columns = [
+        TableColumn(Column(metric, METRICS[metric].label if metric in METRICS else metric, metric), {"metric": metric}, paper=theirs)
+        for metric, theirs in LOCALISATION_COLUMNS.items()
+    ]  # fmt: skip
+    return build_comparison(
+        "localisation", "evidence against annotated lesions, CAMELYON16", measured, table,
+        row_labels=("method",), rows=rows, columns=columns, notes=(MAP_NOTE,),
+    )  # fmt: skip
+
+
+FAILURE_TYPES = (
+    "case_failure", "artifact_evidence", "low_sufficiency", "low_necessity", "semantic_mismatch", "severe_failure",
+)  # fmt: skip
+THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be build_comparison with ours; those of ours stand in each finding."
+
+
+def failure_audit(measured: Measured, paper: PaperFigures) -> Table:
+    table = paper.table("failure")
+    theirs = {row.key: row.name for row in table.rows}
+    ours = dict.fromkeys(cohort.dataset for cohort in measured.cohorts)
+    names = {**theirs, **{name: name.upper() for name in ours if name not in theirs}}
+    query = Query(source="failures", labels={"rule": "evidence", "network": "wrapped"})
+    rows = [
+        TableRow(key, (name,), query.where(dataset=None if key == "all" else key), comparison=None)
+        for key, name in names.items()
+    ]
+    columns = [
+        TableColumn(
+            Column(kind, f"{METRICS[metric].label} (%)", metric),
+            {"metric": metric},
+            decimals=1,
+            scale=100.0,
+        )
+        for kind, metric in ((kind, f"{kind}_share") for kind in FAILURE_TYPES)
+    ]
+    return build_comparison(
+        "failure_audit",
+        "slides that fail, by kind of failure",
+        measured,
+        table,
+        row_labels=("dataset",),
+        rows=rows,
+        columns=columns,
+        notes=(
+            THRESHOLDS_NOTE,
+            "Ours are means over the hosts that were audited; 'All' is the mean over datasets.",
+        ),
+    )
