@@ -89,7 +89,7 @@ def gcemil_epoch(cohort: Cohort):
     )
     parts = FoldParts(cohort.bags, (), ())
     ingredients = create_network(cohort, parts.train, settings, torch.device("cpu"))
-    optimizer = create_optimizer(ingredients.network, 2e-4, 1e-5)
+    optimizer = create_optimizer(ingredients.network, 2e-4, settings)
     task = create_task(cohort, settings)
 
     def run(epoch: int) -> None:

@@ -1,5 +1,8 @@
 """Every entry of HOSTS through the same questions; what a host cannot promise is written down and tested as false."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -43,6 +46,14 @@ POOLS_LINEARLY = {"abmil", "clam_sb", "dsmil", "dtfd", "mhim", "camil"}
 NYSTROM = {"transmil", "camil"}
 # Fewer landmarks than the bags below have patches, so that segments really average; and quicker.
 OPTIONS = {name: {"landmarks": 16} for name in NYSTROM}
+
+
+LAWS = {
+    "the same gate everywhere is no gate": UNIFORM_GATE_IS_NO_GATE,
+    "a gate of exactly 0 is the removal of the row": ZERO_GATE_IS_DELETION,
+    "a gate that vanishes without being 0 is that removal too": VANISHING_GATE_IS_DELETION,
+    "the order of rows does not matter": {mode: set(NAMES) - ORDER_MATTERS for mode in MODES},
+}
 
 
 def tolerance(name):
@@ -93,6 +104,25 @@ def difference(one, other):
 every_host = pytest.mark.parametrize("name", NAMES)
 every_mode = pytest.mark.parametrize("mode", MODES)
 every_task = pytest.mark.parametrize("n_outputs", [1, 2, 5])
+
+
+def documented_laws():
+    """The table of docs/hosts.md: law, then the hosts that keep it in each mode."""
+    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    table = page[page.index("| law |") :].split("\n\n")[0].splitlines()
+    assert [cell.strip(" `") for cell in table[0].strip("|").split("|")] == ["law", *MODES]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    return {law: dict(zip(MODES, map(hosts_named, cells), strict=True)) for law, *cells in rows}
+
+
+def hosts_named(text):
+    """'all', 'all but a and b', or 'a, b, c'."""
+    named = set(re.findall(r"\w+", text)) & set(NAMES)
+    return set(NAMES) - named if text.startswith("all") else named
+
+
+def test_the_documented_laws_are_those_that_are_tested():
+    assert documented_laws() == LAWS
 
 
 @every_host

@@ -1,10 +1,23 @@
 """Settings are frozen, closed and bounded; YAML and overrides come back as values or as one readable error."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
-from gcemil.config import PAPER, RECIPES, EvidenceSettings, RecoverySettings, TrainSettings, with_overrides
+from gcemil.config import (
+    PAPER,
+    PUBLISHED,
+    RECIPES,
+    EvidenceSettings,
+    HostSettings,
+    RecoverySettings,
+    TrainSettings,
+    with_overrides,
+    with_preset,
+)
 from gcemil.errors import ConfigError
+from gcemil.hosts.table import HOSTS, create_host
 
 
 def test_settings_survive_yaml(tmp_path):
@@ -93,3 +106,73 @@ def test_the_paper_recipe_holds_the_papers_constants():
     assert (PAPER.sufficiency_weight, PAPER.necessity_weight, PAPER.ungated_share) == (0.0, 0.0, 0.0)
     assert not PAPER.recovery.reachable
     assert PAPER.recovery.max_fraction == 1.0
+
+
+def published(host, **settings):
+    return with_preset(TrainSettings(host=HostSettings(name=host), **settings), "published")
+
+
+def test_every_host_has_published_settings():
+    assert list(PUBLISHED) == list(HOSTS)
+
+
+@pytest.mark.parametrize("host", PUBLISHED)
+def test_published_settings_are_valid_and_their_options_exist(host):
+    settings = published(host, evidence=None)
+    assert TrainSettings.model_validate(settings.model_dump(mode="json")) == settings
+    assert settings.host.name == host
+    assert settings.optimizer != "adamw"
+    assert settings.max_patches is None
+    create_host(host, in_dim=8, n_outputs=2, options=settings.host.options)
+
+
+def test_the_common_preset_changes_nothing():
+    assert with_preset(TrainSettings(seed=3), "common") == TrainSettings(seed=3)
+
+
+def test_a_preset_keeps_what_it_does_not_speak_of_and_the_users_options():
+    host = HostSettings(name="abmil", gate_mode="deletion", options={"hidden": 64, "dropout": 0.1})
+    settings = with_preset(TrainSettings(host=host, seed=3), "published")
+    assert settings.seed == 3
+    assert settings.host.gate_mode == "deletion"
+    assert settings.host.options == {"hidden": 64, "dropout": 0.1}
+    assert settings.learning_rate == 5e-4
+
+
+def test_a_wrapped_host_is_not_chosen_while_its_gates_are_warm():
+    assert published("transmil", evidence=None).chosen_from == 0.0
+    assert published("transmil").chosen_from == TrainSettings().chosen_from
+    assert published("dtfd").chosen_from == 0.8
+
+
+def test_a_host_without_a_publication_is_refused():
+    with pytest.raises(ConfigError, match="Host 'mine' has no published settings. Those with: abmil"):
+        published("mine")
+
+
+def documented_presets():
+    """The table of docs/training.md, a dictionary of cells for each host."""
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    table = page[page.index("| host | optimiser |") :].split("\n\n")[0].splitlines()
+    names, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
+
+
+@pytest.mark.parametrize("host", PUBLISHED)
+def test_the_documented_preset_is_the_one_that_trains(host):
+    settings, told = published(host, evidence=None), documented_presets()[host]
+    assert told["optimiser"] == settings.optimizer
+    assert float(told["rate"]) == settings.learning_rate
+    assert float(told["decay"]) == settings.weight_decay
+    assert tuple(map(float, told["betas"].split(","))) == settings.betas
+    assert int(told["epochs"]) == settings.epochs
+    kind, _, end = told["schedule"].partition(" to ")
+    assert (kind, float(end or 0)) == (settings.schedule, settings.final_rate)
+    assert told["dropout"] == "none" or float(told["dropout"]) == settings.host.options["dropout"]
+    assert (told["dropout"] == "none") == ("dropout" not in settings.host.options)
+    chosen = {1.0: "last"}.get(settings.chosen_from) or " ".join(
+        ["least loss" if settings.chosen_by == "loss" else "best metric"]
+        + ([f"from {settings.chosen_from:g} on"] if settings.chosen_from else [])
+    )
+    patience = "" if settings.early_stopping is None else f", patience {settings.early_stopping}"
+    assert told["chosen epoch"] == chosen + patience

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gcemil.config import Settings
+from gcemil.config import Preset, Settings
 
 Arm = Literal["host", "gce", "host_long", "gce_random_anchors", "gce_paper"]
 PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long")
@@ -81,6 +81,9 @@ class Grid(Settings):
         default_factory=dict, description="In place of `folds` for hosts that take too long."
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds of training.")
+    preset: Preset = Field(
+        "common", description="The common recipe for all hosts, or how the authors of each train it."
+    )
     settings: Overrides = Field(
         default_factory=dict,
         description="Training settings of all runs by dotted name; evidence.* leaves plain hosts alone.",

@@ -17,7 +17,7 @@ from typing import Any
 from gcemil.bags.simulated.dials import resolved_dials
 from gcemil.bags.simulated.profile import profile_named
 from gcemil.benchmark.grid import PLAIN_ARMS, Arm, Grid
-from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings, with_overrides
+from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings, with_overrides, with_preset
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS
 
@@ -146,7 +146,7 @@ def arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
 
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
-    """The settings of a run: its arm, then what the grid changes everywhere, then what the variant changes."""
+    """The settings of a run: its arm, then the preset, then what the grid and what the variant changes."""
     evidence = {"gce_paper": PAPER}.get(key.arm, EvidenceSettings())
     settings = TrainSettings(
         host=HostSettings(name=key.host),
@@ -154,6 +154,7 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
         seed=key.seed,
         device="cuda" if grid.resources.gpus else "cpu",
     )
+    settings = with_preset(settings, grid.preset)
     changes = [
         (name, value)
         for name, value in grid.settings.items()

@@ -16,12 +16,20 @@ class Recipe(StrEnum):
     paper = "paper"
 
 
+class Preset(StrEnum):
+    common = "common"
+    published = "published"
+
+
 def train(
     cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
     host: str = typer.Option("abmil", help=f"One of: {', '.join(HOSTS)}."),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
     recipe: Recipe = typer.Option(Recipe.default, help="Ours, or the paper read literally."),
+    preset: Preset = typer.Option(
+        Preset.common, help="The common recipe, or how the authors of the host train it."
+    ),
     folds: str = typer.Option("all", help="all, or numbers such as 0,2."),
     config: Path | None = typer.Option(None, help="A YAML file of training settings."),
     setting: list[str] = typer.Option(
@@ -41,7 +49,7 @@ def train(
     from gcemil.cli.training_progress import epoch_line, print_summary
     from gcemil.training.run import train_run
 
-    settings = resolved_settings(config, host, gce, recipe.value, epochs, seed, setting)
+    settings = resolved_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting)
     chosen = fold_indices(cohort) if folds == "all" else parsed_folds(folds)
     with epoch_line(chosen, settings, out) as report:
         summary = train_run(cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=report)
@@ -56,17 +64,23 @@ def resolved_settings(
     host: str,
     gce: bool,
     recipe: str,
+    preset: Any,
     epochs: int | None,
     seed: int | None,
     overrides: list[str],
 ) -> Any:
-    """Settings from the file, then the options, then the assignments."""
-    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
+    """Settings from the file or the preset, then the options, then the assignments."""
+    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides, with_preset
+    from gcemil.errors import UsageError
 
+    if config is not None and preset != "common":
+        raise UsageError(f"--preset {preset} and --config both say how to train. Give one of them.")
     if config is not None:
         settings = TrainSettings.from_yaml(config)
     else:
+        host_spec(host)
         settings = TrainSettings(host=HostSettings(name=host), evidence=RECIPES[recipe] if gce else None)
+        settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
     settings = with_overrides(settings, overrides)

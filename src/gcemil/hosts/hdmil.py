@@ -76,6 +76,8 @@ class Hdmil(MilHost[BranchEmbedded]):
         n_instances: int = 32,
         subtyping: bool | None = None,
         normalisation: str = "branch",
+        prediction_weight: float = MATCH_WEIGHT,
+        feature_weight: float = MATCH_WEIGHT,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if degree < 1 or not 0 <= kept_rate <= 1:
@@ -93,6 +95,7 @@ class Hdmil(MilHost[BranchEmbedded]):
         self.task_weights = {"bag": 0.7 if n_outputs > 1 else 1.0}
         self.kept_rate = kept_rate
         self.rate_weight = rate_weight
+        self.prediction_weight, self.feature_weight = prediction_weight, feature_weight
         self.n_instances = n_instances
         self.subtyping = n_outputs > 2 if subtyping is None else subtyping
         self.is_joint = normalisation == "joint"
@@ -147,8 +150,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         selected_features = weights.T @ embedded.tokens
         rate = union_rate(kept)
         losses = {
-            "prediction_match": MATCH_WEIGHT * mismatch(logits, self._bag_logits(selected_features)),
-            "feature_match": MATCH_WEIGHT * F.mse_loss(selected_features, branch_features),
+            "prediction_match": self.prediction_weight
+            * mismatch(logits, self._bag_logits(selected_features)),
+            "feature_match": self.feature_weight * F.mse_loss(selected_features, branch_features),
             "kept_rate": self.rate_weight * (rate - self.kept_rate).square(),
         }
         k = min(self.n_instances, len(gated_logits) // 2)

@@ -1,7 +1,8 @@
 """The training loop: stages, epochs, windows. Visible from top to bottom, resumable at every epoch.
 
-AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at validation. The
-epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike.
+The common recipe: AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at
+validation. The epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike. A
+preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,14 +41,11 @@ from gcemil.training.optimizer import create_optimizer
 from gcemil.training.schedule import (
     annealed_temperature,
     base_learning_rate,
-    cosine_rate,
     evidence_say,
     final_temperature,
+    scheduled_rate,
 )
 from gcemil.training.seeding import seed_torch, stream_seed
-
-FIRST_CHOSEN_SHARE = 0.6
-"""Epochs before this share of the schedule are not chosen: their gates are still warm."""
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -101,7 +99,7 @@ def train(
             )
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
         ingredients.network.zero_grad(set_to_none=True)
-        optimizer = create_optimizer(ingredients.network, base_rate, settings.weight_decay)
+        optimizer = create_optimizer(ingredients.network, base_rate, settings)
         if saved is not None:
             checkpoint.load_optimizer(optimizer, saved)
             torch.set_rng_state(saved["rng"])
@@ -116,8 +114,8 @@ def train(
                 # The wrapper has no part in a preparing stage.
                 judged = Ingredients(ingredients.host, None, None) if stage.prepares else ingredients
                 record |= validate(judged, cohort, parts.val, task)
-                if epoch + 1 >= math.ceil(FIRST_CHOSEN_SHARE * settings.epochs):
-                    best = _keep_best(progress, record, ingredients.network, best, epoch)
+                if epoch + 1 >= math.ceil(settings.chosen_from * settings.epochs):
+                    best = _keep_best(progress, record, ingredients.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
             done = epoch + 1 == settings.epochs or stops
             progress.history.append(record)
@@ -175,7 +173,7 @@ def train_epoch(
     for position, window in enumerate(windows):
         progress = (epoch + position / len(windows)) / settings.epochs
         for group in optimizer.param_groups:
-            group["lr"] = cosine_rate(group["base_rate"], progress)
+            group["lr"] = scheduled_rate(settings, group["base_rate"], progress)
         if model is not None:
             evidence = model.settings
             model.set_temperature(
@@ -198,7 +196,8 @@ def train_epoch(
         loss = torch.stack([term.float() for term in terms.values()]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+        if settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
         optimizer.step()
         ingredients.host.after_step()
         sums.add(terms)
@@ -262,17 +261,22 @@ def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
 
 
 def _keep_best(
-    progress: Progress, record: EpochRecord, network: nn.Module, best: dict[str, Tensor] | None, epoch: int
+    progress: Progress,
+    record: EpochRecord,
+    network: nn.Module,
+    best: dict[str, Tensor] | None,
+    chosen_by: Literal["metric", "loss"],
 ) -> dict[str, Tensor]:
-    """The weights of the better epoch: by the task metric, equal ones by the loss."""
-    better = (record["val"], -record["val_loss"]) > (progress.best, -progress.best_loss)
+    """The weights of the better epoch: by the task metric, equal ones by the loss, or the other way round."""
+    now, before = (record["val"], -record["val_loss"]), (progress.best, -progress.best_loss)
+    better = now > before if chosen_by == "metric" else now[::-1] > before[::-1]
     if best is not None and not better:
         progress.stale += 1
         return best
     progress.best, progress.best_loss, progress.best_epoch, progress.stale = (
         record["val"],
         record["val_loss"],
-        epoch,
+        record["epoch"],
         0,
     )
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}

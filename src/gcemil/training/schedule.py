@@ -9,6 +9,8 @@ from gcemil.hosts.table import host_spec
 
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128
+STEP = 0.2
+"""What a step schedule leaves of the rate."""
 
 
 def base_learning_rate(feature_dim: int) -> float:
@@ -20,9 +22,14 @@ def base_learning_rate(feature_dim: int) -> float:
     return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * WIDTH_OF_HIGHEST_RATE / feature_dim))
 
 
-def cosine_rate(base: float, progress: float) -> float:
-    """From the base to 0."""
-    return 0.5 * base * (1 + math.cos(math.pi * progress))
+def scheduled_rate(settings: TrainSettings, base: float, progress: float) -> float:
+    """The base rate bent by the schedule."""
+    if settings.schedule == "constant":
+        return base
+    if settings.schedule == "step":
+        return base if progress < 0.5 else STEP * base
+    end = min(settings.final_rate, base)
+    return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))
 
 
 def evidence_say(warmup: float, ramp: float, progress: float) -> float:

@@ -103,6 +103,15 @@ def test_fairness_arms_train_twice_as_long_or_with_random_anchors():
     assert settings["gce_paper"].evidence == PAPER
 
 
+def test_a_published_preset_is_each_hosts_own_and_the_grid_changes_it():
+    grid = small_grid(preset="published", hosts=["dsmil", "dtfd"], arms=["host"], settings={"epochs": 2})
+    found = {key.host: run_settings(grid, key) for key in plan(grid)}
+    assert found["dsmil"].betas == (0.5, 0.9)
+    assert found["dtfd"].schedule == "step"
+    assert {settings.epochs for settings in found.values()} == {2}
+    assert run_settings(small_grid(), plan(small_grid())[0]).optimizer == "adamw"
+
+
 def test_seed_and_device_follow_from_the_grid():
     key = RunKey("lung", "abmil", "gce", None, 3, 0)
     assert run_settings(small_grid(), key).seed == 3

@@ -7,9 +7,9 @@ from gcemil.diagnostics.bench import FoldBench
 from gcemil.training.schedule import (
     annealed_temperature,
     base_learning_rate,
-    cosine_rate,
     evidence_say,
     final_temperature,
+    scheduled_rate,
 )
 
 
@@ -20,8 +20,22 @@ def test_the_rate_falls_with_the_width_down_to_the_papers(width, rate):
     assert base_learning_rate(width) == pytest.approx(rate)
 
 
-def test_the_rate_follows_half_a_cosine():
-    assert [cosine_rate(1.0, progress) for progress in (0, 0.5, 1)] == pytest.approx([1.0, 0.5, 0.0])
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [1.0, 0.5, 0.0]),
+        ({"final_rate": 0.2}, [1.0, 0.6, 0.2]),
+        ({"schedule": "constant"}, [1.0, 1.0, 1.0]),
+        ({"schedule": "step"}, [1.0, 0.2, 0.2]),
+    ],
+)
+def test_the_rate_follows_its_schedule(settings, rates):
+    found = [scheduled_rate(TrainSettings(**settings), 1.0, progress) for progress in (0, 0.5, 1)]
+    assert found == pytest.approx(rates)
+
+
+def test_a_cosine_never_rises_to_its_end():
+    assert scheduled_rate(TrainSettings(final_rate=2.0), 1.0, 0.3) == pytest.approx(1.0)
 
 
 def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_more():

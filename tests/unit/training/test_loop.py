@@ -1,0 +1,99 @@
+"""Which epoch is kept, in the last stage and in one that prepares."""
+
+import pytest
+import torch
+
+from builders import make_cohort
+from gcemil.bags.folds import make_folds, write_folds
+from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.files import read_json
+from gcemil.hosts.mhim import Mhim
+from gcemil.training import loop
+from gcemil.training.run import train_run
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    made = make_cohort(tmp_path_factory.mktemp("loop") / "cohort", n_cases=20, n_patches=12, dim=8)
+    write_folds(made, make_folds(made))
+    return made.folder
+
+
+def settings(host, *, wrapped=False, **changes):
+    evidence = EvidenceSettings() if wrapped else None
+    return TrainSettings(host=HostSettings(name=host), evidence=evidence, epochs=5, **changes)
+
+
+class Watched:
+    """Validation by a list, and the weights after every epoch."""
+
+    def __init__(self, monkeypatch, values, losses=None):
+        self.values, self.weights, self.judged = iter(values), [], []
+        self.losses = iter(losses or [1.0] * len(values))
+        original = loop.train_epoch
+
+        def train_epoch(ingredients, *arguments, **options):
+            record = original(ingredients, *arguments, **options)
+            self.weights.append({k: v.clone() for k, v in ingredients.network.state_dict().items()})
+            return record
+
+        monkeypatch.setattr(loop, "train_epoch", train_epoch)
+        monkeypatch.setattr(loop, "validate", self.validate)
+
+    def validate(self, ingredients, *arguments):
+        self.judged.append(ingredients.model is not None)
+        return {"val": next(self.values), "val_loss": next(self.losses)}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "gce"])
+def test_the_teacher_is_the_best_epoch_of_its_stage_not_the_last(cohort, tmp_path, monkeypatch, wrapped):
+    watched = Watched(monkeypatch, [0.9, 0.9, 0.6, 0.8, 0.7, *[0.5] * 5])
+    begun, original = [], Mhim.begin_stage
+
+    def begin_stage(host, stage, *arguments):
+        begun.append((stage.name, {k: v.clone() for k, v in host.student.state_dict().items()}))
+        original(host, stage, *arguments)
+
+    monkeypatch.setattr(Mhim, "begin_stage", begin_stage)
+    train_run(cohort, tmp_path / "run", settings("mhim", wrapped=wrapped), folds=[0], jobs=1)
+    (_, _), (name, taught) = begun
+    assert name == "student"
+    prefix = "host.student." if wrapped else "student."
+    # Of the last 40 % of the stage, that is of epochs 2 to 4, the fourth epoch is the best.
+    for key, weight in taught.items():
+        torch.testing.assert_close(weight, watched.weights[3][f"{prefix}{key}"])
+    assert not torch.equal(taught["head.weight"], watched.weights[4][f"{prefix}head.weight"])
+    # The wrapper has no part in the first stage, so both arms have the same teacher.
+    assert watched.judged == [False] * 5 + [wrapped] * 5
+
+
+def test_a_preparing_stage_that_keeps_its_last_epoch_is_not_validated(cohort, tmp_path, monkeypatch):
+    watched = Watched(monkeypatch, [0.5] * 5)
+    train_run(cohort, tmp_path / "run", settings("ibmil"), folds=[0], jobs=1)
+    assert len(watched.judged) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({}, 2),
+        ({"chosen_by": "loss"}, 3),
+        ({"chosen_from": 0.0}, 1),
+        ({"chosen_from": 1.0}, 4),
+        ({"chosen_from": 0.0, "early_stopping": 1}, 1),
+    ],
+)
+def test_the_settings_say_which_epoch_is_chosen(cohort, tmp_path, monkeypatch, changes, chosen):
+    watched = Watched(monkeypatch, [0.1, 0.9, 0.8, 0.7, 0.6], [5.0, 4.0, 3.0, 1.0, 2.0])
+    train_run(cohort, tmp_path / "run", settings("abmil", **changes), folds=[0], jobs=1)
+    metrics = read_json(tmp_path / "run" / "fold_0" / "metrics.json")
+    assert metrics["details"]["best_epoch"] == chosen
+    assert len(watched.weights) == (3 if "early_stopping" in changes else 5)
+
+
+def test_gradients_are_clipped_only_where_the_settings_say_so(cohort, tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda _, limit: limits.append(limit))
+    for clip in (5.0, None):
+        train_run(cohort, tmp_path / str(clip), settings("abmil", clip=clip), folds=[0], jobs=1)
+    assert set(limits) == {5.0}
