@@ -27,7 +27,7 @@ from gcemil.benchmark.tables.comparison import (
     subtract_paired,
 )
 from gcemil.benchmark.tables.cost import PREFILTER
-from gcemil.benchmark.tables.evidence import RULES
+from gcemil.benchmark.tables.evidence import PAPER_RULES
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
 
 Found = tuple[str, tuple[Cell, Cell]]
@@ -104,8 +104,8 @@ def our_cells(claim: str, measured: Measured) -> list[Found]:
     if claim.endswith("_gain"):
         return gains(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
-    attention = snr.where(labels=RULES["attention"].labels)
-    evidence = snr.where(labels=RULES["gce_discrete"].labels)
+    attention = snr.where(labels=PAPER_RULES["attention"].labels)
+    evidence = snr.where(labels=PAPER_RULES["gce_discrete"].labels)
     if claim == "cd_gap_ratio":
         rival = find_values(measured, attention.where(metric="full_kept_gap"))
         return [

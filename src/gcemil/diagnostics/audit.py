@@ -32,7 +32,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.diagnostics.audit_table import CONTROLS, AuditTable, Shaken, Trial, own_scale
+from gcemil.diagnostics.audit_table import AuditTable, Shaken, Trial, own_scale
 from gcemil.diagnostics.black_box import naming
 from gcemil.diagnostics.judged_evidence import jaccard
 from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
@@ -45,6 +45,7 @@ from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput, logarithm
 from gcemil.interventions import Interventions
 from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.rules import CONTROLS
 from gcemil.shapes import Scores, Selected
 from gcemil.tasks.task import Task
 

@@ -19,10 +19,10 @@ from gcemil.diagnostics.verdicts import Tolerances, verdict
 from gcemil.errors import UsageError
 from gcemil.findings import Labels, Row, mean_row
 from gcemil.metrics import METRICS
+from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits
 from gcemil.tasks.task import Task
 
-CONTROLS = ("random", "oracle")
 WHOLE_BAG, FULL_KEPT, SOFT_KEPT = "whole bag", "full-kept", "soft-kept"
 CHANCE = {"auc": 0.5, "c_index": 0.5}
 """What a model that knows nothing reaches."""

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
 from gcemil.diagnostics.prefixes import NetworkView, network_view, prefix_logits
-from gcemil.diagnostics.rules import GATED_RULES, attributed, chosen_attributions, rule_scores
+from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
 from gcemil.diagnostics.truth import truth_figures
 from gcemil.errors import InputError, UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
 

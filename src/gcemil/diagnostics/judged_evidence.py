@@ -27,6 +27,7 @@ from gcemil.diagnostics.truth import oracle_scores
 from gcemil.explain import Explanation
 from gcemil.model import GceMil
 from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
+from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
 
 ScoreRule = Callable[[BagBench, NetworkName], Tensor]
@@ -34,7 +35,6 @@ ScoreRule = Callable[[BagBench, NetworkName], Tensor]
 RuleKey = tuple[str, NetworkName]
 
 WHOLE_BAG = "whole_bag"
-GATED_RULES = ("evidence", "soft_thresholded")
 FIXED_SHARE = 0.05
 """Evidence of a run without gates."""
 

@@ -25,10 +25,8 @@ from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import Explanation
 from gcemil.recovery.rules import ranking
+from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
-
-SMOOTHED = "_smoothed"
-GATED_RULES = ("gce_soft", "gce_discrete")
 
 
 def rule_scores(

@@ -16,7 +16,7 @@ from torch import Tensor
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, snr_scores
-from gcemil.diagnostics.truth import TruthScores, true_evidence, truth_scores
+from gcemil.diagnostics.truth import TruthScores, oracle_scores, true_evidence, true_regions, truth_scores
 from gcemil.explain import bag_tensors, explain_bag
 from gcemil.interventions import Interventions
 from gcemil.model import GceMil
@@ -58,8 +58,8 @@ def same_budget_rows(
         attention = bench.full().scores
         rules = {"random": random_k(len(bag), size, generator=generator), "attention": top_k(attention, size)}
         if truth is not None:
-            # Truth first, then attention: as many patches as the others have, whatever the size of the truth.
-            rules["oracle"] = top_k(truth.float() + torch.sigmoid(attention) / 2, size)
+            oracle = oracle_scores(truth, true_regions(cohort, bag), attention)
+            rules["oracle"] = top_k(oracle, size)
         found = {name: bag_outcome(bench, selected) for name, selected in rules.items()}
         wrapped = Interventions(model.host, features, coords, embedded=explanation.output.embedded)
         found["evidence"] = bag_outcome(wrapped, evidence, explanation.output.log_gates)

@@ -28,6 +28,7 @@ from jaxtyping import Bool, Int, Real
 from gcemil.errors import BagError, StoreError, UsageError
 from gcemil.files import whole_file
 from gcemil.records import SlideEvidence
+from gcemil.rules import RULES
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
@@ -42,6 +43,12 @@ PerPatch = Real[np.ndarray, "n"]
 Bounds = tuple[int, int]
 
 
+def color_triple(color: str) -> tuple[int, int, int]:
+    """#rrggbb as three numbers."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red, green, blue
+
+
 @dataclass(frozen=True)
 class PatchClass:
     """A class of objects in QuPath."""
@@ -50,8 +57,8 @@ class PatchClass:
     color: tuple[int, int, int]
 
 
-EVIDENCE = PatchClass("GCE evidence", (214, 39, 40))
-ATTENTION = PatchClass("Attention top-k", (31, 119, 180))
+EVIDENCE = PatchClass("GCE evidence", color_triple(RULES["evidence"].color))
+ATTENTION = PatchClass("Attention top-k", color_triple(RULES["attention"].color))
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 

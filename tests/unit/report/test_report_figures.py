@@ -29,7 +29,6 @@ from gcemil.report.figures.rules import (
     RuleCurve,
     SlidePanel,
     keep_and_remove,
-    ordered_rules,
     same_budget_bars,
     slides_by_rule,
 )
@@ -37,7 +36,8 @@ from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_su
 from gcemil.report.figures.slide_pixels import patch_pixels, slide_thumbnail
 from gcemil.report.figures.style import png_bytes, settled, shortened, svg_bytes
 from gcemil.report.figures.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
-from gcemil.report.palette import PALETTE, readable_name, rule_color
+from gcemil.report.palette import PALETTE, readable_name
+from gcemil.rules import find_rule, order_rules
 from report_builders import toy_evidence
 
 RED, GREY = (214, 39, 40), (222, 222, 222)
@@ -70,13 +70,13 @@ def test_any_two_colours_stay_apart_for_every_eye(eye):
 
 
 def test_a_rule_keeps_its_colour_when_it_is_smoothed():
-    assert rule_color("attention_smoothed") == rule_color("attention") != rule_color("lrp")
+    assert find_rule("attention_smoothed").color == find_rule("attention").color != find_rule("lrp").color
     assert readable_name("attention_smoothed") == "attention, smoothed"
     assert readable_name("integrated_gradients") == "integrated gradients"
 
 
 def test_ours_comes_first_and_the_controls_last():
-    assert ordered_rules(["oracle", "lrp", "random", "evidence", "attention", "lrp"]) == [
+    assert order_rules(["oracle", "lrp", "random", "evidence", "attention", "lrp"]) == [
         "evidence",
         "attention",
         "lrp",

@@ -14,17 +14,18 @@ from gcemil.benchmark.paper_figures import TIMES, PaperFigures, PaperTable
 from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, Wanted, build_comparison
 from gcemil.benchmark.tables.prediction import host_name, hosts_of
 from gcemil.metrics import METRICS
+from gcemil.rules import find_rule
 from gcemil.tables import Column, Table
 
 
 @dataclass(frozen=True)
-class Rule:
+class PaperRule:
+    """A row of the paper that is a subset rule."""
+
     name: str
     names: tuple[str, ...]
-    """What diagnostics call it."""
+    """Its names in the catalogue (gcemil/rules.py)."""
     network: str = "plain"
-    is_control: bool = False
-    """Random and oracle: beside every comparison, never part of it."""
 
     @property
     def labels(self) -> Wanted:
@@ -33,35 +34,39 @@ class Rule:
     @property
     def is_gated(self) -> bool:
         """Made from gates: it has a C-D gap."""
-        return self.names[0] in ("evidence", "gce_soft", "soft_thresholded")
+        return find_rule(self.names[0]).is_gated
+
+    @property
+    def is_control(self) -> bool:
+        return find_rule(self.names[0]).is_control
 
 
 OCCLUSION = ("occlusion", "occlusion_blocks")
 SALIENCY = ("saliency", "gradient", "gradient_saliency")
 
-RULES: dict[str, Rule] = {
-    "random": Rule("Random-k", ("random",), is_control=True),
-    "attention": Rule("Attention top-k", ("attention",)),
-    "attention_smoothed": Rule("Attention top-k, half smoothed", ("attention_smoothed",)),
-    "clam_attention": Rule("CLAM attention", ("clam_attention",)),
-    "gradient": Rule("Gradient saliency", SALIENCY),
-    "integrated_gradients": Rule("Integrated gradients", ("integrated_gradients",)),
-    "occlusion": Rule("Occlusion", OCCLUSION),
-    "contribution": Rule("Signed contribution", ("contribution",)),
-    "single": Rule("Keep-one", ("single", "single_blocks")),
-    "lrp": Rule("LRP", ("lrp",)),
-    "oracle": Rule("Oracle (truth first)", ("oracle",), is_control=True),
-    "gce_soft": Rule("GCE soft", ("gce_soft",), "wrapped"),
-    "gce_soft_thresholded": Rule("GCE soft thresholded", ("soft_thresholded",), "wrapped"),
-    "gce_discrete": Rule("GCE discrete", ("evidence", "gce_discrete"), "wrapped"),
+PAPER_RULES: dict[str, PaperRule] = {
+    "random": PaperRule("Random-k", ("random",)),
+    "attention": PaperRule("Attention top-k", ("attention",)),
+    "attention_smoothed": PaperRule("Attention top-k, half smoothed", ("attention_smoothed",)),
+    "clam_attention": PaperRule("CLAM attention", ("clam_attention",)),
+    "gradient": PaperRule("Gradient saliency", SALIENCY),
+    "integrated_gradients": PaperRule("Integrated gradients", ("integrated_gradients",)),
+    "occlusion": PaperRule("Occlusion", OCCLUSION),
+    "contribution": PaperRule("Signed contribution", ("contribution",)),
+    "single": PaperRule("Keep-one", ("single", "single_blocks")),
+    "lrp": PaperRule("LRP", ("lrp",)),
+    "oracle": PaperRule("Oracle (truth first)", ("oracle",)),
+    "gce_soft": PaperRule("GCE soft", ("gce_soft",), "wrapped"),
+    "gce_soft_thresholded": PaperRule("GCE soft thresholded", ("soft_thresholded",), "wrapped"),
+    "gce_discrete": PaperRule("GCE discrete", ("evidence", "gce_discrete"), "wrapped"),
 }
 
 
-def of_wrapped_host(rule: Rule) -> Rule:
+def of_wrapped_host(rule: PaperRule) -> PaperRule:
     return replace(rule, name=f"{rule.name}, wrapped host", network="wrapped")
 
 
-def rule_name(key: str, paper: PaperTable, rule: Rule) -> str:
+def rule_name(key: str, paper: PaperTable, rule: PaperRule) -> str:
     """As the paper prints it, else our own name."""
     row = paper.row(key)
     return row.name if row else rule.name
@@ -197,13 +202,15 @@ def rule_rows(
     table: PaperTable, base: Query, rules: Sequence[str], *, wrapped: Sequence[str] = ()
 ) -> list[TableRow]:
     """One row per rule; where a rule has gates, a second one for its other gap."""
-    rows = [row for key in rules for row in rows_of(key, RULES[key], table, base)]
+    rows = [row for key in rules for row in rows_of(key, PAPER_RULES[key], table, base)]
     return rows + [
-        row for key in wrapped for row in rows_of(f"wrapped.{key}", of_wrapped_host(RULES[key]), table, base)
+        row
+        for key in wrapped
+        for row in rows_of(f"wrapped.{key}", of_wrapped_host(PAPER_RULES[key]), table, base)
     ]
 
 
-def rows_of(key: str, rule: Rule, table: PaperTable, base: Query) -> list[TableRow]:
+def rows_of(key: str, rule: PaperRule, table: PaperTable, base: Query) -> list[TableRow]:
     name, query = rule_name(key, table, rule), base.where(labels=rule.labels)
     comparison = None if rule.is_control else "all"
     undefined = frozenset({"gap", "runtime"} if rule.is_control else {"gap"})
@@ -311,7 +318,7 @@ def stability(measured: Measured, paper: PaperFigures) -> Table:
             undefined=frozenset({"full_kept_gap" if rule.is_gated else "gap"}),
         )
         for kind in kinds
-        for key, rule in ((key, RULES[key]) for key in STABILITY_RULES)
+        for key, rule in ((key, PAPER_RULES[key]) for key in STABILITY_RULES)
     ]
     return build_comparison(
         "stability",

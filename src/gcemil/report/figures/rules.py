@@ -22,12 +22,8 @@ from gcemil.report.figures.style import (
     spread_positions,
     styled,
 )
-from gcemil.report.palette import INK, MARKERS, MUTED, readable_name, rule_color
-
-MAIN_RULES = ("evidence", "gce_discrete", "gce_soft", "attention", "random", "oracle")
-"""Drawn with full strength; the others are rivals in the background."""
-ORDER = ("evidence", "gce_discrete", "gce_soft", "attention")
-LAST = ("random", "oracle")
+from gcemil.report.palette import INK, MARKERS, MUTED, readable_name
+from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, find_rule, order_rules
 
 
 @dataclass(frozen=True)
@@ -62,25 +58,17 @@ class RuleCurve:
     lost: Float[np.ndarray, "s"]
 
 
-def ordered_rules(rules: Sequence[str]) -> list[str]:
-    """Ours first, attention next, then the rivals by name, the two controls last."""
-    distinct = list(dict.fromkeys(rules))
-    first = [rule for rule in ORDER if rule in distinct]
-    last = [rule for rule in LAST if rule in distinct]
-    return [*first, *sorted(rule for rule in distinct if rule not in (*first, *last)), *last]
-
-
 @styled
 def slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     """A dot per slide, a bar at the median, and the line a slide has to keep to."""
-    rules = ordered_rules([rule for panel in panels for rule in panel.by_rule])
+    rules = order_rules([rule for panel in panels for rule in panel.by_rule])
     figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
     axes_row = row_of_axes(figure, len(panels), sharey=True)
     for axes, panel in zip(axes_row, panels, strict=True):
         quiet(axes, grid="x")
         for rule, values in panel.by_rule.items():
-            strip(axes, places[rule], values, rule_color(rule))
+            strip(axes, places[rule], values, find_rule(rule).color)
         if panel.limit is not None:
             axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
             side = "≤" if panel.is_upper else "≥"
@@ -119,7 +107,7 @@ def strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
 @styled
 def same_budget_bars(bars: Sequence[RuleBar], metrics: Sequence[str], *, title: str) -> Figure:
     """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
-    rules = ordered_rules([bar.rule for bar in bars])
+    rules = order_rules([bar.rule for bar in bars])
     figure = new_figure(WIDTH, 0.95 + 0.23 * len(rules))
     figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
@@ -138,7 +126,7 @@ def same_budget_bars(bars: Sequence[RuleBar], metrics: Sequence[str], *, title: 
 
 
 def draw_bar(axes: Axes, place: int, bar: RuleBar, value: float, deviation: float | None) -> None:
-    color = rule_color(bar.rule)
+    color = find_rule(bar.rule).color
     if bar.network == "plain":
         axes.plot(
             value, place, marker="D", markersize=3.8, color="white", markeredgecolor=INK, markeredgewidth=0.9
@@ -163,9 +151,9 @@ def keep_and_remove(
         strong = curve.rule in MAIN_RULES
         marker = "o" if strong else MARKERS[1 + rivals.index(curve.rule) % (len(MARKERS) - 1)]
         look: dict[str, Any] = {
-            "color": rule_color(curve.rule),
+            "color": find_rule(curve.rule).color,
             "linewidth": 1.9 if strong else 0.9,
-            "linestyle": (0, (4, 2)) if curve.rule in LAST else "-",
+            "linestyle": (0, (4, 2)) if curve.rule in CONTROLS else "-",
             "marker": marker,
             "markersize": 4.5 if strong else 3.4,
             "label": readable_name(curve.rule),
@@ -188,11 +176,11 @@ def keep_and_remove(
         axes.minorticks_off()
         if evidence_share is not None:
             axes.axvline(
-                100 * evidence_share, color=rule_color("evidence"), linewidth=0.8, linestyle=(0, (1, 2))
+                100 * evidence_share, color=find_rule("evidence").color, linewidth=0.8, linestyle=(0, (1, 2))
             )
     remove.axhline(0, color=MUTED, linewidth=0.7)
     handles, names = keep.get_legend_handles_labels()
-    order = [readable_name(rule) for rule in ordered_rules([curve.rule for curve in curves])]
+    order = [readable_name(rule) for rule in order_rules([curve.rule for curve in curves])]
     ranked = sorted(zip(names, handles, strict=True), key=lambda pair: order.index(pair[0]))
     figure.legend(
         [handle for _, handle in ranked], [name for name, _ in ranked], loc="outside lower left", ncols=4
@@ -202,5 +190,5 @@ def keep_and_remove(
 
 def drawing_order(curve: RuleCurve) -> int:
     """Rivals below, controls above them, ours on top."""
-    strength = ("", *LAST, *reversed(ORDER))
+    strength = ("", *CONTROLS, *reversed(FIRST_RULES))
     return strength.index(curve.rule) if curve.rule in strength else 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from gcemil.findings import Finding, Row
-from gcemil.report.figures.rules import RuleBar, RuleCurve, keep_and_remove, ordered_rules, same_budget_bars
+from gcemil.report.figures.rules import RuleBar, RuleCurve, keep_and_remove, same_budget_bars
 from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
-from gcemil.report.palette import SMOOTHED
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.finding_tables import finding_table, in_order, rows_with
 from gcemil.report.sections.snr import folded
+from gcemil.rules import SMOOTHED, order_rules
 
 RECOVERED = "recovered"
 BUDGET_METRICS = (
@@ -77,7 +77,7 @@ def curves_figure(context: Context, rows: list[Row], budgets: list[str]) -> Mark
     shares = [budget for budget in budgets if budget != RECOVERED]
     own = [row for row in rows_with(rows, network="wrapped") if not row.labels["rule"].endswith(SMOOTHED)]
     curves = []
-    for rule in ordered_rules([row.labels["rule"] for row in own]):
+    for rule in order_rules([row.labels["rule"] for row in own]):
         points = [row for share in shares for row in rows_with(own, rule=rule, budget=share)]
         kept, lost = (
             [point.values.get(name) for point in points]

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gcemil.findings import Row
 from gcemil.metrics import METRICS
-from gcemil.report.figures.rules import ordered_rules
 from gcemil.report.html import Cell, Column, Line, Table
 from gcemil.report.palette import readable_name
+from gcemil.rules import CONTROLS, order_rules
 
 OWN_RULES = ("evidence", "gce_discrete", "evidence scores")
-CONTROLS = ("random", "oracle")
 PERCENT = ("evidence_fraction", "patch_ratio", "marked_share", "certified_fraction", "guarded_fraction")
 NONE = "—"
 GROUP_NAMES = {
@@ -126,5 +125,5 @@ def rows_with(rows: Sequence[Row], **labels: str) -> list[Row]:
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """Ours first, then rivals, controls last; under each, the run's own network first."""
-    rank = {rule: number for number, rule in enumerate(ordered_rules([row.labels["rule"] for row in rows]))}
+    rank = {rule: number for number, rule in enumerate(order_rules([row.labels["rule"] for row in rows]))}
     return sorted(rows, key=lambda row: (rank[row.labels["rule"]], row.labels["network"] != "wrapped"))
