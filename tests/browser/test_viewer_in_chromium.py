@@ -310,3 +310,20 @@ def test_another_page_cannot_use_the_session(browser, served):
     assert found[5] == "blocked"
     assert (review.read_bytes() if review.exists() else None) == before
     context.close()
+
+
+def test_a_damaged_review_is_said_and_its_slide_opens(visit):
+    name = list(visit.session.specs)[2]
+    review = visit.session.folder / "reviews" / f"{name}.json"
+    review.parent.mkdir(exist_ok=True)
+    review.write_text("{")
+    try:
+        visit.page.select_option("#slide", name)
+        visit.page.wait_for_selector(f"body[data-slide='{name}'][data-state=ready]")
+        visit.page.wait_for_selector("#message.problem:has-text('It is no review of this slide')")
+        visit.press("remove")
+        visit.page.click("#accept")
+        visit.page.wait_for_selector("#message.problem:has-text('It is no review of this slide')")
+        assert review.read_text() == "{"
+    finally:
+        review.unlink()

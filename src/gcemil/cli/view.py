@@ -46,15 +46,15 @@ def view(
         say(
             f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides. Ctrl-C ends the viewer."
         )
-        wants_browser = browser
+        is_first = True
 
         def show(address: str) -> None:
-            nonlocal wants_browser
-            say(address)
-            if wants_browser:
+            nonlocal is_first
+            say(address if is_first else f"A new address: {address}")
+            if is_first and browser:
                 import webbrowser
 
                 webbrowser.open(address)
-            wants_browser = False
+            is_first = False
 
         serve(session, listener, on_address=show)

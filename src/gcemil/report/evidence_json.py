@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from gcemil.report.geojson import BLOCK, json_text, numbers
+from gcemil.report.geojson import BLOCK, constant_text, json_text, number_column, numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,23 +22,32 @@ class EvidenceList:
     measurements: Mapping[str, Real[np.ndarray, "k"]]
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.head, "patches": list(self._entries(slice(None)))}
+        columns = {name: numbers(values) for name, values in {**self._places(), **self.measurements}.items()}
+        entries = zip(*columns.values(), strict=True)
+        return {**self.head, "patches": [dict(zip(columns, entry, strict=True)) for entry in entries]}
 
     def blocks(self) -> Iterator[str]:
         """The file in parts, one patch per line."""
         yield json_text(self.head)[:-1] + ',"patches":['
         for start in range(0, len(self.patches), BLOCK):
-            entries = map(json_text, self._entries(slice(start, start + BLOCK)))
-            yield (",\n" if start else "\n") + ",\n".join(entries)
+            lines = self._lines(slice(start, start + BLOCK))
+            yield (",\n" if start else "\n") + ",\n".join(lines)
         yield "\n]}\n"
 
-    def _entries(self, rows: slice) -> Iterator[dict[str, Any]]:
-        columns: dict[str, list[Any]] = {"index": self.patches[rows].tolist()}
-        if self.coords is not None:
-            columns["x"], columns["y"] = self.coords[rows].T.tolist()
-        columns |= {name: numbers(values[rows]) for name, values in self.measurements.items()}
-        for entry in zip(*columns.values(), strict=True):
-            yield dict(zip(columns, entry, strict=True))
+    def _lines(self, rows: slice) -> Iterator[str]:
+        """The entries as text by one template: a third of the time that making values and encoding them takes."""
+        columns = {
+            name: number_column(values[rows])
+            for name, values in {**self._places(), **self.measurements}.items()
+        }
+        places = (f"{constant_text(name)}:{place}" for name, (place, _) in columns.items())
+        template = "{" + ",".join(places) + "}"
+        return map(template.__mod__, zip(*(values for _, values in columns.values()), strict=True))
+
+    def _places(self) -> dict[str, Int[np.ndarray, "k"]]:
+        if self.coords is None:
+            return {"index": self.patches}
+        return {"index": self.patches, "x": self.coords[:, 0], "y": self.coords[:, 1]}
 
 
 def evidence_list(

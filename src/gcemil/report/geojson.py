@@ -37,6 +37,7 @@ BLOCK = 1024
 """Objects whose text is made at once."""
 VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 """The two bits by which a UUID says how it is laid out."""
+ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}
 
 PerPatch = Real[np.ndarray, "n"]
@@ -110,13 +111,13 @@ class PatchCollection:
 
     def _template(self, measured: Mapping[str, str]) -> str:
         """One object with a place for everything that differs between patches."""
-        places = ",".join(f"{_constant(name)}:{place}" for name, place in measured.items())
+        places = ",".join(f"{constant_text(name)}:{place}" for name, place in measured.items())
         return (
             '{"type":"Feature","id":"%s","geometry":{"type":"Polygon","coordinates":'
             "[[[%d,%d],[%d,%d],[%d,%d],[%d,%d],[%d,%d]]]},"
             '"properties":{"objectType":"tile","isLocked":true,%s,'
             f'"measurements":{{{places}}},'
-            f'"metadata":{{"slide_id":{_constant(self.slide_id)},"model":{_constant(self.model)},"patch":"%d"}}}}}}'
+            f'"metadata":{{"slide_id":{constant_text(self.slide_id)},"model":{constant_text(self.model)},"patch":"%d"}}}}}}'
         )
 
     def _titles(self, ranks: list[int], patches: list[int]) -> Iterator[str]:
@@ -229,7 +230,12 @@ def number_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return ENCODER.encode(value)
+
+
+def constant_text(text: str) -> str:
+    """A JSON string inside a template, where a percent sign is written twice."""
+    return json_text(text).replace("%", "%%")
 
 
 def check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str) -> None:
@@ -242,8 +248,3 @@ def check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bound
             f"Slide '{slide_id}': with bounds {bounds[0]}, {bounds[1]} patch {outside[0]} would lie at ({x}, {y}), outside "
             "the image. These bounds are of another slide, or the coordinates already count from them: use 0, 0."
         )
-
-
-def _constant(text: str) -> str:
-    """A JSON string inside a template, where a percent sign is written twice."""
-    return json_text(text).replace("%", "%%")

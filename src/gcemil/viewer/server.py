@@ -52,12 +52,10 @@ def serve(
 
 def listening(port: int) -> socket.socket:
     """A loopback socket; a browser that is faster than the server waits in its queue instead of being refused."""
-    another = (
-        f"Give --port another number from {FIRST_PORT} to {LAST_PORT}, or leave it out for any free one."
-    )
+    remedy = f"give --port a number from {FIRST_PORT} to {LAST_PORT}, or leave it out for any free port."
     if port != 0 and not FIRST_PORT <= port <= LAST_PORT:
         raise UsageError(
-            f"Port {port} is not for a viewer: ports below {FIRST_PORT} belong to the system. {another}"
+            f"Port {port} cannot be used, because those below {FIRST_PORT} belong to the system: {remedy}"
         )
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -66,8 +64,9 @@ def listening(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        why = "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror
-        raise UsageError(f"Port {port} cannot be used: {why}. {another}") from error
+        is_taken = error.errno == errno.EADDRINUSE
+        why = "another program uses it" if is_taken else f"the system says '{error.strerror}'"
+        raise UsageError(f"Port {port} cannot be used, because {why}: {remedy}") from error
     return listener
 
 

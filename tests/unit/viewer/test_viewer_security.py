@@ -61,7 +61,7 @@ def test_the_socket_is_on_loopback_and_a_taken_port_is_said():
         address, port = listener.getsockname()
         assert address == "127.0.0.1"
         with pytest.raises(
-            UsageError, match=f"^Port {port} cannot be used: another program uses it. Give --port"
+            UsageError, match=f"^Port {port} cannot be used, because another program uses it: give --port"
         ):
             listening(port)
 
@@ -69,7 +69,9 @@ def test_the_socket_is_on_loopback_and_a_taken_port_is_said():
 @pytest.mark.parametrize("port", [1, 80, 443, 1023, 65536, -1])
 def test_a_port_of_the_system_is_refused_whoever_asks(port):
     """An administrator could have it, and a browser leaves the number 80 out of Host."""
-    with pytest.raises(UsageError, match=f"^Port {port} is not for a viewer: .* from 1024 to 65535"):
+    with pytest.raises(
+        UsageError, match=f"^Port {port} cannot be used, .* give --port a number from 1024 to 65535"
+    ):
         listening(port)
 
 
