@@ -8,14 +8,17 @@ new one. What a killed process leaves behind is removed by the next one that wor
 from __future__ import annotations
 
 import csv
+import ctypes
+import inspect
 import json
 import math
 import os
 import secrets
 import shutil
 import socket
+import sys
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources.abc import Traversable
@@ -39,6 +42,9 @@ from gcemil.errors import (
 T = TypeVar("T")
 
 LOCK_NAME = ".gcemil.lock"
+PARTIAL, ASIDE = "partial", "aside"
+"""Endings of what is being made, and of what makes room for it."""
+RENAME_EXCHANGE, AT_FDCWD = 2, -100
 MAX_TEXT_BYTES = 256 * 2**20
 """More than any table, record or settings file that people keep; a larger one is refused before it is read."""
 MAX_PIXELS = 64_000_000
@@ -72,16 +78,42 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """The same for a folder of files that belong together; the target must not exist yet, or be empty."""
+    with _translated(folder), _folder_aside(folder) as temporary:
+        yield temporary
+        temporary.replace(folder)
+        _flush_folder(folder.parent)
+
+
+@contextmanager
+def replaced_folder(folder: Path, *, keep: Callable[[str], bool] | None = None) -> Iterator[Path]:
+    """A new folder that takes the place of the one that is there.
+
+    Of the old files those stay that are not made anew and whose names `keep` accepts.
+    """
     with _translated(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary_name(folder)
-        try:
-            temporary.mkdir()
+        restore_folder(folder)
+        with _folder_aside(folder) as temporary:
             yield temporary
-            temporary.replace(folder)
+            if keep is not None and folder.is_dir():
+                _carry_over(folder, temporary, keep)
+            if not folder.exists():
+                temporary.replace(folder)
+            elif not _exchange(temporary, folder):
+                aside = _temporary_name(folder, ASIDE)
+                folder.replace(aside)
+                temporary.replace(folder)
+                _remove(aside)
             _flush_folder(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def restore_folder(folder: Path) -> None:
+    """Put back what a process that no longer lives had moved aside to replace it, where it got no further."""
+    for aside in _leftovers_of(folder, ASIDE):
+        if folder.exists():
+            _remove(aside)
+        else:
+            with suppress(OSError):
+                aside.replace(folder)
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -122,13 +154,15 @@ def without_nan(value: Any) -> Any:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what processes of this machine that no longer live left half-written, at any depth."""
-    for path in folder.rglob(".*.partial"):
+    for path in folder.rglob(f".*.{PARTIAL}"):
         if _left_by_the_dead(path):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink()
+            _remove(path)
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """The same for one file or folder that is about to be written."""
+    for left in _leftovers_of(path, PARTIAL):
+        _remove(left)
 
 
 # Reading
@@ -301,18 +335,30 @@ def readable(error: Exception) -> str:
 
 
 @contextmanager
-def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def working_in(folder: Path, *, wait: bool | float = False) -> Iterator[None]:
+    """The lock of a folder, and the folder free of what was left half-written, before the work and after it."""
+    with locked_folder(folder, wait=wait):
+        remove_leftovers(folder)
+        try:
+            yield
+        finally:
+            # Workers that were stopped may have been writing.
+            remove_leftovers(folder)
+
+
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool | float = False) -> Iterator[None]:
     """Work in a folder that no other process works in; the lock dies with the process that holds it."""
     with locked_file(folder / LOCK_NAME, wait=wait, what=str(folder)):
         yield
 
 
 @contextmanager
-def locked_file(path: Path, *, wait: bool = False, what: str | None = None) -> Iterator[None]:
-    """Hold this lock file; BusyError when another process holds it and we do not wait."""
+def locked_file(path: Path, *, wait: bool | float = False, what: str | None = None) -> Iterator[None]:
+    """Hold this lock file; BusyError when another process holds it and we do not wait (seconds, or as long as it takes)."""
     with _translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=-1 if wait else 0)
+    lock = FileLock(path, timeout=-1 if wait is True else float(wait), **_real_locks_only())
     try:
         lock.acquire()
     except Timeout as error:
@@ -332,6 +378,14 @@ def locked_file(path: Path, *, wait: bool = False, what: str | None = None) -> I
 
 
 # Private
+
+
+@cache
+def _real_locks_only() -> dict[str, Any]:
+    """Newer filelocks replace a lock that the file system does not have by a file, which a kill leaves behind."""
+    name = "fallback_to_soft"
+    return {name: False} if name in inspect.signature(FileLock).parameters else {}
+
 
 _YAML = "tag:yaml.org,2002:"
 _NO_PLAIN_TAGS = {f"{_YAML}timestamp", f"{_YAML}value"}
@@ -354,18 +408,79 @@ def _is_about(path: Path, named: str) -> bool:
     return path.name in named or Path(named) in path.parents
 
 
-def _temporary_name(path: Path) -> Path:
+@contextmanager
+def _folder_aside(folder: Path) -> Iterator[Path]:
+    """A new folder beside this one; gone when the block ends, unless it was renamed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers_of(folder)
+    temporary = _temporary_name(folder)
+    try:
+        temporary.mkdir()
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """A file, a link or a folder with all it holds, where it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _carry_over(old: Path, new: Path, keep: Callable[[str], bool]) -> None:
+    for path in old.iterdir():
+        target = new / path.name
+        if not keep(path.name) or target.exists() or path.name.endswith(f".{PARTIAL}"):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target, follow_symlinks=False)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step, where system and file system can; whether they did."""
+    if sys.platform != "linux":
+        return False
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0)
+
+
+def _temporary_name(path: Path, ending: str = PARTIAL) -> Path:
     """Hidden, beside the target, named by machine and process so that it can be told whether its writer lives."""
     stem = path.name[:100]
-    return path.with_name(f".{stem}.{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    return path.with_name(
+        f".{stem}.{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}.{ending}"
+    )
 
 
-def _left_by_the_dead(path: Path) -> bool:
+def _leftovers_of(path: Path, ending: str) -> list[Path]:
+    """What writers of this path that no longer live left beside it."""
+    start = f".{path.name[:100]}.{socket.gethostname()[:40]}."
+    try:
+        beside = sorted(path.parent.iterdir())
+    except OSError:
+        return []
+    return [
+        found
+        for found in beside
+        if found.name.startswith(start) and found.name[len(start) :].count(".") == 2
+        if _left_by_the_dead(found, ending)
+    ]
+
+
+def _left_by_the_dead(path: Path, ending: str = PARTIAL) -> bool:
     parts = path.name.split(".")
     if len(parts) < 5 or not parts[-3].isdigit():
         return False
     machine = socket.gethostname()[:40]
-    if not path.name.endswith(f".{machine}.{parts[-3]}.{parts[-2]}.partial"):
+    if not path.name.endswith(f".{machine}.{parts[-3]}.{parts[-2]}.{ending}"):
         return False
     return not _is_alive(int(parts[-3]))
 

@@ -187,3 +187,16 @@ def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
     assert code == 0
     assert [found[name]["status"] for name in "amz"] == ["already done", "encoded", "encoded"]
     assert done(batch) == ["a", "m", "z"]
+
+
+def test_contact_sheets_that_a_killed_command_did_not_come_to_are_made(batch, monkeypatch):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
+    run(batch)
+    sheet, table = (next((batch / "out").rglob(name)) for name in ("sheet_0.jpg", "patching.csv"))
+    expected = sheet.read_bytes(), table.read_bytes(), (batch / "out" / "encoding.csv").read_bytes()
+    sheet.unlink()
+    table.unlink()
+    next((batch / "out").rglob("m_patches.h5")).unlink()
+    (batch / "out" / "features" / "m.h5").unlink()
+    assert run(batch).exit_code == 0
+    assert (sheet.read_bytes(), table.read_bytes(), (batch / "out" / "encoding.csv").read_bytes()) == expected

@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
 from PIL import Image
 
+from gcemil import files
 from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
     locked_folder,
@@ -21,6 +23,7 @@ from gcemil.files import (
     read_text,
     read_yaml,
     remove_leftovers,
+    replaced_folder,
     whole_file,
     whole_folder,
     write_json,
@@ -222,3 +225,36 @@ def test_a_damaged_picture_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(InputError, match=r"mask\.png cannot be read as a picture"):
         read_picture(path, "L")
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch, swaps):
+    if not swaps:
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    folder = tmp_path / "splits"
+    for name in ("old", "kept", "both"):
+        write_text(folder / name, "before")
+
+    def stop_half_way():
+        with replaced_folder(folder) as aside:
+            write_text(aside / "new", "after")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    assert {path.name for path in folder.iterdir()} == {"old", "kept", "both"}
+    with replaced_folder(folder, keep=lambda name: name != "old") as aside:
+        write_text(aside / "both", "after")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"kept": "before", "both": "after"}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_in_use_is_waited_for_as_long_as_was_said(tmp_path):
+    started = time.monotonic()
+    with (
+        locked_folder(tmp_path),
+        pytest.raises(BusyError, match="another process"),
+        locked_folder(tmp_path, wait=0.3),
+    ):
+        pass
+    assert time.monotonic() - started >= 0.3

@@ -1,4 +1,4 @@
-"""Cross-validation by case: stratified folds, written as splits/fold_<k>.csv, and the check that nothing leaks.
+"""Cross-validation by case: stratified folds, written as splits/fold_<k>.csv, and the checks that nothing leaks.
 
 Fold k tests; half of fold k+1 (mod the number of folds) validates; the rest trains. Cases are dealt round-robin out of
 each stratum: the label, or for survival the event and the quartile of the time among cases with that event.
@@ -6,22 +6,39 @@ each stratum: the label, or for survival the event and the quartile of the time 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import yaml
 from numpy.random import Generator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gcemil.bags.cohort import Cohort, SlideRow
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, UsageError
-from gcemil.files import write_table
+from gcemil.errors import CohortError, InputError, UsageError, error_text
+from gcemil.files import read_yaml, replaced_folder, restore_folder, write_table, write_text
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
+SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
+CARD = "splits.yaml"
+
+
+class SplitCard(BaseModel):
+    """What splits/splits.yaml says of the folds beside it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: SplitKind
+    """partition: every slide is tested in one fold; official: published splits, which are taken as they are."""
+    folds: tuple[int, ...]
+    """The numbers of the folds: another one beside them belongs to another split."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +78,59 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     return folds
 
 
-def write_folds(cohort: Cohort, folds: list[Fold]) -> None:
-    for fold in folds:
-        rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
-        write_table(split_file(cohort.folder, fold.index), ("slide_id", "split"), rows)
+def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:
+    """All folds at once, in place of those that were there: a kill leaves the old ones or the new ones."""
+    if not folds:
+        return
+    with replaced_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
+        for fold in folds:
+            rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
+            write_table(folder / f"fold_{fold.index}.csv", ("slide_id", "split"), rows)
+        write_split_card(folder, SplitCard(kind=kind, folds=tuple(fold.index for fold in folds)))
+
+
+def write_split_card(folder: Path, card: SplitCard) -> None:
+    write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
+
+
+def read_split_card(folder: Path) -> SplitCard | None:
+    """What splits.yaml says of the folds of a cohort; None where they were made by hand."""
+    path = folder / "splits" / CARD
+    if not path.is_file():
+        return None
+    try:
+        return SplitCard.model_validate(read_yaml(path))
+    except (InputError, ValidationError) as error:
+        raise CohortError(
+            f"{path} does not say what the folds are ({error_text(error)}). Run 'gcemil split --force'."
+        ) from error
+
+
+def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """What is wrong with the folds of a cohort together, given the part of every slide in each of them.
+
+    Folds of cross-validation test every slide once. Published splits need not; they are declared in splits.yaml.
+    """
+    card = read_split_card(folder)
+    if card is not None and sorted(placed) != sorted(card.folds):
+        stated, found = (", ".join(map(str, sorted(numbers))) for numbers in (card.folds, placed))
+        return [f"{CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
+    if len(placed) < 2 or (card is not None and card.kind == "official"):
+        return []
+    tested: dict[str, list[int]] = {slide_id: [] for parts in placed.values() for slide_id in parts}
+    for index, parts in placed.items():
+        for slide_id, part in parts.items():
+            if part == "test":
+                tested[slide_id].append(index)
+    often = [slide_id for slide_id, found in tested.items() if len(found) > 1]
+    never = [slide_id for slide_id, found in tested.items() if not found]
+    faults = []
+    if often:
+        where = " and ".join(f"fold_{index}.csv" for index in tested[often[0]])
+        faults.append(f"slide '{often[0]}' is tested in {where} ({len(often)} slides in all)")
+    if never:
+        faults.append(f"slide '{never[0]}' is tested in no fold ({len(never)} slides in all)")
+    return faults
 
 
 def read_fold(cohort: Cohort, index: int) -> Fold:
@@ -105,12 +171,19 @@ def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
 
 def fold_indices(folder: Path) -> list[int]:
     """The folds that exist on disk."""
+    if not (folder / "splits").is_dir():
+        restore_folder(folder / "splits")
     found = (path.stem.removeprefix("fold_") for path in (folder / "splits").glob("fold_*.csv"))
     return sorted(int(text) for text in found if text.isdigit())
 
 
 def split_file(folder: Path, index: int) -> Path:
     return folder / "splits" / f"fold_{index}.csv"
+
+
+def _is_no_fold(name: str) -> bool:
+    """What people keep beside the folds stays when these are replaced."""
+    return name != CARD and not re.fullmatch(r"fold_.*\.csv", name)
 
 
 def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:

@@ -15,7 +15,7 @@ from scipy.stats import mannwhitneyu
 
 from gcemil.bags.cohort import CohortCard, columns_of, read_card
 from gcemil.bags.file_guards import file_problems
-from gcemil.bags.folds import PARTS, fold_indices, split_file
+from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
 from gcemil.bags.problems import Problem, Row, error, warning
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import CohortError, InputError
@@ -125,9 +125,26 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
-    for index in fold_indices(folder):
+    try:
+        by_fold = {index: _placed(split_file(folder, index)) for index in fold_indices(folder)}
+        known = {row["slide_id"] for row in rows}
+        own = {
+            index: {slide: part for slide, part in found.items() if slide in known}
+            for index, found in by_fold.items()
+        }
+        faults = fold_faults(folder, own)
+    except InputError as fault:
+        yield error("splits", str(fault), f"Run 'gcemil split {folder} --force'.")
+        return
+    for what in faults:
+        yield error(
+            "splits",
+            what,
+            f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
+            f"'gcemil split {folder} --official'.",
+        )
+    for index, placed in by_fold.items():
         path = split_file(folder, index)
-        placed = {row["slide_id"]: row["split"] for row in read_table(path, ("slide_id", "split"))}
         parts: dict[str, set[str]] = defaultdict(set)
         classes: dict[str, set[str]] = defaultdict(set)
         for row in rows:
@@ -147,6 +164,10 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
                     "Run 'gcemil split --unit case'.",
                 )
         yield from _part_problems(classes, card, path)
+
+
+def _placed(path: Path) -> dict[str, str]:
+    return {row["slide_id"]: row["split"] for row in read_table(path, ("slide_id", "split"))}
 
 
 def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:

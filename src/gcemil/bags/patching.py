@@ -15,14 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
+from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.files import write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
@@ -39,6 +39,7 @@ from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
 
 Status = Literal["patched", "already done", "no tissue", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
+LASTING: dict[Status, Status] = {"already done": "patched"}
 
 
 @dataclass(frozen=True)
@@ -203,16 +204,33 @@ def no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | Non
 
 
 def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
-    """The table and the contact sheets; what could not be written is told, as the coordinates are safe by now."""
-    rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in outcomes]
+    """The contact sheets and the table; what could not be written is told, as the coordinates are safe by now.
+
+    The table comes last: where it lies, the sheets are there too. It says what a slide has, not which command gave it.
+    """
+    stated = [replace(outcome, status=LASTING.get(outcome.status, outcome.status)) for outcome in outcomes]
+    rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:
-        write_table(out / settings.folder_name / "patching.csv", COLUMNS, rows)
         for number, sheet in enumerate(contact_sheets([entry_of(outcome, out) for outcome in outcomes])):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
+        write_table(summary_file(out, settings), COLUMNS, rows)
     except (OSError, StoreError) as error:
         notes.append(f"The summary of {out} could not be written ({error}). Run the command again.")
     return tuple(notes)
+
+
+def summary_file(out: Path, settings: PatchSettings) -> Path:
+    return out / settings.folder_name / "patching.csv"
+
+
+def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
+    """A slide that was patched before, by whatever rules."""
+    try:
+        grid = read_patch_file(target)
+    except GcemilError as error:
+        return SlideOutcome(slide_id, "failed", message=str(error))
+    return SlideOutcome(slide_id, "already done", len(grid), grid.mpp)
 
 
 def entry_of(outcome: SlideOutcome, out: Path) -> SheetEntry:

@@ -68,6 +68,7 @@ def encode(
     from gcemil.features.encoders import encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings, encode_slides
     from gcemil.features.loaders import WeightSource
+    from gcemil.files import working_in
     from gcemil.runs.environment import pick_device
 
     if device is not None:
@@ -76,20 +77,21 @@ def encode(
     chosen = _patches(out, encoder_spec(encoder), patch_size, target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
-    unpatched, remarks = _patch_missing(found, out, PatchingRules(patches=chosen, mpp=mpp))
-    with progress("encoding slides") as advance:
-        report = encode_slides(
-            found,
-            out,
-            network,
-            EncodeSettings(batch_size=batch_size, workers=workers, dtype=dtype.value),
-            patches=chosen,
-            force=force,
-            on_slide=advance,
-        )
-    troubles = (*remarks, *report.notes)
-    notes = (*_size_notes(network, chosen), *troubles)
-    tables = _tables(out, network, chosen, labels, task, target, classes) if report.usable else None
+    with working_in(out):
+        unpatched, remarks = _patch_missing(found, out, PatchingRules(patches=chosen, mpp=mpp))
+        with progress("encoding slides") as advance:
+            report = encode_slides(
+                found,
+                out,
+                network,
+                EncodeSettings(batch_size=batch_size, workers=workers, dtype=dtype.value),
+                patches=chosen,
+                force=force,
+                on_slide=advance,
+            )
+        troubles = (*remarks, *report.notes)
+        notes = (*_size_notes(network, chosen), *troubles)
+        tables = _tables(out, network, chosen, labels, task, target, classes) if report.usable else None
     why = {slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems}
     if as_json:
         rows = [{**asdict(slide), "message": why.get(slide.slide_id, "")} for slide in report.slides]
@@ -143,7 +145,7 @@ def _patch_missing(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
     from gcemil.bags.patch_files import patch_file
-    from gcemil.bags.patching import outcome_of, write_summary
+    from gcemil.bags.patching import known_outcome, outcome_of, summary_file, write_summary
     from gcemil.cli.console import progress
 
     missing = {
@@ -154,9 +156,14 @@ def _patch_missing(
         for done, (slide_id, path) in enumerate(missing.items(), start=1):
             outcomes.append(outcome_of(path, slide_id, out, rules, force=False))
             advance(done, len(missing))
-    # The summary of an earlier 'gcemil patch' stays as it is.
-    whole = bool(outcomes) and len(missing) == len(slides)
-    notes = write_summary(out, rules.patches, outcomes) if whole else ()
+    notes: tuple[str, ...] = ()
+    # The summary of an earlier 'gcemil patch' stays as it is; one that a killed command did not come to is made now.
+    if missing.keys() == slides.keys() or not summary_file(out, rules.patches).is_file():
+        new = {outcome.slide_id: outcome for outcome in outcomes}
+        everyone = [
+            new.get(name) or known_outcome(patch_file(out, rules.patches, name), name) for name in slides
+        ]
+        notes = write_summary(out, rules.patches, everyone)
     return {outcome.slide_id: outcome.message for outcome in outcomes if outcome.is_problem}, notes
 
 

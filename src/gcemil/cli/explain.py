@@ -89,10 +89,11 @@ def written(
     all_patches: bool,
 ) -> dict[str, Path]:
     """Every file of the explanation; what needs coordinates is left out where there are none."""
-    from gcemil.files import write_json
+    from gcemil.files import remove_leftovers, write_json
     from gcemil.report import certificate, geojson, overlay
     from gcemil.report.evidence_json import evidence_list
 
+    remove_leftovers(folder)
     shown = geojson.EVIDENCE if found.evidence is not None else geojson.ATTENTION
     collection, picture = None, None
     # What may fail is made before the first file is written.

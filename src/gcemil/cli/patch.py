@@ -38,6 +38,7 @@ def patch(
     from gcemil.bags.patching import PatchingRules, patch_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.errors import UsageError
+    from gcemil.files import working_in
     from gcemil.slides.grid import PatchSettings
 
     if masks is not None and not masks.is_dir():
@@ -47,7 +48,7 @@ def patch(
         masks=masks,
         mpp=None if mpp is None else given_mpp(mpp),
     )
-    with progress("patching slides") as advance:
+    with working_in(out), progress("patching slides") as advance:
         report = patch_slides(slides, out, rules, force=force, on_slide=advance)
     if as_json:
         print_json({"slides": [asdict(slide) for slide in report.slides], "notes": report.notes})

@@ -39,6 +39,7 @@ def prefilter(
     from gcemil.bags.patching import found_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.features.prefilter import PrefilterSettings
+    from gcemil.files import working_in
     from gcemil.runs.folder import trained_folds
     from gcemil.training.distil import fit_prefilter
     from gcemil.training.keep_rate import CertificateSettings
@@ -51,12 +52,13 @@ def prefilter(
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
     reports, costs = [], []
-    for index in folds:
-        with progress(f"fitting the prefilter of fold {index}") as advance:
-            reports.append(fit_prefilter(run, index, found, sight, promise, on_slide=advance))
-        if measure:
-            with progress(f"timing the test slides of fold {index}") as advance:
-                costs.append(measure_cost(run, index, found, on_slide=advance))
+    with working_in(run):
+        for index in folds:
+            with progress(f"fitting the prefilter of fold {index}") as advance:
+                reports.append(fit_prefilter(run, index, found, sight, promise, on_slide=advance))
+            if measure:
+                with progress(f"timing the test slides of fold {index}") as advance:
+                    costs.append(measure_cost(run, index, found, on_slide=advance))
     if as_json:
         print_json(
             {"folds": [asdict(report) for report in reports], "cost": [cost.to_json() for cost in costs]}

@@ -21,6 +21,11 @@ def split(
     ),
     seed: int = typer.Option(0, help="Seed of the assignment."),
     force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
+    official: bool = typer.Option(
+        False,
+        "--official",
+        help="Make no folds: declare those that are there as published splits, which need not test every slide once.",
+    ),
 ) -> None:
     """Write splits/fold_<k>.csv: whole cases, stratified by label or by event and time.
 
@@ -32,6 +37,14 @@ def split(
     from gcemil.errors import CohortError, UsageError
 
     loaded = Cohort.load(cohort)
+    if official:
+        found = [fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)]
+        if not found:
+            raise UsageError(f"{cohort / 'splits'} holds no folds that could be official.")
+        numbers = tuple(fold.index for fold in found)
+        fold_maker.write_split_card(cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers))
+        typer.echo(f"{cohort}: {len(found)} folds declared as published splits.")
+        return
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
     made = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)

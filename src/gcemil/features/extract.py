@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -43,6 +43,7 @@ FeatureArray = Float[np.ndarray, "n d"]
 Answers = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
 COLUMNS = ("slide_id", "status", "patches", "message")
+LASTING: dict[Status, Status] = {"already done": "encoded"}
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,14 @@ def typed(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
 
 
 def _summarised(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
-    """The table of outcomes; that it could not be written is told, as the features are safe by now."""
+    """The table of outcomes; that it could not be written is told, as the features are safe by now.
+
+    It says what a slide has, not which command gave it.
+    """
+    stated = [replace(slide, status=LASTING.get(slide.status, slide.status)) for slide in slides]
     try:
         write_table(
-            path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in slides]
+            path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in stated]
         )
     except StoreError as error:
         return (f"{error} Run the command again.",)

@@ -1,8 +1,14 @@
+import random
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import pytest
 
-from builders import make_cohort
+from builders import left_behind, make_cohort
+from gcemil import files
+from gcemil.bags import folds as folds_module
 from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
 
@@ -93,3 +99,71 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
         make_folds(cohort, n_folds=2)
     with pytest.raises(CohortError, match="4 cases cannot be split into 5 folds"):
         make_folds(cohort)
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_fewer_folds_leave_none_of_the_old_ones(tmp_path, monkeypatch, swaps):
+    if not swaps:
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    cohort = make_cohort(tmp_path, n_cases=30)
+    write_folds(cohort, make_folds(cohort))
+    (tmp_path / "splits" / "README.txt").write_text("dealt by hand")
+    write_folds(cohort, make_folds(cohort, n_folds=3))
+    assert fold_indices(tmp_path) == [0, 1, 2]
+    assert (tmp_path / "splits" / "README.txt").read_text() == "dealt by hand"
+    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
+
+
+def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    before = make_folds(cohort)
+    write_folds(cohort, before)
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return files.write_table(*arguments)
+
+    monkeypatch.setattr(folds_module, "write_table", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_folds(cohort, make_folds(cohort, n_folds=3))
+    assert [read_fold(cohort, index) for index in fold_indices(tmp_path)] == before
+
+
+def test_folds_moved_aside_by_a_killed_command_come_back(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    write_folds(cohort, make_folds(cohort))
+    (tmp_path / "splits").rename(left_behind(tmp_path / "splits", "aside"))
+    left_behind(tmp_path / "splits").mkdir()
+    assert fold_indices(tmp_path) == [0, 1, 2, 3, 4]
+    write_folds(cohort, make_folds(cohort, seed=1))
+    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
+
+
+SPLITTING = """
+import sys
+from itertools import cycle
+from pathlib import Path
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import make_folds, write_folds
+cohort = Cohort.load(Path(sys.argv[1]))
+for n_folds in cycle((3, 5)):
+    write_folds(cohort, make_folds(cohort, n_folds=n_folds))
+    print(n_folds, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kill", range(3))
+def test_folds_killed_at_any_moment_are_all_old_or_all_new(tmp_path, kill):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    moment = random.Random(kill)
+    with subprocess.Popen([sys.executable, "-c", SPLITTING, str(tmp_path)], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        time.sleep(moment.uniform(0, 0.3))
+        child.kill()
+    found = fold_indices(tmp_path)
+    assert [read_fold(cohort, index) for index in found] == make_folds(cohort, n_folds=len(found))
+    write_folds(cohort, make_folds(cohort))
+    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}

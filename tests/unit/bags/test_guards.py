@@ -1,5 +1,7 @@
 """Each guard: plant the fault, read the message."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -125,7 +127,7 @@ def test_a_slide_id_that_leads_elsewhere(cohort):
 
 def test_a_case_in_train_and_test(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=2)
-    write_folds(cohort, make_folds(cohort))
+    write_folds(cohort, make_folds(cohort), kind="official")
     path = tmp_path / "splits" / "fold_0.csv"
     lines = path.read_text().splitlines()
     lines[1:3] = ["s000_0,train", "s000_1,test"]
@@ -133,6 +135,40 @@ def test_a_case_in_train_and_test(tmp_path):
     where, what, remedy = the_one(tmp_path)
     assert (where, what) == ("c000", "the case is in test and train of fold_0.csv: the test set leaks")
     assert remedy == "Run 'gcemil split --unit case'."
+
+
+def test_folds_that_do_not_test_every_slide_once(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    write_folds(cohort, make_folds(cohort))
+    folds = make_folds(cohort, n_folds=3, seed=1)
+    (tmp_path / "splits" / "splits.yaml").unlink()
+    for fold in folds:
+        lines = [f"{slide},{part}" for slide, part in fold.part_of.items()]
+        (tmp_path / "splits" / f"fold_{fold.index}.csv").write_text("\n".join(["slide_id,split", *lines]))
+    where, what, remedy = the_one(tmp_path)
+    # All 30 in the three new folds, and those of the two old ones once more.
+    assert where == "splits"
+    assert what.endswith("(12 slides in all)")
+    assert "gcemil split" in remedy
+    assert "--official" in remedy
+
+
+def test_folds_left_over_from_another_split(cohort):
+    card = cohort.folder / "splits" / "splits.yaml"
+    card.write_text(card.read_text().replace("- 4\n", ""))
+    where, what, _ = the_one(cohort.folder)
+    assert (where, what) == (
+        "splits",
+        "splits.yaml names the folds 0, 1, 2, 3, but there are 0, 1, 2, 3, 4: two splits are mixed",
+    )
+
+
+def test_published_splits_may_test_a_slide_twice(cohort):
+    folds = make_folds(cohort)
+    write_folds(cohort, [folds[0], replace(folds[0], index=1)], kind="official")
+    assert found(cohort.folder) == set()
+    write_folds(cohort, [folds[0], replace(folds[0], index=1)])
+    assert len(found(cohort.folder)) == 2
 
 
 def test_a_slide_without_a_place_in_a_fold(cohort):

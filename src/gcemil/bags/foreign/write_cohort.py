@@ -1,4 +1,4 @@
-"""Slides with features joined to rows with labels, written as a cohort folder.
+"""Slides with features joined to rows with labels, written as a cohort folder, whole or not at all.
 
 Feature files that already hold `features` and integer `coords` are linked; everything else is converted. Whatever had
 to be assumed, joined or left out stands in the report and in cohort.yaml under provenance.
@@ -19,6 +19,7 @@ from gcemil.bags.foreign.splits import placed_folds, read_splits
 from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.foreign.torchmil import patch_truth
 from gcemil.errors import CohortError, StoreError, UsageError
+from gcemil.files import whole_folder
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,12 @@ def write_cohort(
         anchors=anchors,
         provenance={**(provenance or {}), **_provenance(folder, table, lines, join.excluded)},
     )
-    cohort = Cohort(out, card, join.rows)
-    _refuse_leaks(cohort, join.folds, splits)
-    linked = [_place(slide, cohort, copy=copy) for slide in join.slides]
-    cohort.save()
-    write_folds(cohort, list(join.folds))
+    _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
+    with whole_folder(out) as folder_aside:
+        cohort = Cohort(folder_aside, card, join.rows)
+        linked = [_place(slide, cohort, copy=copy) for slide in join.slides]
+        cohort.save()
+        write_folds(cohort, join.folds, kind="official")
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
     return ImportReport(
         folder=out,

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import yaml
 
+from builders import left_behind
 from foreign_builders import (
     clam_coords,
     clam_features,
@@ -18,6 +19,7 @@ from foreign_builders import (
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
+from gcemil.bags.foreign import write_cohort
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.errors import CohortError, StoreError, UsageError
 
@@ -266,3 +268,26 @@ def test_imported_cohort_can_be_imported_again(tmp_path):
     assert first.slides == second.slides
     assert first.card.classes == second.card.classes
     assert np.array_equal(bag_of(tmp_path / "again", "B").features, rows(8))
+
+
+def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path, monkeypatch):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels, out = clam_labels(tmp_path, "A", "B"), tmp_path / "made" / "c"
+    place, calls = write_cohort._place, []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return place(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(write_cohort, "_place", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            import_cohort(tmp_path / "F", out, labels=labels)
+    assert list(out.parent.iterdir()) == []
+    left_behind(out).mkdir()
+    import_cohort(tmp_path / "F", out, labels=labels)
+    assert list(out.parent.iterdir()) == [out]
+    assert len(Cohort.load(out).slides) == 2
