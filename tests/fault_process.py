@@ -29,7 +29,14 @@ import gcemil
 TIMEOUT_S = 300.0
 ORPHAN_S = 15.0
 """How long workers may live on after their parent was killed."""
-UNTIMED = ("timing.json", "log.jsonl", "*.lock", "tensorboard", "events.out.tfevents.*")
+UNTIMED = (
+    "timing.json",
+    "log.jsonl",
+    "*.lock",
+    ".gcemil_hashes.json",
+    "tensorboard",
+    "events.out.tfevents.*",
+)
 """Files that tell times, machines or processes; everything else is the same every time."""
 
 FORK = multiprocessing.get_context("forkserver")

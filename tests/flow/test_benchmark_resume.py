@@ -161,7 +161,7 @@ def test_a_real_folder_is_used_where_it_lies_and_its_faults_are_named(tmp_path):
     assert not (tmp_path / "results" / "cohorts" / "real").exists()
     run = tmp_path / "results" / "runs" / "real" / "abmil" / "host" / "seed_0"
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "environment.json", "fold_0", "summary.json", "warnings.json",
+        "cohort.json", "config.yaml", "environment.json", "fold_0", "summary.json", "warnings.json",
     }  # fmt: skip
 
 

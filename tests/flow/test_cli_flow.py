@@ -83,7 +83,7 @@ def test_another_cohort_is_refused(trained, tmp_path):
     make_cohort(tmp_path / "cohort", n_cases=30, n_patches=40, dim=16, seed=5)
     succeeded("split", tmp_path / "cohort")
     result = gcemil("train", tmp_path / "cohort", "--out", trained / "run", "--epochs", 2)
-    assert "the cohort has changed" in str(result.exception)
+    assert "trained on other data: the features of slide" in str(result.exception)
 
 
 def test_evaluation_repeats_the_metrics(trained):

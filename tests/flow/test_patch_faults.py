@@ -105,7 +105,7 @@ def test_a_full_disk_while_pictures_are_written(batch, monkeypatch, suffix):
     monkeypatch.setattr(Path, "write_bytes", failing)
     message = fault(batch).message
     assert "No space left on device" in message
-    assert "Check free space and permissions" in message
+    assert "Free some space" in message
 
 
 def test_a_full_disk_while_coordinates_are_written(batch, monkeypatch):

@@ -13,7 +13,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import found_slides, patch_slides
 from gcemil.bags.simulated.pixel_cohort import simulate_pixels
-from gcemil.bags.tables import read_table, write_table
+from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict
 from gcemil.cli.prefilter import prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
@@ -24,6 +24,7 @@ from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.features.prefilter_file import FILE, load_prefilter, save_prefilter
+from gcemil.files import write_table
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 from run_builders import TrainedRuns

@@ -6,7 +6,6 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
-from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
+from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import CohortError, InputError
 from gcemil.files import checked, is_file, read_yaml, write_table, write_text
 from gcemil.units import LevelZeroPx
@@ -141,15 +140,6 @@ class Cohort:
     def patch_size(self) -> LevelZeroPx | None:
         size = self.card.patch_size_level0
         return None if size is None else LevelZeroPx(size)
-
-    def fingerprint(self) -> str:
-        """One hash of both tables and of the size, head and tail of every feature file."""
-        digest = hashlib.sha256()
-        for name in ("cohort.yaml", "slides.csv"):
-            digest.update((self.folder / name).read_bytes())
-        for row in self.slides:
-            digest.update(file_fingerprint(self.feature_file(row.slide_id)).encode())
-        return digest.hexdigest()
 
     def _slide_layout(self, slide_id: str) -> Bag:
         n_patches, coords = store.read_patch_layout(self.feature_file(slide_id))

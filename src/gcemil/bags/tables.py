@@ -78,7 +78,7 @@ def check_slide_id(slide_id: str, table: Path) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a file's size and of its first and last 64 KiB: cheap, and any re-extraction changes it."""
+    """Hash of a slide's size and of its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
     edge = 64 * 1024
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, Task
+from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
 from gcemil.bags.guards import errors_of, validate
 from gcemil.bags.simulated.simulate import simulate
@@ -18,7 +18,7 @@ from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import CohortKey
 from gcemil.benchmark.results import Record, Results, read_failure
 from gcemil.errors import CohortError, RunError
-from gcemil.files import is_file, read_record, write_json
+from gcemil.files import is_file, read_record, whole_folder, write_json
 
 
 class PatchCounts(BaseModel):
@@ -65,7 +65,9 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     wanted = {fold for folds in (grid.folds, *grid.folds_by_host.values()) for fold in folds}
     if missing := sorted(wanted - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
-    record = described(Cohort.load(folder)) | {
+    cohort = Cohort.load(folder)
+    record = described(cohort) | {
+        "fingerprint": record_cohort(cohort).fingerprint,
         "settings": settings.model_dump(mode="json"),
         "warnings": [f"{problem.where}: {problem.what}" for problem in problems],
     }
@@ -75,19 +77,17 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
 
 def simulate_whole(settings: CohortSettings, folder: Path) -> None:
     """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    cohort = simulate(
-        str(settings.profile),
-        aside,
-        size=settings.size,
-        seed=settings.seed,
-        slides=settings.slides,
-        dim=settings.dim,
-        dials=settings.dials,
-    )
-    write_folds(cohort, make_folds(cohort, seed=settings.seed))
-    aside.rename(folder)
+    with whole_folder(folder) as aside:
+        cohort = simulate(
+            str(settings.profile),
+            aside,
+            size=settings.size,
+            seed=settings.seed,
+            slides=settings.slides,
+            dim=settings.dim,
+            dials=settings.dials,
+        )
+        write_folds(cohort, make_folds(cohort, seed=settings.seed))
 
 
 def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
@@ -121,7 +121,13 @@ def open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[s
     if record is None:
         reason = read_failure(results, CohortKey(name)) or "it was not prepared"
         raise RunError(f"Cohort '{name}' is not there: {reason}")
-    return Cohort.load(cohort_folder(grid, results, name)), record["warnings"]
+    cohort = Cohort.load(cohort_folder(grid, results, name))
+    if record_cohort(cohort).fingerprint != record.get("fingerprint"):
+        raise RunError(
+            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is not trained on two states "
+            "of a cohort. Put back what was there, or give another --out."
+        )
+    return cohort, record["warnings"]
 
 
 def read_cohort_record(results: Results, name: str) -> Record | None:

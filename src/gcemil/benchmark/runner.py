@@ -6,7 +6,6 @@ fold where a killed process stopped, to the same bits.
 
 from __future__ import annotations
 
-import shutil
 import time
 import traceback
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from gcemil.benchmark.plan import (
 from gcemil.benchmark.results import Results, append_log, claimed, read_failure
 from gcemil.config import TrainSettings
 from gcemil.errors import ConfigError, RunError, describe_fault, error_text
-from gcemil.files import write_json
+from gcemil.files import whole_folder, write_json
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run, one_thread
@@ -133,11 +132,9 @@ def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: li
     if folder.exists():
         claim_run(folder, cohort, settings)
         return
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    claim_run(aside, cohort, settings)
-    write_json(aside / "warnings.json", warnings)
-    aside.rename(folder)
+    with whole_folder(folder) as aside:
+        claim_run(aside, cohort, settings)
+        write_json(aside / "warnings.json", warnings)
 
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:

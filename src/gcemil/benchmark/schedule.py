@@ -18,7 +18,7 @@ from gcemil.benchmark.results import Results, claimed
 from gcemil.benchmark.runner import Ending, Outcome, is_finished
 from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
-from gcemil.files import write_text
+from gcemil.files import remove_leftovers, write_text
 from gcemil.runs.folder import read_run
 from gcemil.training.run import differences
 
@@ -54,10 +54,13 @@ class Watch(Protocol):
 def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
+    remove_leftovers(results.folder)
     todo = left_to_do(grid, results)
     try:
         return dict(executed(grid, todo, pool, watch))
     finally:
+        # Workers that died or were stopped may have been writing.
+        remove_leftovers(results.folder)
         write_summary(results)
 
 

@@ -220,13 +220,14 @@ def with_origin(
 
     import torch
 
+    from gcemil.bags.fingerprint import record_cohort
     from gcemil.runs.environment import describe_environment
 
     notes = finding.notes
     if part != "test":
         notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
     environment = describe_environment(
-        seed=seed, device=torch.device("cpu"), inputs={"cohort": cohort.fingerprint()}
+        seed=seed, device=torch.device("cpu"), inputs={"cohort": record_cohort(cohort).fingerprint}
     )
     named = {
         "cohort": cohort.card.name,

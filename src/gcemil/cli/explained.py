@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, Real
 
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.cohort import BagSpec
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.bags.tables import file_fingerprint
 from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.snr import BagOutcome, bag_outcome, bag_outputs
 from gcemil.diagnostics.verdicts import DEFAULT_BUDGET, Tolerances, verdict
@@ -25,7 +25,7 @@ from gcemil.recovery.rules import subset_size, top_k
 from gcemil.report.certificate import AnchorCoverage, Certificate, Prediction, Predictions, Subject, Verdict
 from gcemil.report.geojson import evidence_measurements
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import read_run, trained_folds
+from gcemil.runs.folder import open_cohort, trained_folds
 from gcemil.shapes import Logits
 from gcemil.tasks.task import Task
 
@@ -51,7 +51,7 @@ class ExplainedSlide:
 
 def fold_of(run: Path, slide_id: str, fold: int | None) -> int:
     """The fold asked for, or the first that tests the slide; without one, the first that is trained."""
-    cohort = Cohort.load(read_run(run).cohort)
+    _, cohort = open_cohort(run)
     if slide_id not in {row.slide_id for row in cohort.slides}:
         raise UsageError(
             f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'. For a slide outside the cohort use "
@@ -243,15 +243,15 @@ def part_of(fold: FoldBench, spec: BagSpec) -> str:
 
 def hashes_of(fold: FoldBench, slide_id: str) -> dict[str, str]:
     return {
-        "model": file_fingerprint(fold.run / f"fold_{fold.fold}" / "checkpoint.safetensors"),
-        "features": file_fingerprint(fold.cohort.feature_file(slide_id)),
+        "model": content_hash(fold.run / f"fold_{fold.fold}" / "checkpoint.safetensors"),
+        "features": content_hash(fold.cohort.feature_file(slide_id)),
     }
 
 
 def origin(fold: FoldBench, bench: BagBench) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
     features = {
-        f"features/{slide_id}": file_fingerprint(fold.cohort.feature_file(slide_id))
+        f"features/{slide_id}": content_hash(fold.cohort.feature_file(slide_id))
         for slide_id in bench.bag.slide_ids
     }
     inputs = {"model": hashes_of(fold, bench.bag.slide_ids[0])["model"], **features}

@@ -14,7 +14,7 @@ from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.explain import bag_tensors, explain_bag
 from gcemil.report.sections.representations import FILE, Representations, write_representations
-from gcemil.runs.folder import fold_parts, read_run, trained_folds
+from gcemil.runs.folder import fold_parts, open_cohort, trained_folds
 from gcemil.runs.network import Ingredients, load_network
 
 OnBag = Callable[[int, int], None]
@@ -23,8 +23,7 @@ OnBag = Callable[[int, int], None]
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
     """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
     folders = [trained_folds(run)[0] for run in runs]
-    cards = [read_run(run) for run in runs]
-    cohorts = [Cohort.load(card.cohort) for card in cards]
+    cohorts = [open_cohort(run)[1] for run in runs]
     todo = []
     for folder, cohort in zip(folders, cohorts, strict=True):
         parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))

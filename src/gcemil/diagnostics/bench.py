@@ -25,7 +25,14 @@ from gcemil.errors import RunError
 from gcemil.explain import Explanation, bag_tensors, explain_bag
 from gcemil.interventions import Interventions
 from gcemil.model import GceMil
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, read_run, stacked_targets
+from gcemil.runs.folder import (
+    FoldParts,
+    check_same_cohort,
+    create_task,
+    fold_parts,
+    open_cohort,
+    stacked_targets,
+)
 from gcemil.runs.network import load_network
 from gcemil.runs.records import read_metrics
 from gcemil.tasks.task import Task
@@ -100,12 +107,11 @@ class FoldBench:
     @classmethod
     def open(cls, run: Path, fold: int, *, against: Path | None = None, seed: int = 0) -> FoldBench:
         """The network of `run`, and beside it the plain host of `against`, trained on the same folds."""
-        card = read_run(run)
-        cohort = Cohort.load(card.cohort)
+        card, cohort = open_cohort(run)
         network, _ = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")
         plain = None
         if against is not None:
-            check_comparable(run, against)
+            check_same_cohort(run, against)
             plain = load_network(against / f"fold_{fold}" / "checkpoint.safetensors")[0].host
         return cls(
             run=run,
@@ -147,13 +153,6 @@ class FoldBench:
             yield BagBench(spec, bag, self)
             if on_bag:
                 on_bag(done, len(specs))
-
-
-def check_comparable(run: Path, against: Path) -> None:
-    """Rivals are only rivals on the same cohort."""
-    ours, theirs = read_run(run), read_run(against)
-    if ours.cohort != theirs.cohort:
-        raise RunError(f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: no comparison.")
 
 
 def risk_scale(run: Path, fold: int) -> RiskScale:

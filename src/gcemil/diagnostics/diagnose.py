@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import DIAGNOSTICS, run_diagnostic
 from gcemil.errors import UsageError
+from gcemil.files import working_in
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
-from gcemil.runs.folder import trained_folds
+from gcemil.runs.folder import open_cohort, trained_folds
 from gcemil.runs.summary import write_summary
 
 OnDone = Callable[[int, int], None]
@@ -46,6 +47,20 @@ def diagnose_run(
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
     chosen = checked_names(names, comparison)
+    open_cohort(comparison.run)
+    with working_in(comparison.run):
+        return _diagnose_run(comparison, chosen, folds, again=again, jobs=jobs, on_done=on_done)
+
+
+def _diagnose_run(
+    comparison: Comparison,
+    chosen: Sequence[str],
+    folds: Sequence[int] | None,
+    *,
+    again: bool,
+    jobs: int | None,
+    on_done: OnDone | None,
+) -> list[Finding]:
     numbers = trained_numbers(comparison.run) if folds is None else list(folds)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
     todo = [
@@ -90,7 +105,7 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
         return False
     provenance = read_finding(path).provenance
     networks = [comparison.run, *([comparison.against] if comparison.against else []), *comparison.others]
-    expected = [file_fingerprint(folder / f"fold_{fold}" / "checkpoint.safetensors") for folder in networks]
+    expected = [content_hash(folder / f"fold_{fold}" / "checkpoint.safetensors") for folder in networks]
     return provenance.get("seed") == comparison.seed and list(provenance["inputs"].values()) == expected
 
 

@@ -6,7 +6,7 @@ end_to_end_time    the same with the prediction
 
 from __future__ import annotations
 
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.findings import Row
 from gcemil.runs.prefilter_cost import PrefilterCost, read_cost
@@ -19,9 +19,7 @@ def prefilter_cost(fold: FoldBench) -> PrefilterCost | None:
     found = read_cost(fold.run / f"fold_{fold.fold}")
     if found is None or fold.model is None:
         return None
-    same_model = found.model_hash == file_fingerprint(
-        fold.run / f"fold_{fold.fold}" / "checkpoint.safetensors"
-    )
+    same_model = found.model_hash == content_hash(fold.run / f"fold_{fold.fold}" / "checkpoint.safetensors")
     same_bags = [slide.bag_id for slide in found.slides] == [spec.bag_id for spec in fold.specs()]
     return found if same_model and same_bags else None
 

@@ -20,8 +20,8 @@ from gcemil.diagnostics.paired_tests import PairedTests, holm, paired_tests, sma
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import create_task, read_run
-from gcemil.runs.records import MODES, finished_folds, fold_number, read_config, read_metrics
+from gcemil.runs.folder import check_same_cohort, create_task, read_run
+from gcemil.runs.records import MODES, finished_folds, fold_number, read_metrics
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 OnFold = Callable[[int, int], None]
@@ -50,25 +50,6 @@ def compared_runs(
         notes=(*notes(compared, tests), *bag_notes(over_bags, missing, resamples)),
         settings={"folds": sorted(ours), "seed": seed, "resamples": resamples, "against": against.name},
     )
-
-
-def check_same_cohort(run: Path, against: Path) -> None:
-    """The same folder and the same content of it."""
-    ours, theirs = read_run(run), read_run(against)
-    if ours.cohort != theirs.cohort:
-        raise RunError(
-            f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: their folds are not pairs. "
-            "Compare runs of one cohort."
-        )
-    if fingerprint(run) != fingerprint(against):
-        raise RunError(
-            f"{ours.cohort} changed between the training of {run} and of {against}: their folds are not pairs. "
-            "Train one of them again."
-        )
-
-
-def fingerprint(run: Path) -> str | None:
-    return read_config(run).cohort_fingerprint
 
 
 def fold_metrics(run: Path) -> FoldMetrics:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.bench import FoldBench, OnBag
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, write_finding
@@ -91,7 +91,7 @@ def origin(run: Path, fold: int, against: Path | None, others: Sequence[Path], s
     networks = {"run": run, **({"against": against} if against else {})}
     networks |= {f"other_{number}": path for number, path in enumerate(others)}
     inputs = {
-        name: file_fingerprint(path / f"fold_{fold}" / "checkpoint.safetensors")
+        name: content_hash(path / f"fold_{fold}" / "checkpoint.safetensors")
         for name, path in networks.items()
     }
     device = torch.device("cpu")

@@ -15,7 +15,8 @@ import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, read_card
-from gcemil.bags.tables import check_slide_id, file_fingerprint, read_table
+from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, parse_json, read_record
 from gcemil.findings import Finding, over_folds, read_finding
@@ -64,7 +65,7 @@ class FoldData:
         checkpoint = self.folder / "checkpoint.safetensors"
         if not checkpoint.is_file():
             return []
-        here = file_fingerprint(checkpoint)
+        here = content_hash(checkpoint)
         made_from = {
             name: found.provenance.get("inputs", {}).get("run") for name, found in self.findings.items()
         }

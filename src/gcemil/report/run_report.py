@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gcemil.errors import RunError
-from gcemil.files import read_record, write_bytes
+from gcemil.files import read_record, remove_leftovers, remove_leftovers_of, write_bytes
 from gcemil.report import slide_pages
 from gcemil.report.html import Section, encoded, page
 from gcemil.report.run_data import Record, RunData, read_run_data
@@ -30,6 +30,7 @@ from gcemil.report.sections import (
     truth,
 )
 from gcemil.report.sections.context import Album, Context
+from gcemil.runs.trained_on import check_cohort_if_there
 
 OnStep = Callable[[int, int], None]
 
@@ -48,6 +49,9 @@ def write_report(
     rival = None if against is None else read_run_data(against)
     if rival is not None:
         check_pair(data, rival)
+    check_cohort_if_there(run, data.cohort)
+    remove_leftovers(run)
+    remove_leftovers_of(out)
     context = Context(data, rival, Album(run / "figures"), seed)
     title = f"Evidence report: {run.name or run}"
     return write_bytes(out, encoded(page(title, headline.lead(context), sections_of(context, on_step))))

@@ -14,6 +14,7 @@ from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.runs.records import fold_number, read_config
+from gcemil.runs.trained_on import check_cohort
 from gcemil.tasks.task import ClassificationTask, DiscreteTimeTask, SurvivalTask, Task
 
 
@@ -23,11 +24,37 @@ class RunCard:
 
     cohort: Path
     settings: TrainSettings
+    fingerprint: str
+    """Of the cohort when the run was begun."""
 
 
 def read_run(folder: Path) -> RunCard:
+    """The card of a run; a file that is damaged is named."""
     config = read_config(folder)
-    return RunCard(Path(config.cohort), config.settings)
+    return RunCard(Path(config.cohort), config.settings, config.cohort_fingerprint or "")
+
+
+def open_cohort(run: Path) -> tuple[RunCard, Cohort]:
+    """The card of a run and its cohort, which must be what the run was trained on."""
+    card = read_run(run)
+    cohort = Cohort.load(card.cohort)
+    check_cohort(run, cohort)
+    return card, cohort
+
+
+def check_same_cohort(run: Path, against: Path) -> None:
+    """Two runs are compared fold by fold only on the same folder with the same content."""
+    ours, theirs = read_run(run), read_run(against)
+    if ours.cohort != theirs.cohort:
+        raise RunError(
+            f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: their folds are not pairs. "
+            "Compare runs of one cohort."
+        )
+    if ours.fingerprint != theirs.fingerprint:
+        raise RunError(
+            f"{ours.cohort} changed between the training of {run} and of {against}: their folds are not pairs. "
+            "Train one of them again."
+        )
 
 
 def trained_folds(run: Path) -> list[Path]:

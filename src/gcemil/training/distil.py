@@ -22,8 +22,8 @@ from torch import Tensor
 from gcemil import __version__
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec
+from gcemil.bags.fingerprint import content_hash, record_cohort
 from gcemil.bags.patching import PatchingRules, rules_fingerprint
-from gcemil.bags.tables import file_fingerprint
 from gcemil.explain import bag_tensors, explain_bag
 from gcemil.features.prefilter import (
     Lesson,
@@ -224,11 +224,11 @@ def fitted_of(
         keep_rate=chosen.keep_rate,
         doubt_limit=chosen.doubt_limit,
         risk_deviation=taught.risk_deviation,
-        model_hash=file_fingerprint(taught.folder / "checkpoint.safetensors"),
+        model_hash=content_hash(taught.folder / "checkpoint.safetensors"),
         provenance={
             "gcemil": __version__,
             "torch": package_version("torch"),
-            "cohort": taught.cohort.fingerprint(),
+            "cohort": record_cohort(taught.cohort).fingerprint,
             "certificate": certificate.model_dump(mode="json"),
             "certificate_hash": certificate.hash,
             "n_train": len(taught.parts.train),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ from torch import Tensor
 from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.bags.tables import file_fingerprint
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
-from gcemil.files import write_json, write_table
+from gcemil.files import working_in, write_json, write_table
+from gcemil.processes import LAST_WORDS_S
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
 from gcemil.runs.network import Ingredients, save_network
+from gcemil.runs.trained_on import check_cohort, read_training_cohort
 from gcemil.tasks.task import Task
 from gcemil.training.evaluate import Mode, evaluate_bags, modes_of
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
@@ -40,16 +43,30 @@ def train_fold(
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> None:
-    """Train fold `index` into `folder`; a fold that is complete is left alone."""
+    """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
     if (folder / "metrics.json").is_file():
         return
+    # A worker of a run that was just killed may still be on its way out.
+    with working_in(folder, wait=LAST_WORDS_S):
+        _train_fold(cohort, index, settings, folder, on_epoch, on_bag)
+
+
+def _train_fold(
+    cohort: Cohort,
+    index: int,
+    settings: TrainSettings,
+    folder: Path,
+    on_epoch: OnEpoch | None,
+    on_bag: OnBag | None,
+) -> None:
     started = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
+    check_unchanged = partial(check_cohort, folder.parent, cohort, read_training_cohort(folder.parent))
     parts = fold_parts(cohort, read_fold(cohort, index))
     check_parts(parts, create_task(cohort, settings), index)
     task = training_task(cohort, settings, parts.train)
     seed_torch(stream_seed(settings.seed, index, 99))
     ingredients = create_network(cohort, parts.train, settings, pick_device(settings.device))
+    check_unchanged()
     tracker = Tracker(folder / "tensorboard")
 
     def report(record: EpochRecord) -> None:
@@ -58,8 +75,9 @@ def train_fold(
             on_epoch(record)
 
     progress = train(
-        ingredients, cohort, parts, task, settings, folder, fold=index, on_epoch=report, on_bag=on_bag
-    )
+        ingredients, cohort, parts, task, settings, folder,
+        fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
+    )  # fmt: skip
     tracker.close()
     save_network(folder / "checkpoint.safetensors", ingredients, cohort, settings)
     details = {
@@ -68,7 +86,7 @@ def train_fold(
         "warnings": sorted({text for record in progress.history for text in record["warnings"]}),
         "anchors": None if ingredients.model is None else ingredients.model.bank.provenance,
     }
-    evaluate_fold(ingredients, cohort, parts, task, folder, details)
+    evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
     write_json(folder / "timing.json", {"seconds": time.monotonic() - started})
 
 
@@ -79,10 +97,12 @@ def evaluate_fold(
     task: Task,
     folder: Path,
     details: dict[str, Any],
+    *,
+    before_saving: Callable[[], object],
 ) -> None:
     """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete."""
     modes = modes_of(ingredients)
-    model_hash = file_fingerprint(folder / "checkpoint.safetensors")
+    model_hash = content_hash(folder / "checkpoint.safetensors")
 
     def write_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
         if ingredients.model is None or spec not in tested:
@@ -90,7 +110,7 @@ def evaluate_fold(
         for evidence in slide_evidence(ingredients.model, bag, explanation):
             hashes = {
                 "model": model_hash,
-                "features": file_fingerprint(cohort.feature_file(evidence.slide_id)),
+                "features": content_hash(cohort.feature_file(evidence.slide_id)),
             }
             write_slide_evidence(folder / "evidence" / f"{evidence.slide_id}.h5", evidence, hashes)
 
@@ -113,6 +133,7 @@ def evaluate_fold(
             "risk_deviation": float(risks.std().clamp_min(1e-12)),
         }
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
+    before_saving()
     write_json(folder / "metrics.json", metrics)
 
 

@@ -77,8 +77,12 @@ def train(
     fold: int = 0,
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
+    before_saving: Callable[[], object] | None = None,
 ) -> Progress:
-    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after."""
+    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after.
+
+    `before_saving` may refuse an epoch, such as one that read features which are no longer the cohort's.
+    """
     device = next(ingredients.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": ingredients.network, "null": null}
@@ -121,6 +125,8 @@ def train(
             progress.history.append(record)
             progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
             progress.finished = done and is_last_stage
+            if before_saving:
+                before_saving()
             if done and not is_last_stage and best is not None:
                 ingredients.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)

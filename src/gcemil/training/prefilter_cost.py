@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.cohort import BagSpec
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.origin import encoded_grid
-from gcemil.runs.folder import create_task, fold_parts, read_run, stacked_targets
+from gcemil.runs.folder import create_task, fold_parts, open_cohort, stacked_targets
 from gcemil.runs.prefilter_cost import PrefilterCost, SlideCost, write_cost
 from gcemil.training.distil import utility
 from gcemil.training.patch_source import Clock
@@ -34,8 +34,7 @@ def measure_cost(
     clock: Clock = time.perf_counter,
 ) -> PrefilterCost:
     """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
-    card = read_run(run)
-    cohort = Cohort.load(card.cohort)
+    card, cohort = open_cohort(run)
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
     filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag, slide_bag
-from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
-from gcemil.files import is_file
+from gcemil.files import is_file, working_in
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
-from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
+from gcemil.runs.folder import create_task, fold_parts, open_cohort, trained_folds
 from gcemil.runs.network import load_network
 from gcemil.runs.records import read_metrics
 from gcemil.runs.summary import write_summary
+from gcemil.runs.trained_on import check_cohort, read_training_cohort
 from gcemil.training.evaluate import Mode
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.fold_model import fold_models, mean_values
@@ -38,23 +39,26 @@ class SlidePrediction:
 
 def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Predictions, metrics and evidence of every trained fold, and the summary."""
-    card = read_run(run)
-    cohort = Cohort.load(card.cohort)
-    task = create_task(cohort, card.settings)
-    folders = trained_folds(run)
-    for done, folder in enumerate(folders, start=1):
-        ingredients, _ = load_network(folder / "checkpoint.safetensors", pick_device(card.settings.device))
-        parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
-        known = is_file(folder / "metrics.json")
-        details = (
-            read_metrics(folder).details.model_dump(exclude_unset=True)
-            if known
-            else {"warnings": [], "anchors": None}
-        )
-        evaluate_fold(ingredients, cohort, parts, task, folder, details)
-        if on_fold:
-            on_fold(done, len(folders))
-    return write_summary(run)
+    with working_in(run):
+        card, cohort = open_cohort(run)
+        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
+        task = create_task(cohort, card.settings)
+        folders = trained_folds(run)
+        for done, folder in enumerate(folders, start=1):
+            ingredients, _ = load_network(
+                folder / "checkpoint.safetensors", pick_device(card.settings.device)
+            )
+            parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
+            known = is_file(folder / "metrics.json")
+            details = (
+                read_metrics(folder).details.model_dump(exclude_unset=True)
+                if known
+                else {"warnings": [], "anchors": None}
+            )
+            evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
+            if on_fold:
+                on_fold(done, len(folders))
+        return write_summary(run)
 
 
 def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:

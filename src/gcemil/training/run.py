@@ -17,17 +17,24 @@ import torch
 import yaml
 
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import CACHE as HASH_CACHE
+from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
-from gcemil.files import write_json, write_text
+from gcemil.files import LOCK_NAME, working_in, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, pick_device
-from gcemil.runs.folder import create_task, fold_parts
-from gcemil.runs.records import read_config, read_history
+from gcemil.runs.folder import create_task, fold_parts, read_run
+from gcemil.runs.records import read_history
 from gcemil.runs.summary import write_summary
+from gcemil.runs.trained_on import FILE as COHORT_FILE
+from gcemil.runs.trained_on import check_cohort, write_training_cohort
 from gcemil.training.fold import check_parts, train_fold
+
+CLAIM = {LOCK_NAME, HASH_CACHE, "environment.json", COHORT_FILE}
+"""What a run may hold before it is one."""
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 
@@ -46,53 +53,59 @@ def train_run(
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
         raise CohortError(f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'.")
-    claim_run(out, cohort, settings)
-    warnings = refuse_faulty(cohort, settings, chosen)
-    write_json(out / "warnings.json", warnings)
-    unfinished = [index for index in chosen if not (out / f"fold_{index}" / "metrics.json").is_file()]
-    workers = min(jobs or default_jobs(settings), len(unfinished))
-    if workers > 1:
-        _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
-    else:
-        for index in unfinished:
-            report = None if on_epoch is None else partial(on_epoch, index)
-            with one_thread():
-                train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
-    return write_summary(out)
+    with working_in(out):
+        if is_begun(out):
+            check_run(out, cohort, settings)
+        warnings = refuse_faulty(cohort, settings, chosen)
+        claim_run(out, cohort, settings)
+        write_json(out / "warnings.json", warnings)
+        unfinished = [index for index in chosen if not (out / f"fold_{index}" / "metrics.json").is_file()]
+        workers = min(jobs or default_jobs(settings), len(unfinished))
+        if workers > 1:
+            _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
+        else:
+            for index in unfinished:
+                report = None if on_epoch is None else partial(on_epoch, index)
+                with one_thread():
+                    train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
+        return write_summary(out)
 
 
 def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
-    """Write config.yaml and environment.json, or check that those there say the same."""
-    fingerprint = cohort.fingerprint()
+    """Begin a run, or check that the one that is there was begun like this.
+
+    config.yaml comes last and makes the folder a run, so that a kill in between leaves nothing but what is written again.
+    """
+    if is_begun(out):
+        check_run(out, cohort, settings)
+        return
+    if out.exists() and (strange := sorted(path.name for path in out.iterdir() if path.name not in CLAIM)):
+        raise RunError(f"{out} is no run, and not empty: it holds '{strange[0]}'. Give another --out.")
+    record, device = record_cohort(cohort, out), pick_device(settings.device)
+    environment = describe_environment(
+        seed=settings.seed, device=device, inputs={"cohort": record.fingerprint}
+    )
+    write_json(out / "environment.json", environment)
+    write_training_cohort(out, record)
     config = {
         "cohort": os.fspath(cohort.folder.resolve()),
-        "cohort_fingerprint": fingerprint,
+        "cohort_fingerprint": record.fingerprint,
         "settings_hash": settings.hash,
         "settings": settings.model_dump(mode="json"),
     }
-    path = out / "config.yaml"
-    if path.is_file():
-        before = read_config(out)
-        if changed := differences(
-            before.settings.model_dump(mode="json", exclude_unset=True), config["settings"]
-        ):
-            raise RunError(
-                f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out."
-            )
-        if before.cohort_fingerprint != fingerprint:
-            raise RunError(
-                f"{out} was trained on other data: the cohort has changed since. Give another --out."
-            )
-        return
-    if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty and no run. Give another --out.")
-    out.mkdir(parents=True, exist_ok=True)
-    device = pick_device(settings.device)
-    write_json(
-        out / "environment.json",
-        describe_environment(seed=settings.seed, device=device, inputs={"cohort": fingerprint}),
-    )
-    write_text(path, yaml.safe_dump(config, sort_keys=False))
+    write_text(out / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+
+def is_begun(out: Path) -> bool:
+    return (out / "config.yaml").is_file()
+
+
+def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
+    """Other settings or another cohort than the run was begun with are refused, with the difference."""
+    before = read_run(out).settings.model_dump(mode="json", exclude_unset=True)
+    if changed := differences(before, settings.model_dump(mode="json")):
+        raise RunError(f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out.")
+    check_cohort(out, cohort)
 
 
 def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
-from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
@@ -32,7 +31,7 @@ from gcemil.features.prefilter_file import FILE, FittedPrefilter, load_prefilter
 from gcemil.features.prefilter_view import LowView, low_view
 from gcemil.model import GceMil
 from gcemil.records import SlideEvidence
-from gcemil.runs.folder import read_run
+from gcemil.runs.folder import open_cohort
 from gcemil.shapes import Logits
 from gcemil.slides.grid import patch_grid
 from gcemil.slides.reader import open_slide
@@ -190,7 +189,7 @@ def is_slide_file(path: Path) -> bool:
 
 def run_origin(run: Path) -> FeatureOrigin:
     """How the features were made that a run was trained on."""
-    cohort = Cohort.load(read_run(run).cohort)
+    _, cohort = open_cohort(run)
     return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 
@@ -198,7 +197,7 @@ def fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     """The prefilter of a fold, which must have been distilled from this very model."""
     path = one.folder / FILE
     fitted = load_prefilter(path)
-    if fitted.model_hash != file_fingerprint(one.checkpoint):
+    if fitted.model_hash != content_hash(one.checkpoint):
         raise RunError(
             f"{path} was distilled from another model than {one.checkpoint}. Fit it again with 'gcemil prefilter {run} SLIDES'."
         )

@@ -15,7 +15,7 @@ from gcemil.features.origin import FeatureOrigin, encoded_grid, one_origin
 from gcemil.features.prefilter import PrefilterSettings
 from gcemil.features.prefilter_view import Crops, low_view, patch_crops
 from gcemil.model import GceMil
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, read_run
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, open_cohort
 from gcemil.runs.network import load_network
 from gcemil.runs.records import read_metrics
 from gcemil.slides.reader import open_slide
@@ -45,8 +45,7 @@ class TaughtFold:
 
 def opened_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
-    card = read_run(run)
-    cohort = Cohort.load(card.cohort)
+    card, cohort = open_cohort(run)
     folder = run / f"fold_{fold}"
     model = load_network(folder / "checkpoint.safetensors")[0].model
     if model is None:

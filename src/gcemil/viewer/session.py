@@ -21,7 +21,7 @@ from jaxtyping import Int
 from gcemil.bags import store
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import BagSpec
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.verdicts import Tolerances, own_budget
 from gcemil.errors import RunError, UsageError
@@ -93,8 +93,8 @@ class OpenedSlide:
     @cached_property
     def hashes(self) -> dict[str, str]:
         return {
-            "model": file_fingerprint(self.fold.run / f"fold_{self.fold.fold}" / "checkpoint.safetensors"),
-            "features": file_fingerprint(self.fold.cohort.feature_file(self.slide_id)),
+            "model": content_hash(self.fold.run / f"fold_{self.fold.fold}" / "checkpoint.safetensors"),
+            "features": content_hash(self.fold.cohort.feature_file(self.slide_id)),
         }
 
 

@@ -103,14 +103,6 @@ def test_features_of_another_width_are_refused_when_read(tmp_path):
         cohort.read_bag(cohort.bags[0])
 
 
-def test_the_fingerprint_changes_with_a_table_and_with_a_feature_file(tmp_path):
-    cohort = make_cohort(tmp_path / "a", n_cases=3)
-    same = make_cohort(tmp_path / "b", n_cases=3)
-    assert cohort.fingerprint() == same.fingerprint()
-    other = make_cohort(tmp_path / "c", n_cases=3, seed=1)
-    assert cohort.fingerprint() != other.fingerprint()
-
-
 def test_a_table_with_a_byte_order_mark_is_read(tmp_path):
     path = tmp_path / "slides.csv"
     path.write_bytes("slide_id,case_id\nA,B\n".encode("utf-8-sig"))

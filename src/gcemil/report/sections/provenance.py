@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import content_hash
 from gcemil.report.html import Cell, Column, Line, Markup, Section, Table, command, element, joined, table
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import QUESTIONS, Context
@@ -71,7 +71,7 @@ def fold_table(run: RunData) -> Markup:
     lines = []
     for fold in run.folds:
         checkpoint = fold.folder / "checkpoint.safetensors"
-        print_ = short(file_fingerprint(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
+        print_ = short(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
         details = fold.metrics["details"]
         cells = (
             Cell(str(fold.number)),
