@@ -16,6 +16,7 @@ from gcemil.interventions import Interventions
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, recover
+from gcemil.row_blocks import is_large
 
 UNREPAIRED_SELECTORS = {"sigmoid_threshold"}
 """The row of the paper's selector table that is a threshold and nothing else."""
@@ -31,8 +32,13 @@ class Explanation:
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
-    """Features in float32 and coordinates, where the model is."""
-    features = torch.from_numpy(np.ascontiguousarray(bag.features)).to(device).float()
+    """Features and coordinates, where the model is.
+
+    Features are float32; those of a large bag stay in half precision where they are stored so, and share its memory.
+    """
+    features = torch.from_numpy(np.ascontiguousarray(bag.features)).to(device)
+    if features.dtype != torch.float16 or not is_large(len(features)):
+        features = features.float()
     coords = None if bag.coords is None else torch.from_numpy(np.ascontiguousarray(bag.coords)).to(device)
     return features, coords
 

@@ -317,7 +317,7 @@ def test_rows_of_an_embedding_are_the_embedding_of_the_rows(name):
 @pytest.mark.parametrize("places", [True, False])
 def test_embedding_in_pieces_is_embedding_the_bag(name, places, monkeypatch):
     host, (features, coords) = make_host(name, mode="deletion"), make_bag(40)
-    monkeypatch.setattr("gcemil.hosts.host.EMBED_CHUNK", 7)
+    monkeypatch.setattr("gcemil.row_blocks.BLOCK_ROWS", 7)
     with torch.no_grad():
         pieces = host.aggregate(embedded_bag(host, features), coords if places else None)
         whole = host.aggregate(host.embed(features), coords if places else None)

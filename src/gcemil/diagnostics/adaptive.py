@@ -139,7 +139,7 @@ def filled_table(
         views = {network: network_view(fold, bag, network) for network in fold.networks}
         growth = way_down(fold, bag, views["wrapped"], steps).growth(tolerance)
         for network, view in views.items():
-            rivals = attributed(bag, view.host, explainers[network])
+            rivals = attributed(view, explainers[network])
             for rule, scores in rule_scores(bag, network, rivals, random=random).items():
                 if rule not in NOT_COMPARED:
                     walked = network == "wrapped" and rule == walked_rule(fold)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gcemil.errors import InputError, UsageError
 from gcemil.hosts.adapters import CallableHost, read_logits, slope
+from gcemil.row_blocks import widened
 
 Arrays = Literal["torch", "numpy"]
 
@@ -43,6 +44,7 @@ class BlackBox:
 
     def slopes(self, features: Tensor, coords: Tensor | None) -> Tensor:
         """How the predicted output answers to each patch's gate, for a model that gives no scores."""
+        features = widened(features)
         with torch.enable_grad():
             gates = torch.ones_like(features[:, :1]).requires_grad_()
             logits = read_logits(self.answer(features * gates, coords)[0], features, self.n_outputs)
@@ -55,6 +57,7 @@ class BlackBox:
 
     def answer(self, features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits and, where the model gives them, patch scores; both finite and of the right length."""
+        features = widened(features)
         given: list[Any] = [features, coords] if self._takes_coords else [features]
         if self.arrays == "numpy":
             given = [None if one is None else one.detach().cpu().numpy() for one in given]

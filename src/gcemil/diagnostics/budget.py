@@ -76,7 +76,7 @@ def measured(
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
             view = network_view(fold, bag, network)
-            scores = rule_scores(bag, network, attributed(bag, view.host, chosen[network]), random=random)
+            scores = rule_scores(bag, network, attributed(view, chosen[network]), random=random)
             for rule, values in scores.items():
                 table.add(bag, view, RuleOnBag(rule, network, values), sizes)
     return Finding(

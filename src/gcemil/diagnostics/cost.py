@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.attribution.table import supported
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
 from gcemil.diagnostics.peak_memory import peak_bytes
@@ -161,10 +162,10 @@ def ways_of(bench: BagBench, fold: FoldBench, budget: float) -> Iterator[Way]:
 
         def occlusion_found() -> Logits:
             return kept_logits(
-                Interventions(host, features, coords), top_k(scores(host, features, coords), size)
+                Interventions(host, features, coords), top_k(scores(predicted(host, features, coords)), size)
             )
 
-        chosen = top_k(scores(host, features, coords), size)
+        chosen = top_k(scores(predicted(host, features, coords)), size)
         yield subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, Attribution, supported
 from gcemil.diagnostics.bench import BagBench, NetworkName
+from gcemil.diagnostics.prefixes import NetworkView
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
@@ -48,9 +49,9 @@ def rule_scores(
     return found
 
 
-def attributed(bag: BagBench, host: object, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+def attributed(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
     """What each attribution says of the patches of a bag."""
-    return {name: one.scores(host, bag.features, bag.coords) for name, one in attributions.items()}
+    return {name: one.scores(view.predicted) for name, one in attributions.items()}
 
 
 def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Scores]:

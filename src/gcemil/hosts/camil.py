@@ -35,8 +35,9 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import attention_weights, linear_contributions
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
 from gcemil.hosts.nystrom import Convolution, NystromAttention
+from gcemil.row_blocks import widened
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 N_NEAREST = 15
@@ -116,8 +117,8 @@ class Camil(MilHost[ContextEmbedded]):
         self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
     ) -> HostOutput:
         # The cosine of a row scaled by 0 is undefined, so the graph never sees the factor.
-        gated = self.embed(features * log_gates.exp().unsqueeze(1))
-        return self.aggregate(replace(gated, raw=features.detach()), coords, target=target)
+        gated = embedded_bag(self, features, log_gates.exp())
+        return self.aggregate(replace(gated, raw=widened(features).detach()), coords, target=target)
 
     def neighbour_logits(
         self, glob: Float[Tensor, "n w"], graph: Graph, log_gates: LogGates | None

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import GatedAttention, attention_weights, linear_contributions
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 DISTILLATIONS = ("afs", "max", "maxmin")
@@ -106,7 +106,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         target: Tensor | None,
         drawn: Int[Tensor, "n"] | None = None,
     ) -> HostOutput:
-        weighted = self.embed(features * log_gates.exp().unsqueeze(1))
+        weighted = embedded_bag(self, features, log_gates.exp())
         # The factor must not move a patch to another group.
         weighted = replace(weighted, fingerprint=fingerprints(features))
         if drawn is not None:

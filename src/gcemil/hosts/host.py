@@ -21,16 +21,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import BagError, UsageError
+from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
 GateMode = Literal["paper", "deletion"]
 GatePosition = Literal["logit", "feature", "both"]
 
 
-EMBED_CHUNK = 16_384
-"""Patches embedded at once when no gradient is wanted."""
-
 E = TypeVar("E", bound="Embedded")
+E_co = TypeVar("E_co", bound="Embedded", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,12 @@ class Embedded:
 
     def rows(self: E, index: Tensor) -> E:
         """The same tensors for the chosen patches alone."""
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: value[index] for name, value in present.items() if value is not None})
+        return replace(self, **{name: value[index] for name, value in self.present().items()})
+
+    def present(self) -> dict[str, Tensor]:
+        """The tensors by name, without those this host leaves out."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -156,14 +159,15 @@ class MilHost(nn.Module, Generic[E]):
         # The user's door: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         if gates is None:
-            output = self.aggregate(self.embed(features), coords, target=target)
+            output = self.aggregate(embedded_bag(self, features), coords, target=target)
         else:
             check_gates(gates, n_patches=len(features))
             log_gates = logarithm(gates)
             if self.reweights_features:
                 output = self._reweighted(features, coords, log_gates, target)
             else:
-                output = self.aggregate(self.embed(features), coords, log_gates=log_gates, target=target)
+                embedded = embedded_bag(self, features)
+                output = self.aggregate(embedded, coords, log_gates=log_gates, target=target)
         check_finite(output, features)
         return output
 
@@ -188,7 +192,7 @@ class MilHost(nn.Module, Generic[E]):
     def _reweighted(
         self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
     ) -> HostOutput:
-        embedded = self.embed(features * log_gates.exp().unsqueeze(1))
+        embedded = embedded_bag(self, features, log_gates.exp())
         bias = log_gates if self.paper_gate == "both" else None
         return self.aggregate(embedded, coords, log_gates=bias, target=target)
 
@@ -224,18 +228,23 @@ class MilHost(nn.Module, Generic[E]):
         """Called after each optimiser step."""
 
 
-def embedded_bag(host: Host, features: Features) -> Embedded:
-    """The embedding of a whole bag, in pieces outside training: temporaries of 100,000 patches need not coexist."""
-    if torch.is_grad_enabled() or len(features) <= EMBED_CHUNK:
-        return host.embed(features)
-    parts = [host.embed(piece) for piece in torch.split(features, EMBED_CHUNK)]
-    first = parts[0]
-    joined = {
-        f.name: torch.cat([getattr(part, f.name) for part in parts])
-        for f in fields(first)
-        if getattr(first, f.name) is not None
-    }
-    return replace(first, **joined)
+@runtime_checkable
+class Embeds(Protocol[E_co]):
+    """A host, as far as its first step goes."""
+
+    def embed(self, features: Tensor) -> E_co: ...
+
+
+def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = None) -> E:
+    """The embedding of a whole bag, each row times its factor; outside training in blocks of rows."""
+    pieces: list[E] = []
+
+    def tensors(rows: Tensor, *factor: Tensor) -> list[Tensor]:
+        pieces[:] = [host.embed(rows * factor[0].unsqueeze(1) if factor else rows)]
+        return list(pieces[0].present().values())
+
+    whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
+    return replace(pieces[0], **dict(zip(pieces[0].present(), whole, strict=True)))
 
 
 def scattered(output: HostOutput, kept: Selected) -> HostOutput:

@@ -31,9 +31,9 @@ LAST_LAYER = {
 
 
 def check_equal(host, features, coords, tolerance=1e-5):
+    bag = predicted(host, features, coords)
     for closed, naive in ((occlusion, leave_one_out), (single, keep_one)):
-        found, expected = closed(host, features, coords), naive(host, features, coords)
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+        torch.testing.assert_close(closed(bag), naive(bag), atol=tolerance, rtol=0)
 
 
 def test_every_host_but_those_with_context_has_a_closed_form():
@@ -60,10 +60,8 @@ def test_the_closed_form_is_the_loop_to_the_last_digits_of_double_precision(name
 
 @pytest.mark.parametrize("name", POOLING)
 def test_the_closed_form_is_what_captum_measures(name):
-    host, (features, coords) = prepared_host(name), tensor_bag(20)
-    torch.testing.assert_close(
-        occlusion(host, features, coords), captum_occlusion(host, features, coords), atol=1e-5, rtol=0
-    )
+    bag = predicted(prepared_host(name), *tensor_bag(20))
+    torch.testing.assert_close(occlusion(bag), captum_occlusion(bag), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", POOLING)
@@ -95,18 +93,18 @@ def test_a_weight_just_below_one_is_left_out_exactly():
 
 @pytest.mark.parametrize("name", POOLING)
 def test_chunks_do_not_show(name, monkeypatch):
-    host, (features, coords) = prepared_host(name), tensor_bag(23)
-    whole = occlusion(host, features, coords), single(host, features, coords)
+    bag = predicted(prepared_host(name), *tensor_bag(23))
+    whole = occlusion(bag), single(bag)
     monkeypatch.setattr(closed_form, "CHUNK", 4)
-    parts = occlusion(host, features, coords), single(host, features, coords)
+    parts = occlusion(bag), single(bag)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_without_its_critical_patch_dsmil_turns_to_another():
-    host, (features, coords) = prepared_host("dsmil"), tensor_bag(25)
-    critical = host.embed(features).instance_logits.argmax(dim=0).unique()
-    found, expected = occlusion(host, features, coords), leave_one_out(host, features, coords)
+    bag = predicted(prepared_host("dsmil"), *tensor_bag(25))
+    critical = bag.embedded.instance_logits.argmax(dim=0).unique()
+    found, expected = occlusion(bag), leave_one_out(bag)
     torch.testing.assert_close(found[critical], expected[critical], atol=1e-6, rtol=0)
 
 
@@ -139,22 +137,22 @@ def test_the_only_patch_of_a_group_takes_its_group_along():
 
 def test_the_only_patch_of_a_bag_has_no_complement():
     features, _ = tensor_bag(1)
-    host = prepared_host("abmil")
-    assert occlusion(host, features, None).tolist() == pytest.approx([0], abs=1e-6)
-    torch.testing.assert_close(single(host, features, None)[0], predicted(host, features, None).logit)
+    bag = predicted(prepared_host("abmil"), features, None)
+    assert occlusion(bag).tolist() == pytest.approx([0], abs=1e-6)
+    torch.testing.assert_close(single(bag)[0], bag.logit)
 
 
 @pytest.mark.parametrize("name", ["transmil", "camil"])
 def test_hosts_whose_patches_see_each_other_are_refused(name):
     with pytest.raises(UsageError, match="has no closed form of leave-one-out"):
-        occlusion(prepared_host(name), *tensor_bag(4))
+        occlusion(predicted(prepared_host(name), *tensor_bag(4)))
 
 
 def test_distillation_by_the_best_patch_is_refused():
     host = create_host("dtfd", in_dim=4, n_outputs=2, options={"distillation": "max"}).eval()
     assert not has_closed_form(host)
     with pytest.raises(UsageError, match="has no closed form"):
-        single(host, torch.ones(2, 4), None)
+        single(predicted(host, torch.ones(2, 4), None))
 
 
 def test_a_subclass_that_may_pool_in_its_own_way_is_refused():

@@ -6,14 +6,15 @@ import torch
 from fold_builders import few_bags
 from gcemil.diagnostics import subsets
 from gcemil.diagnostics.answers import Answers
+from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.prefixes import LINEAR_FORMS, NetworkView, prefix_logits
+from gcemil.diagnostics.linear_pooling import LINEAR_FORMS
+from gcemil.diagnostics.prefixes import prefix_logits, viewed
 from gcemil.diagnostics.snr import RiskScale
 from gcemil.diagnostics.subsets import Sufficiency, bag_figures, disjoint_candidates
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS
-from gcemil.interventions import Interventions
 from gcemil.recovery.rules import members
 from run_builders import TrainedRuns
 from wrapper_builders import prepared_host, tensor_bag
@@ -25,14 +26,11 @@ LINEAR_HOSTS = ("abmil", "clam_sb", "ibmil", "mhim")
 
 
 def view_of(host, features, coords=None):
-    with torch.no_grad():
-        embedded = host.embed(features)
-    bench = Interventions(host, features, coords, embedded=embedded)
-    return NetworkView(host, embedded, bench, bench.full())
+    return viewed(predicted(host, features, coords))
 
 
 def toy(model, *values, n_outputs=2):
-    host = CallableHost(model, in_dim=1, n_outputs=n_outputs, scores="keep-one")
+    host = CallableHost(model, in_dim=1, n_outputs=n_outputs, scores="keep-one").eval()
     return view_of(host, torch.tensor(values, dtype=torch.float32).unsqueeze(1))
 
 

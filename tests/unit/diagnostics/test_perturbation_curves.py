@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from gcemil.diagnostics.answers import Answers
+from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.perturbation import area, flipping_curves
-from gcemil.diagnostics.prefixes import NetworkView
+from gcemil.diagnostics.prefixes import viewed
 from gcemil.diagnostics.snr import RiskScale
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
-from gcemil.interventions import Interventions
 from wrapper_builders import prepared_host, tensor_bag
 
 CLASSES = Answers(2, RiskScale())
@@ -21,9 +21,7 @@ def any_positive(features):
 
 
 def view_of(host, features, coords=None):
-    bench = Interventions(host, features, coords)
-    with torch.no_grad():
-        return NetworkView(host, host.embed(features), bench, bench.full())
+    return viewed(predicted(host, features, coords))
 
 
 def toy(*values, model=any_positive, n_outputs=2):

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gcemil.diagnostics.attribution.ablation import leave_one_out
+from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.prefixes import network_view
 from gcemil.diagnostics.rules import (
@@ -20,9 +21,10 @@ from wrapper_builders import prepared_host
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
-    host = fold.host_of(network)
+    view = network_view(fold, bag, network)
     random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
-    return rule_scores(bag, network, attributed(bag, host, chosen_attributions(host, names)), random=random)
+    rivals = attributed(view, chosen_attributions(view.host, names))
+    return rule_scores(bag, network, rivals, random=random)
 
 
 def test_the_selected_come_first_and_scores_decide_among_them_and_among_the_rest():
@@ -79,7 +81,7 @@ def test_attributions_explain_the_host_that_is_asked(classification_runs: Traine
         torch.testing.assert_close(scores["attention"], network_view(fold, bag, network).full.scores)
         torch.testing.assert_close(
             scores["occlusion"],
-            leave_one_out(fold.host_of(network), bag.features, bag.coords),
+            leave_one_out(predicted(fold.host_of(network), bag.features, bag.coords)),
             atol=1e-5,
             rtol=0,
         )

@@ -11,14 +11,12 @@ gets the score. A removal that leaves nothing scores 0.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from captum.attr import FeatureAblation  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import Predicted, predicted
+from gcemil.diagnostics.attribution.predicted import Predicted
 from gcemil.evidence.spatial import common_step
 from gcemil.shapes import Coords, Scores, Selected
 
@@ -26,58 +24,54 @@ MAX_BLOCKS = 32
 
 
 @torch.no_grad()
-def leave_one_out(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def leave_one_out(bag: Predicted) -> Scores:
     """f(X) - f(X without i), one pass per patch."""
-    bag = predicted(host, features, coords)
-    patches = torch.arange(len(features), device=features.device)
-    return torch.stack([bag.logit - logit_of(host, bag, coords, patches != patch) for patch in patches])
+    patches = torch.arange(len(bag), device=bag.logit.device)
+    return torch.stack([bag.logit - logit_of(bag, patches != patch) for patch in patches])
 
 
 @torch.no_grad()
-def keep_one(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def keep_one(bag: Predicted) -> Scores:
     """f({i}), one pass per patch."""
-    bag = predicted(host, features, coords)
-    patches = torch.arange(len(features), device=features.device)
-    return torch.stack([logit_of(host, bag, coords, patches == patch) for patch in patches])
+    patches = torch.arange(len(bag), device=bag.logit.device)
+    return torch.stack([logit_of(bag, patches == patch) for patch in patches])
 
 
-def captum_occlusion(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def captum_occlusion(bag: Predicted) -> Scores:
     """f(X) - f(X without i) by captum, one pass per patch."""
-    return captum_ablation(host, features, coords, torch.arange(len(features), device=features.device))
+    return captum_ablation(bag, torch.arange(len(bag), device=bag.logit.device))
 
 
-def block_occlusion(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def block_occlusion(bag: Predicted) -> Scores:
     """f(X) - f(X without the block of i)."""
-    return captum_ablation(host, features, coords, blocks_of(coords, len(features)).to(features.device))
+    return captum_ablation(bag, blocks_of(bag.coords, len(bag)).to(bag.logit.device))
 
 
 @torch.no_grad()
-def block_single(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def block_single(bag: Predicted) -> Scores:
     """f(the block of i alone)."""
-    bag = predicted(host, features, coords)
-    blocks = blocks_of(coords, len(features)).to(features.device)
-    alone = [logit_of(host, bag, coords, blocks == block) for block in range(int(blocks.max()) + 1)]
+    blocks = blocks_of(bag.coords, len(bag)).to(bag.logit.device)
+    alone = [logit_of(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
     return torch.stack(alone)[blocks]
 
 
 @torch.no_grad()
-def captum_ablation(host: Any, features: Tensor, coords: Tensor | None, groups: Int[Tensor, "n"]) -> Scores:
+def captum_ablation(bag: Predicted, groups: Int[Tensor, "n"]) -> Scores:
     """The fall of the predicted output when each group of patches is removed."""
-    bag = predicted(host, features, coords)
 
     def kept_output(kept: Float[Tensor, "1 n"]) -> Float[Tensor, "1"]:
-        return logit_of(host, bag, coords, kept[0] > 0).unsqueeze(0)
+        return logit_of(bag, kept[0] > 0).unsqueeze(0)
 
-    present = features.new_ones(1, len(features))
+    present = bag.logit.new_ones(1, len(bag))
     return FeatureAblation(kept_output).attribute(present, feature_mask=groups.unsqueeze(0))[0]
 
 
-def logit_of(host: Any, bag: Predicted, coords: Tensor | None, kept: Selected) -> Float[Tensor, ""]:
+def logit_of(bag: Predicted, kept: Selected) -> Float[Tensor, ""]:
     """The explained output on the kept patches; without any, that of the whole bag."""
     if not bool(kept.any()):
         return bag.logit
-    rows = None if coords is None else coords[kept]
-    return host.aggregate(bag.embedded.rows(kept), rows).logits[bag.index]
+    rows = None if bag.coords is None else bag.coords[kept]
+    return bag.host.aggregate(bag.embedded.rows(kept), rows).logits[bag.index]
 
 
 def blocks_of(coords: Coords | None, n_patches: int) -> Int[Tensor, "n"]:

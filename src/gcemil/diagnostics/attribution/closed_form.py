@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import Predicted, predicted
+from gcemil.diagnostics.attribution.predicted import Predicted
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.attention import patch_values
@@ -48,22 +48,22 @@ CHUNK = 256
 
 WeightsOf = Callable[[Scores], Scores]
 Head = Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]
-OfEveryPatch = Callable[[Any, Predicted, Tensor | None], Tensor]
+OfEveryPatch = Callable[[Any, Predicted], Tensor]
 
 
 @torch.no_grad()
-def occlusion(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def occlusion(bag: Predicted) -> Scores:
     """f(X) - f(X without i) of every patch; the only patch of a bag has no complement, and scores 0."""
-    form, bag = closed_form_of(host), predicted(host, features, coords)
-    if len(features) == 1:
-        return features.new_zeros(1)
-    return bag.logit - form.without(host, bag, coords)
+    form = closed_form_of(bag.host)
+    if len(bag) == 1:
+        return bag.logit.new_zeros(1)
+    return bag.logit - form.without(bag.host, bag)
 
 
 @torch.no_grad()
-def single(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def single(bag: Predicted) -> Scores:
     """f({i}) of every patch."""
-    return closed_form_of(host).alone(host, predicted(host, features, coords), coords)
+    return closed_form_of(bag.host).alone(bag.host, bag)
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ def first_column(means: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
 # abmil, clam_sb, mhim: softmax pooling and a linear head.
 
 
-def linear_without(host: Any, bag: Predicted, coords: Tensor | None) -> Scores:
-    values = linear_alone(host, bag, coords).unsqueeze(1)
+def linear_without(host: Any, bag: Predicted) -> Scores:
+    values = linear_alone(host, bag).unsqueeze(1)
     return headed_means(bag.embedded.attention_logits, values, softmax, first_column)
 
 
-def linear_alone(host: Any, bag: Predicted, coords: Tensor | None) -> Scores:
+def linear_alone(host: Any, bag: Predicted) -> Scores:
     head = host.student.head if isinstance(host, Mhim) else host.head
     return patch_values(bag.embedded.tokens, head)[:, bag.index]
 
@@ -140,13 +140,13 @@ def linear_alone(host: Any, bag: Predicted, coords: Tensor | None) -> Scores:
 # ibmil: softmax pooling, and a head that reads the dictionary through M.
 
 
-def ibmil_without(host: Ibmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def ibmil_without(host: Ibmil, bag: Predicted) -> Scores:
     return headed_means(
         bag.embedded.attention_logits, bag.embedded.tokens, softmax, ibmil_head(host, bag.index)
     )
 
 
-def ibmil_alone(host: Ibmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def ibmil_alone(host: Ibmil, bag: Predicted) -> Scores:
     return in_chunks(bag.embedded.tokens, ibmil_head(host, bag.index))
 
 
@@ -160,12 +160,12 @@ def ibmil_head(host: Ibmil, index: int) -> Head:
 # hdmil: the branch of the predicted output alone decides its logit.
 
 
-def hdmil_without(host: Hdmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def hdmil_without(host: Hdmil, bag: Predicted) -> Scores:
     branch = bag.embedded.attention_logits[:, bag.index]
     return headed_means(branch, bag.embedded.tokens, hdmil_weights, hdmil_head(host, bag.index))
 
 
-def hdmil_alone(host: Hdmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def hdmil_alone(host: Hdmil, bag: Predicted) -> Scores:
     return in_chunks(bag.embedded.tokens, hdmil_head(host, bag.index))
 
 
@@ -193,7 +193,7 @@ def chebyshev_sums(
 # dsmil: one softmax per class around its critical patch, one linear head over all of them.
 
 
-def dsmil_without(host: Dsmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def dsmil_without(host: Dsmil, bag: Predicted) -> Scores:
     queries = bag.embedded.queries
     critical = bag.embedded.instance_logits.argmax(dim=0)
     attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
@@ -205,12 +205,12 @@ def dsmil_without(host: Dsmil, bag: Predicted, coords: Tensor | None) -> Scores:
     without = torch.stack(streams).sum(dim=0) + host.head.bias[bag.index]
     for patch in critical.unique():
         others = torch.arange(len(queries), device=queries.device) != patch
-        pooled = host.aggregate(bag.embedded.rows(others), None if coords is None else coords[others])
+        pooled = host.aggregate(bag.embedded.rows(others), None if bag.coords is None else bag.coords[others])
         without[patch] = pooled.logits[bag.index]
     return without
 
 
-def dsmil_alone(host: Dsmil, bag: Predicted, coords: Tensor | None) -> Scores:
+def dsmil_alone(host: Dsmil, bag: Predicted) -> Scores:
     return dsmil_values(host, bag).sum(dim=1) + host.head.bias[bag.index]
 
 
@@ -222,9 +222,9 @@ def dsmil_values(host: Dsmil, bag: Predicted) -> Float[Tensor, "n c"]:
 # dtfd (afs): softmax pooling within groups, then gated attention over the rows of the groups.
 
 
-def dtfd_without(host: Dtfd, bag: Predicted, coords: Tensor | None) -> Scores:
+def dtfd_without(host: Dtfd, bag: Predicted) -> Scores:
     tokens, attention_logits = bag.embedded.tokens, bag.embedded.attention_logits
-    place = bag.embedded.fingerprint if coords is None else coords
+    place = bag.embedded.fingerprint if bag.coords is None else bag.coords
     _, membership = present_groups(group_of(place, host.n_groups), host.n_groups)
     members = [column.nonzero().flatten() for column in membership.unbind(dim=1)]
     means = torch.stack([softmax(attention_logits[rows]) @ tokens[rows] for rows in members])

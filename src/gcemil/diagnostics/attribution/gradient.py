@@ -1,27 +1,40 @@
-"""Scores from the slope of the predicted output f, by captum.
+"""Scores from the slope of the predicted output f.
 
   saliency              sum_d |df / dh_id|                               how much a patch could move f, without a sign
   gradient_x_input      sum_d h_id df / dh_id
   integrated_gradients  sum_d h_id integral_0^1 df(t h) / dh_id dt       sums to f(X) - f(0) where f is continuous
-The path of the integral starts at a bag of zero vectors; 16 points of the Gauss-Legendre rule, one bag in memory.
+The path of the integral starts at a bag of zero vectors; 16 points of the Gauss-Legendre rule.
 Without coordinates dtfd groups patches by the bits of their features, so that its groups change along the path.
+
+A large bag passes in blocks of patches. A host treats every patch on its own before it pools, so with u_i the tensors that
+are pooled, df / dh_i = (du_i / dh_i)^T df / du_i: the bag is mapped to u without a graph, pooling gives df / du, and each
+block is mapped again to turn that into its slopes. Where the host pools linearly, u is a few numbers of each patch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, Saliency  # type: ignore[import-untyped]
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.predicted import Predicted
+from gcemil.diagnostics.linear_pooling import LinearPooling, linear_form
 from gcemil.hosts.adapters import CallableHost
-from gcemil.shapes import Scores
+from gcemil.row_blocks import is_large, mapped_rows, row_blocks, widened
+from gcemil.shapes import Logits, Scores
 
 N_STEPS = 16
+BLOCK_ROWS = 4096
+"""Patches of a large bag whose activations are kept for one backward pass."""
+
+Rows = Float[Tensor, "k w"]
+OfRows = Callable[[Rows, Rows], Tensor]
+"""(rows, df / drows) -> one number per row."""
 
 
 def is_differentiable(host: Any) -> bool:
@@ -29,41 +42,109 @@ def is_differentiable(host: Any) -> bool:
     return not isinstance(host, CallableHost) or host.score_source == "slope"
 
 
-def saliency(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
-    return per_patch(
-        Saliency(output_function(host, features, coords)).attribute(as_batch(features), abs=True)
-    )
+def saliency(bag: Predicted) -> Scores:
+    return slope_scores(bag, lambda rows, slopes: slopes.abs().sum(dim=1))
 
 
-def gradient_x_input(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
-    return per_patch(InputXGradient(output_function(host, features, coords)).attribute(as_batch(features)))
+def gradient_x_input(bag: Predicted) -> Scores:
+    return slope_scores(bag, row_products)
 
 
-def integrated_gradients(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
-    method = IntegratedGradients(output_function(host, features, coords))
-    # One point of the path at a time: together they would hold the bag sixteen times.
-    attributions = method.attribute(
-        as_batch(features), n_steps=N_STEPS, method="gausslegendre", internal_batch_size=1
-    )
-    return per_patch(attributions)
+def integrated_gradients(bag: Predicted) -> Scores:
+    nodes, weights = np.polynomial.legendre.leggauss(N_STEPS)
+    # The rule is for [-1, 1].
+    points = zip((1 + nodes) / 2, weights / 2, strict=True)
+    return torch.stack([share * slope_scores(bag, row_products, scale=at) for at, share in points]).sum(dim=0)
 
 
-def output_function(
-    host: Any, features: Tensor, coords: Tensor | None
-) -> Callable[[Tensor], Float[Tensor, "1"]]:
-    """The explained output as captum wants it: one bag as a batch of one."""
-    index = predicted(host, features, coords).index
-
-    def output(batch: Float[Tensor, "1 n d"]) -> Float[Tensor, "1"]:
-        with torch.enable_grad():
-            return host(batch[0], coords).logits[index].unsqueeze(0)
-
-    return output
+def row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:
+    return (rows * slopes).sum(dim=1)
 
 
-def as_batch(features: Tensor) -> Float[Tensor, "1 n d"]:
-    return features.detach().clone().unsqueeze(0).requires_grad_()
+def slope_scores(bag: Predicted, of_rows: OfRows, *, scale: float = 1.0, at_tokens: bool = False) -> Scores:
+    """What `of_rows` makes of every patch and the slope of f there, f being taken at `scale` times the features.
+
+    The slope is that of the features, or of the tokens embedded from them.
+    """
+    seam, features = seam_of(bag), bag.features
+    parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
+    with torch.inference_mode(False), torch.enable_grad():
+        if len(parts) == 1:
+            part = PatchRows(seam, widened(features), scale)
+            (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
+            return of_rows(part.values(at_tokens), slopes)
+        pooled_slopes = slopes_of_pooled(bag, seam, scale)
+        scores = []
+        for where in parts:
+            part = PatchRows(seam, widened(features[where]), scale)
+            passed = [(u, s[where]) for u, s in zip(part.mapped, pooled_slopes, strict=True) if s is not None]
+            mapped, given = zip(*passed, strict=True)
+            (slopes,) = torch.autograd.grad(mapped, part.at(at_tokens), given)
+            scores.append(of_rows(part.values(at_tokens), slopes))
+    return torch.cat(scores)
 
 
-def per_patch(attributions: Float[Tensor, "1 n d"]) -> Scores:
-    return attributions.detach()[0].sum(dim=1)
+def slopes_of_pooled(bag: Predicted, seam: Seam, scale: float) -> list[Tensor | None]:
+    """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
+    with torch.no_grad():
+        mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
+    probe = PatchRows(seam, widened(bag.features[:1]), scale)
+    leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe.mapped, strict=True)]
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+@dataclass(frozen=True, eq=False)
+class Seam:
+    """A host as two steps: every patch on its own, then all of them together."""
+
+    mapped: Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+    """The tokens of some rows, and what is pooled of them."""
+    logits: Callable[[Sequence[Tensor]], Logits]
+
+
+def seam_of(bag: Predicted) -> Seam:
+    """The narrowest seam there is: readings where the host pools linearly, the embedding elsewhere."""
+    host, kind = bag.host, bag.embedded
+    form = linear_form(host)
+    if form is None:
+
+        def embedded(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+            found = host.embed(rows)
+            return found.tokens, list(found.present().values())
+
+        def pooled(tensors: Sequence[Tensor]) -> Logits:
+            named = dict(zip(kind.present(), tensors, strict=True))
+            return host.aggregate(replace(kind, **named), bag.coords).logits
+
+        return Seam(embedded, pooled)
+
+    read_out = form(host, kind.rows(torch.zeros(1, dtype=torch.long))).read_out
+
+    def readings(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        found = host.embed(rows)
+        pooling = form(host, found)
+        return found.tokens, [pooling.attention_logits, pooling.readings]
+
+    def pooled_readings(tensors: Sequence[Tensor]) -> Logits:
+        return LinearPooling(tensors[0], tensors[1], read_out).logits()
+
+    return Seam(readings, pooled_readings)
+
+
+class PatchRows:
+    """Some patches with the graph from their features to what is pooled of them."""
+
+    def __init__(self, seam: Seam, features: Tensor, scale: float) -> None:
+        self._features = features
+        self._rows = (scale * features.detach()).requires_grad_()
+        self._tokens, self.mapped = seam.mapped(self._rows)
+
+    def at(self, at_tokens: bool) -> Tensor:
+        """Where the slope is taken."""
+        return self._tokens if at_tokens else self._rows
+
+    def values(self, at_tokens: bool) -> Tensor:
+        """The tokens, or the features before they were scaled."""
+        return self._tokens.detach() if at_tokens else self._features

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.gradient import row_products, slope_scores
+from gcemil.diagnostics.attribution.predicted import Predicted
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.hosts.dsmil import Dsmil
@@ -55,14 +56,10 @@ def has_rules(host: Any) -> bool:
     return type(host) in HELD
 
 
-def lrp(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def lrp(bag: Predicted) -> Scores:
     """The relevance of every patch for the predicted output."""
-    index = predicted(host, features, coords).index
-    with torch.enable_grad(), held_constant(host):
-        embedded = host.embed(features.detach().clone().requires_grad_())
-        logit = host.aggregate(embedded, coords).logits[index]
-        (slope,) = torch.autograd.grad(logit, embedded.tokens)
-    return (slope * embedded.tokens.detach()).sum(dim=1)
+    with held_constant(bag.host):
+        return slope_scores(bag, row_products, at_tokens=True)
 
 
 @contextmanager

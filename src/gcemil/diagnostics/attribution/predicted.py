@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,13 +16,23 @@ from gcemil.hosts.host import HostOutput, check_bag, check_finite, embedded_bag
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """A bag embedded and pooled once: the pass that every attribution starts from."""
+    """A bag embedded and pooled once by a host in evaluation mode: the pass that every attribution starts from."""
 
+    host: Any
+    features: Tensor
+    """As stored: those of a large bag in half precision where the file has them so."""
+    coords: Tensor | None
     embedded: Any
     """An `Embedded` of the host's own kind."""
     full: HostOutput
-    index: int
-    """The output that is explained."""
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @cached_property
+    def index(self) -> int:
+        """The output that is explained."""
+        return int(self.full.logits.argmax())
 
     @property
     def logit(self) -> Float[Tensor, ""]:
@@ -38,4 +49,4 @@ def predicted(host: Any, features: Tensor, coords: Tensor | None) -> Predicted:
     embedded = embedded_bag(host, features)
     full = host.aggregate(embedded, coords)
     check_finite(full, features)
-    return Predicted(embedded, full, int(full.logits.argmax()))
+    return Predicted(host, features, coords, embedded, full)

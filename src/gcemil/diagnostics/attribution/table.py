@@ -22,7 +22,7 @@ from gcemil.diagnostics.attribution.gradient import (
     saliency,
 )
 from gcemil.diagnostics.attribution.lrp import has_rules, lrp
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.predicted import Predicted, predicted
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.clam_sb import ClamSb
@@ -34,24 +34,23 @@ class Attribution:
     """A patch scorer: what it is called, how it scores, and which hosts it can explain."""
 
     name: str
-    scores: Callable[[Any, Tensor, Tensor | None], Tensor]
-    """(host, features, coords) -> one score per patch; the host in evaluation mode."""
+    scores: Callable[[Predicted], Tensor]
+    """One score per patch of a bag that the host has predicted."""
     supports: Callable[[Any], bool]
     passes: str
-    """What it costs, in passes of the host over the bag."""
+    """What it costs, in passes of the host over the bag, the prediction itself being the first."""
 
 
-def attention(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def attention(bag: Predicted) -> Scores:
     """The host's own raw patch scores."""
-    return predicted(host, features, coords).full.scores
+    return bag.full.scores
 
 
-def contribution(host: Any, features: Tensor, coords: Tensor | None) -> Scores:
+def contribution(bag: Predicted) -> Scores:
     """The host's signed share of each patch in the predicted output."""
-    found = predicted(host, features, coords).full.contributions
-    if found is None:
-        raise UsageError(f"{type(host).__name__} gives no contributions: it does not pool linearly.")
-    return found
+    if bag.full.contributions is None:
+        raise UsageError(f"{type(bag.host).__name__} gives no contributions: it does not pool linearly.")
+    return bag.full.contributions
 
 
 def any_host(host: Any) -> bool:
