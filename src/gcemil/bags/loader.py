@@ -1,4 +1,4 @@
-"""Bags in order, read ahead by a thread, never more than a bounded number in memory.
+"""Bags in order, read ahead by a thread, never more in memory than a bounded number of bags and of bytes.
 
 Batches are lists: bags are never stacked or padded. What is sampled depends on seed, epoch and bag alone, so a resumed
 run and an uninterrupted one see the same patches.
@@ -6,8 +6,8 @@ run and an uninterrupted one see the same patches.
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +20,10 @@ from gcemil.bags.sampling import sampled_blocks, sampled_patches
 from gcemil.processes import tell_reading, tell_slide
 
 Sampling = Literal["blocks", "patches"]
+Item = tuple[BagSpec, Bag] | Exception | None
+"""A bag, what went wrong instead of one, or the end."""
+HELD_BYTES = 256 * 2**20
+"""Features in memory beyond which no further bag is read ahead."""
 
 
 @dataclass(frozen=True)
@@ -34,42 +38,77 @@ class SampleRule:
 def load_bags(
     cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
 ) -> Iterator[tuple[BagSpec, Bag]]:
-    """Each bag once, in the order given; at most `ahead` wait in memory."""
-    ready: queue.Queue[tuple[BagSpec, Bag] | Exception | None] = queue.Queue(maxsize=max(1, ahead))
-    stop = threading.Event()
-
-    def put(item: tuple[BagSpec, Bag] | Exception | None) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    """Each bag once, in the order given; at most `ahead` wait in memory, and none beside a bag that is large."""
+    ready = ReadAhead(ahead)
 
     def read_all() -> None:
         try:
             for spec in specs:
+                if not ready.wait_for_room():
+                    return
                 tell_reading(spec.bag_id)
                 bag = sampled_bag(cohort, spec, rule=rule, epoch=epoch)
                 tell_reading("")
-                if not put((spec, bag)):
-                    return
-            put(None)
+                ready.put((spec, bag), bag.features.nbytes)
+                # The thread must not keep a bag alive while it waits for the next turn.
+                del bag
+            ready.put(None)
         except Exception as error:  # handed to the reader of the iterator, who raises it
-            put(error)
+            ready.put(error)
 
     thread = threading.Thread(target=read_all, name="gcemil-loader", daemon=True)
     thread.start()
     try:
-        while (item := ready.get()) is not None:
+        while (item := ready.take()) is not None:
             if isinstance(item, Exception):
                 raise item
             tell_slide(item[0].bag_id)
             yield item
+            del item
     finally:
-        stop.set()
+        ready.stop()
         thread.join()
+
+
+class ReadAhead:
+    """What was read and not yet taken; the bag taken last counts as held until the next is asked for."""
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = max(1, ahead)
+        self._waiting: deque[tuple[Item, int]] = deque()
+        self._in_use = 0
+        self._stopped = False
+        self._turn = threading.Condition()
+
+    def wait_for_room(self) -> bool:
+        """Until another bag may be read; False when nobody wants one any more."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._stopped or self._has_room())
+            return not self._stopped
+
+    def _has_room(self) -> bool:
+        held = self._in_use + sum(size for _, size in self._waiting)
+        return len(self._waiting) < self._ahead and held < HELD_BYTES
+
+    def put(self, item: Item, size: int = 0) -> None:
+        with self._turn:
+            self._waiting.append((item, size))
+            self._turn.notify_all()
+
+    def take(self) -> Item:
+        """The next item, waited for."""
+        with self._turn:
+            self._in_use = 0
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: bool(self._waiting))
+            item, self._in_use = self._waiting.popleft()
+            self._turn.notify_all()
+            return item
+
+    def stop(self) -> None:
+        with self._turn:
+            self._stopped = True
+            self._turn.notify_all()
 
 
 def sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:

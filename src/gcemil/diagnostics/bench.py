@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,13 +147,13 @@ class FoldBench:
 
     def bags(self, part: PartName = "test", on_bag: OnBag | None = None) -> Iterator[BagBench]:
         """All patches of every bag of the part; one bag in memory at a time."""
-        specs = self.specs(part)
-        for done, (spec, bag) in enumerate(
-            load_bags(self.cohort, specs, rule=SampleRule(), ahead=2), start=1
-        ):
+        specs, done = self.specs(part), count(1)
+        # Not by enumerate, which would hold the last bag while the next is read.
+        for spec, bag in load_bags(self.cohort, specs, rule=SampleRule(), ahead=2):
             yield BagBench(spec, bag, self)
+            del bag
             if on_bag:
-                on_bag(done, len(specs))
+                on_bag(next(done), len(specs))
 
 
 def risk_scale(run: Path, fold: int) -> RiskScale:

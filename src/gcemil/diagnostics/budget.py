@@ -79,6 +79,8 @@ def measured(
             scores = rule_scores(bag, network, attributed(view, chosen[network]), random=random)
             for rule, values in scores.items():
                 table.add(bag, view, RuleOnBag(rule, network, values), sizes)
+        # A large bag and its embedding must be gone before the next one is read.
+        del bag, view
     return Finding(
         name="budget",
         rows=tuple(table.rows()),

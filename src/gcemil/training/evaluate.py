@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -31,21 +31,16 @@ def evaluate_bags(
 ) -> dict[Mode, Tensor]:
     """Logits (bags, outputs) per mode, all patches, in the order given."""
     rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
-    for spec, bag, logits, explanation in predicted_bags(ingredients, cohort, bags, modes=modes):
+    ingredients.network.eval()
+    for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
+        logits, explanation = predicted_bag(ingredients, bag, modes=modes)
         for mode in modes:
             rows[mode].append(logits[mode].float().cpu())
         if on_explained and explanation is not None:
             on_explained(spec, bag, explanation)
+        # A large bag and its embedding must be gone before the next one is read.
+        del bag, explanation
     return {mode: torch.stack(found) for mode, found in rows.items()}
-
-
-def predicted_bags(
-    ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], *, modes: Sequence[Mode]
-) -> Iterator[tuple[BagSpec, Bag, dict[Mode, Tensor], Explanation | None]]:
-    """One bag at a time, all its patches."""
-    ingredients.network.eval()
-    for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        yield spec, bag, *predicted_bag(ingredients, bag, modes=modes)
 
 
 @torch.no_grad()

@@ -33,8 +33,8 @@ from gcemil.runs.folder import trained_folds
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, slide_tiles
 
-OPEN_SLIDES = 3
-"""Bags kept in memory, embedded; the one looked at longest ago goes first."""
+OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
+"""Bags kept in memory, embedded, and the patches they may hold together; the one looked at longest ago goes first."""
 CACHED_TILES = 512
 CACHED_ANSWERS = 256
 """Subsets whose prediction is remembered: a removal asks for what its certificate asked, an undo for what was asked before."""
@@ -136,8 +136,12 @@ class ViewerSession:
         with self.lock:
             # Another thread may have opened it while this one waited.
             if (found := self.open_slide(slide_id)) is None:
-                found = opened_slide(self.fold, self.specs[slide_id], slide_id)
-                self._keep(found)
+                spec = self.specs[slide_id]
+                # Before, so that a large slide never meets another one in memory.
+                self._make_room(len(self.fold.cohort.layout(spec)))
+                found = opened_slide(self.fold, spec, slide_id)
+                with self._shelf:
+                    self._opened[slide_id] = found
             return found
 
     def open_slide(self, slide_id: str) -> OpenedSlide | None:
@@ -147,12 +151,19 @@ class ViewerSession:
                 self._opened.move_to_end(slide_id)
             return self._opened.get(slide_id)
 
-    def _keep(self, slide: OpenedSlide) -> None:
+    def _make_room(self, n_patches: int) -> None:
+        """Let go of the slides looked at longest ago, until one with so many patches may be opened."""
+        closed = []
         with self._shelf:
-            self._opened[slide.slide_id] = slide
-            oldest = self._opened.popitem(last=False)[1] if len(self._opened) > OPEN_SLIDES else None
-        if oldest is not None:
-            oldest.tiles.close()
+            while self._opened and (
+                len(self._opened) >= OPEN_SLIDES or self._n_held() + n_patches > OPEN_PATCHES
+            ):
+                closed.append(self._opened.popitem(last=False)[1])
+        for slide in closed:
+            slide.tiles.close()
+
+    def _n_held(self) -> int:
+        return sum(len(one.bench) for one in self._opened.values())
 
     def close(self) -> None:
         with self.lock, self._shelf:

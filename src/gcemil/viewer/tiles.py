@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageDraw
 
 from gcemil.errors import GcemilError, UsageError
+from gcemil.row_blocks import BLOCK_ROWS, row_blocks
 from gcemil.slides.reader import Pixels, SlideReader, open_slide
 from gcemil.slides.view import LARGEST_READ, view
 
@@ -179,7 +180,8 @@ def feature_colors(features: Float[np.ndarray, "n d"]) -> Colors:
     # A column of an eigenvector may point either way: the largest entry is made positive, so that colours are stable.
     axes = directions[:, ::-1][:, :3]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
-    projected = (features.astype(np.float32) - mean) @ axes
+    blocks = row_blocks(len(features), BLOCK_ROWS)
+    projected = np.concatenate([(features[part].astype(np.float32) - mean) @ axes for part in blocks])
     low, high = np.percentile(projected, (2, 98), axis=0)
     shares = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
     colors = np.full((len(features), 3), 0.5, dtype=np.float64)

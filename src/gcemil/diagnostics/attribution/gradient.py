@@ -29,7 +29,7 @@ from gcemil.row_blocks import is_large, mapped_rows, row_blocks, widened
 from gcemil.shapes import Logits, Scores
 
 N_STEPS = 16
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 2048
 """Patches of a large bag whose activations are kept for one backward pass."""
 
 Rows = Float[Tensor, "k w"]
@@ -74,14 +74,15 @@ def slope_scores(bag: Predicted, of_rows: OfRows, *, scale: float = 1.0, at_toke
             (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
             return of_rows(part.values(at_tokens), slopes)
         pooled_slopes = slopes_of_pooled(bag, seam, scale)
-        scores = []
+        # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
+        scores = bag.logit.new_empty(len(bag))
         for where in parts:
             part = PatchRows(seam, widened(features[where]), scale)
             passed = [(u, s[where]) for u, s in zip(part.mapped, pooled_slopes, strict=True) if s is not None]
             mapped, given = zip(*passed, strict=True)
             (slopes,) = torch.autograd.grad(mapped, part.at(at_tokens), given)
-            scores.append(of_rows(part.values(at_tokens), slopes))
-    return torch.cat(scores)
+            scores[where] = of_rows(part.values(at_tokens), slopes)
+    return scores
 
 
 def slopes_of_pooled(bag: Predicted, seam: Seam, scale: float) -> list[Tensor | None]:
