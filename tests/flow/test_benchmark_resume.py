@@ -164,6 +164,13 @@ def test_a_real_folder_is_used_where_it_lies_and_its_faults_are_named(tmp_path):
         "cohort.json", "config.yaml", "environment.json", "fold_0", "summary.json", "warnings.json",
     }  # fmt: skip
 
+    # A fold that is left to do is not trained on another state of the cohort.
+    write_folds(cohort, make_folds(cohort, seed=5))
+    grid = small_grid(cohorts={"real": {"folder": tmp_path / "cohort"}}, arms=["host"], folds=[0, 1])
+    (outcome,) = run_inline(grid, tmp_path / "results").values()
+    assert outcome.ending is Ending.failed
+    assert "changed since 'real' was prepared" in outcome.reason
+
 
 @pytest.fixture
 def gcemil(tmp_path):

@@ -116,6 +116,29 @@ def test_folds_are_not_replaced_unasked(trained):
     assert "already holds folds" in str(result.exception)
 
 
+def test_splitting_again_leaves_no_old_fold(tmp_path):
+    make_cohort(tmp_path / "c", n_cases=30)
+    succeeded("split", tmp_path / "c")
+    succeeded("split", tmp_path / "c", "--folds", 3, "--force")
+    names = sorted(path.name for path in (tmp_path / "c" / "splits").iterdir())
+    assert names == ["fold_0.csv", "fold_1.csv", "fold_2.csv", "splits.yaml"]
+    succeeded("validate", tmp_path / "c")
+
+
+def test_folds_that_test_a_slide_twice_are_trained_on_only_when_declared(tmp_path):
+    make_cohort(tmp_path / "c", n_cases=30)
+    succeeded("split", tmp_path / "c", "--folds", 3)
+    splits = tmp_path / "c" / "splits"
+    (splits / "splits.yaml").unlink()
+    (splits / "fold_3.csv").write_text((splits / "fold_0.csv").read_text())
+    training = ("train", tmp_path / "c", "--out", tmp_path / "run", "--epochs", 1, "--folds", 0, "--no-gce")
+    assert "is tested in fold_0.csv and fold_3.csv (10 slides in all)" in str(gcemil(*training).exception)
+    assert gcemil("validate", tmp_path / "c").exit_code == 1
+    assert "4 folds declared" in succeeded("split", tmp_path / "c", "--official")
+    succeeded("validate", tmp_path / "c")
+    succeeded(*training)
+
+
 def test_split_by_slide_refuses_leakage(tmp_path):
     make_cohort(tmp_path, n_cases=12, slides_per_case=2)
     result = gcemil("split", tmp_path, "--unit", "slide")
