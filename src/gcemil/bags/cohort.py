@@ -18,6 +18,7 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import CohortError, InputError
@@ -142,12 +143,16 @@ class Cohort:
         return None if size is None else LevelZeroPx(size)
 
     def _slide_layout(self, slide_id: str) -> Bag:
-        n_patches, coords = store.read_patch_layout(self.feature_file(slide_id))
+        n_patches, coords = read_patch_layout(self.feature_file(slide_id))
         return slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
 
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
         features: FeatureRows = store.read(path, "features", rows)
+        if features.dtype.kind != "f":
+            raise CohortError(
+                f"{path}: features are {features.dtype}, not float16 or float32. Extract the slide again."
+            )
         if features.ndim != 2 or features.shape[1] != self.card.feature_dim:
             raise CohortError(
                 f"{path}: features have shape {features.shape}, but cohort.yaml says feature_dim {self.card.feature_dim}. "

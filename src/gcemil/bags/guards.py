@@ -17,6 +17,7 @@ from gcemil.bags.cohort import CohortCard, columns_of, read_card
 from gcemil.bags.file_guards import file_problems
 from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
 from gcemil.bags.problems import Problem, Row, error, warning
+from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import CohortError, InputError
 
@@ -33,7 +34,8 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     problems = [*_table_problems(rows, card, folder)]
     problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
     problems += _split_problems(rows, card, folder)
-    problems += file_problems(rows, card, folder, on_slide)
+    with strangers_files():
+        problems += file_problems(rows, card, folder, on_slide)
     return problems
 
 

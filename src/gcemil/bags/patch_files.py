@@ -9,18 +9,24 @@ part only; `bounds_x`, `bounds_y`, `bounds_width` and `bounds_height` say where 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
 from gcemil.errors import StoreError
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 from gcemil.slides.resolution import magnification
 
 SUFFIX = "_patches.h5"
+PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overlap")
+"""Attributes of the coordinates without which patches cannot be read from a slide."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +79,33 @@ def write_patch_file(
 def read_patch_file(path: Path) -> PatchGrid:
     """The grid of a file that `gcemil patch` wrote."""
     found = store.attributes(path, "coords")
-    if missing := [key for key in ("level0_mpp", "target_mpp", "min_tissue") if key not in found]:
+    if missing := [key for key in PATCH_NUMBERS if not is_number(found.get(key))]:
         raise StoreError(
-            f"{path}: 'coords' has no attribute '{missing[0]}', so the pixel size is unknown. Make it again with 'gcemil patch'."
+            f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
+            "Make it again with 'gcemil patch'."
         )
-    settings = PatchSettings(
-        patch_px=int(found["patch_size"]),
-        target_mpp=float(found["target_mpp"]),
-        overlap_px=int(found["overlap"]),
-        min_tissue=float(found["min_tissue"]),
-    )
-    coords = store.read(path, "coords").astype(np.int64)
+    settings = stated_settings(found)
+    coords = read_coords(path)
     share = store.read(path, "tissue_share").astype(np.float64)
+    if share.shape != (len(coords),):
+        raise StoreError(
+            f"{path}: 'tissue_share' has shape {share.shape} for {len(coords)} patches. Make it again with 'gcemil patch'."
+        )
     return PatchGrid(coords, settings, float(found["level0_mpp"]), share)
+
+
+def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
+    """How the patches were cut, from attributes that hold all of PATCH_NUMBERS."""
+    return PatchSettings(
+        patch_px=int(attributes["patch_size"]),
+        target_mpp=float(attributes["target_mpp"]),
+        overlap_px=int(attributes["overlap"]),
+        min_tissue=float(attributes["min_tissue"]),
+    )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_origin(path: Path) -> PatchOrigin:

@@ -22,6 +22,7 @@ from gcemil.bags.foreign.stamp import Mpp
 from gcemil.bags.foreign.tables import LabelTable
 from gcemil.bags.foreign.write_cohort import ImportReport, write_cohort
 from gcemil.bags.recipe_readers import read_camelyon16, read_classes, read_survival
+from gcemil.bags.strangers import strangers_files
 from gcemil.errors import UsageError
 
 
@@ -112,19 +113,20 @@ def import_recipe(
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets."""
     plan = recipe(name)
-    folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
-    table = read_recipe_table(plan, folder, labels)
-    return write_cohort(
-        folder,
-        table,
-        out,
-        classes=plan.class_names or None,
-        splits=splits,
-        copy=copy,
-        anchors=plan.anchors,
-        warnings=count_warnings(plan, folder, table),
-        provenance=_provenance(plan),
-    )
+    with strangers_files():
+        folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
+        table = read_recipe_table(plan, folder, labels)
+        return write_cohort(
+            folder,
+            table,
+            out,
+            classes=plan.class_names or None,
+            splits=splits,
+            copy=copy,
+            anchors=plan.anchors,
+            warnings=count_warnings(plan, folder, table),
+            provenance=_provenance(plan),
+        )
 
 
 def read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:

@@ -1,15 +1,22 @@
 """The only door to HDF5: features, coordinates, truth, anchors, evidence.
 
-Files are read through a memory map wherever their layout is plain (contiguous, or chunks that are not compressed),
-which reads 512 rows of a (1, d)-chunked file without walking its chunk index row by row. They are written to a
-temporary file beside the target and renamed, without time stamps, so equal content gives equal bytes.
+Files may come from strangers, so nothing in them is believed. Links, and data that lie in another file, are never
+followed. A shape must be one that the bytes on the disk can hold. Bytes are taken from the file as they are only where
+they are plain numbers inside its bounds (contiguous, or in chunks without filters), which reads 512 rows of a
+(1, d)-chunked file without walking its chunk index row by row; everything else goes through h5py.
+
+Files are written beside the target, read back, and renamed, without time stamps, so equal content gives equal bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os import preadv
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +24,36 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from gcemil.errors import StoreError
+from gcemil.bags.strangers import look_first
+from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
 
 Array = NDArray[Any]
 Attributes = Mapping[str, str | int | float | bool]
+
+FREE_BYTES = 64 * 2**20
+"""Datasets up to this size are read whatever they claim."""
+MAX_COMPRESSION = 32
+"""Larger ones claim at most this many times the bytes on the disk where filters are at work; features compress to a half."""
+MAX_ATTRIBUTE_BYTES = 2**20
+MAX_ATTRIBUTE_TEXTS = 256
+MAX_TEXT_BYTES = 2**20
+BLOCK_BYTES = 8 * 2**20
+NAMES_TOLD = 10
+CHUNKS_WALKED = 20_000
+
+FAULTS = (
+    OSError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    SystemError,
+    AttributeError,
+)
+"""What h5py raises about damaged files, depending on where the damage lies."""
 
 
 @dataclass(frozen=True)
@@ -31,63 +63,121 @@ class Layout:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...] | None
-    compression: str | None
+    is_filtered: bool
+    """Compressed, or changed by another filter on its way to the disk."""
 
     @property
     def is_slow(self) -> bool:
         """One row per chunk, as CLAM and TRIDENT write: reads an order of magnitude slower."""
         return self.chunks is not None and len(self.shape) == 2 and self.shape[0] > 1 and self.chunks[0] < 64
 
+    @property
+    def holds_numbers(self) -> bool:
+        return is_number_type(self.dtype)
+
+
+def is_number_type(dtype: np.dtype[Any]) -> bool:
+    """Real numbers of up to eight bytes: what every reader of gcemil can use."""
+    return dtype.kind in "fiub" and dtype.itemsize <= 8
+
+
+# Reading
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """The file for reading; a missing or damaged one is a StoreError that names it."""
-    if not path.is_file():
-        raise StoreError(f"{path} does not exist. Extract the slide, or remove it from slides.csv.")
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read as HDF5 ({error}). It is truncated or no HDF5 file; extract it again."
-        ) from error
+    with _translated(path):
+        look_first(path)
+    with opened_unseen(path) as file:
+        yield file
+
+
+@contextmanager
+def opened_unseen(path: Path) -> Iterator[h5py.File]:
+    """The same, though nobody has looked at the file before: what is wrong with it may end this process."""
+    with _translated(path), h5py.File(path, "r") as file:
+        yield file
 
 
 def describe(path: Path) -> dict[str, Layout]:
-    """Every top-level dataset of the file by name."""
+    """Every top-level dataset of the file by name; one with links, or with data in another file, is refused."""
     with opened(path) as file:
-        return {name: _layout(item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
+        return {name: _layout(item) for name, item in _datasets(file, path)}
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
     """Attributes of the file root or of one dataset, as plain Python values."""
     with opened(path) as file:
-        holder = file if dataset is None else file[dataset]
-        return {key: _plain(value) for key, value in holder.attrs.items()}
+        holder = file if dataset is None else _dataset(file, path, dataset)
+        return {key: _attribute(holder, key, path) for key in holder.attrs}
 
 
 def has(path: Path, dataset: str) -> bool:
+    """Whether the file has this dataset itself; a link in its place is refused."""
     with opened(path) as file:
-        return dataset in file
+        return _found(file, path, dataset) is not None
 
 
 def read(path: Path, dataset: str, rows: NDArray[np.integer[Any]] | None = None) -> Array:
-    """A whole dataset, or some of its rows (sorted, distinct)."""
+    """A whole dataset of numbers, or some of its rows (sorted, distinct)."""
+    with opened(path) as file:
+        source = _Numbers(file, path, dataset)
+        return source.read_all() if rows is None else source.read_rows(rows)
+
+
+def read_beside(path: Path, dataset: str, other: str) -> tuple[Layout, Array | None]:
+    """The layout of one dataset of numbers, and another one whole if the file has it, in one opening."""
+    with opened(path) as file:
+        layout = _Numbers(file, path, dataset).layout
+        return layout, _Numbers(file, path, other).read_all() if _found(file, path, other) else None
+
+
+def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
+    """The rows of a dataset of numbers in blocks of a few MB, so that no file has to fit into memory."""
+    with opened(path) as file:
+        yield from _Numbers(file, path, dataset).blocks()
+
+
+def read_texts(path: Path, dataset: str) -> list[str]:
+    """A list of texts, however they were stored: of fixed or variable length, as ASCII or UTF-8."""
     with opened(path) as file:
         source = _dataset(file, path, dataset)
-        if rows is None:
-            return _mapped(path, source)[:].copy() if _is_contiguous(source) else source[:]
-        _check_rows(rows, len(source), path)
-        if _is_contiguous(source):
-            return _mapped(path, source)[rows]
-        return _read_chunked_rows(source, rows)
+        layout = _layout(source)
+        if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
+            raise StoreError(
+                f"{path}: '{dataset}' is {layout.dtype} of shape {layout.shape}, not a list of texts."
+            )
+        _refuse_oversized(layout, path, dataset)
+        texts: list[str] = []
+        room = MAX_TEXT_BYTES
+        # One by one: texts of variable length may all stand for the same huge one.
+        for index in range(layout.shape[0]):
+            value = source[index]
+            texts.append(value.decode() if isinstance(value, bytes) else str(value))
+            room -= 1 + len(texts[-1])
+            if room < 0:
+                raise StoreError(f"{path}: '{dataset}' holds more than {MAX_TEXT_BYTES:,} letters.")
+        return texts
 
 
-def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
-    """How many patches a feature file holds, and their coordinates if it has any, in one opening."""
-    with opened(path) as file:
-        n_patches = len(_dataset(file, path, "features"))
-        return n_patches, _dataset(file, path, "coords")[:].astype(np.int64) if "coords" in file else None
+def walk(file: h5py.File, path: Path) -> None:
+    """Everything that readers meet before values: names, types, attributes, chunk indexes, and some values."""
+    for key in file.attrs:
+        _attribute(file, key, path)
+    for name, item in _datasets(file, path):
+        for key in item.attrs:
+            _attribute(item, key, path)
+        n_chunks = item.id.get_num_chunks() if item.chunks else 0
+        if is_number_type(item.dtype):
+            source = _Numbers(file, path, name)
+            n_rows = source.layout.shape[0] if source.layout.shape else 0
+            if n_chunks <= CHUNKS_WALKED and item.nbytes <= BLOCK_BYTES:
+                source.read_all()
+            source.read_rows(np.unique([0, n_rows - 1]) if n_rows else np.empty(0, np.int64))
+
+
+# Writing
 
 
 def write(
@@ -98,123 +188,383 @@ def write(
     dataset_attributes: Mapping[str, Attributes] | None = None,
 ) -> None:
     """Contiguous datasets in a new file that appears whole or not at all; attributes of the root, and by dataset."""
-    with (
-        whole_file(path) as temporary,
-        h5py.File(temporary, "w", libver="latest", track_order=False) as file,
-    ):
-        for name, values in datasets.items():
-            _create(file, name, values).attrs.update((dataset_attributes or {}).get(name, {}))
-        for key, value in (attributes or {}).items():
-            file.attrs[key] = value
+    own = dataset_attributes or {}
+    with whole_file(path) as temporary:
+        with _created(temporary, path) as file:
+            for name, values in datasets.items():
+                _create(file, name, values).attrs.update(own.get(name, {}))
+            file.attrs.update(attributes or {})
+        with _read_back(temporary, path) as file:
+            for name, values in datasets.items():
+                _verify(file, path, name, _cut(np.asarray(values)))
+                _verify_attributes(file[name], own.get(name, {}), path)
+            _verify_attributes(file, attributes or {}, path)
 
 
 def repack(path: Path) -> bool:
     """Rewrite a badly chunked file contiguously, attributes and all; False when there was nothing to do."""
-    if not any(layout.is_slow or layout.compression for layout in describe(path).values()):
+    if not any(layout.is_slow or layout.is_filtered for layout in describe(path).values()):
         return False
     with opened(path) as source:
-        datasets = {name: item for name, item in source.items() if isinstance(item, h5py.Dataset)}
-        if len(datasets) != len(source):
+        names = [name for name, _ in _datasets(source, path)]
+        if len(names) != len(source):
             raise StoreError(
                 f"{path} holds groups as well as datasets; repack only rewrites flat feature files."
             )
-        with whole_file(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
-            _copy_attributes(source, file)
-            for name, item in datasets.items():
-                _copy_attributes(item, _create(file, name, item[:]))
+        datasets = {name: _Numbers(source, path, name) for name in names}
+        with whole_file(path) as temporary:
+            with _created(temporary, path) as file:
+                _copy_attributes(source, file)
+                for name, numbers in datasets.items():
+                    _copy(numbers, file, name)
+            with _read_back(temporary, path) as file:
+                for name, numbers in datasets.items():
+                    _verify(file, path, name, numbers.blocks())
     return True
 
 
-def read_anchors(path: Path) -> tuple[NDArray[np.float32], list[str]]:
-    """Embeddings (m, a) and their prompts."""
-    embeddings = read(path, "embeddings").astype(np.float32)
-    prompts = [text.decode() if isinstance(text, bytes) else str(text) for text in read(path, "prompts")]
-    if len(prompts) != len(embeddings):
+# Private: what a file holds
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """What h5py and the system say about reading this file, as one sentence with a remedy."""
+    try:
+        if not path.is_file():
+            what = "is no regular file, so it is not read" if path.exists() else "does not exist"
+            raise StoreError(f"{path} {what}. Extract the slide, or remove it from slides.csv.")
+        yield
+    except GcemilError:
+        raise
+    except MemoryError as error:
+        raise StoreError(f"{path} does not fit into memory ({error_text(error)}).") from error
+    except PermissionError as error:
+        raise StoreError(f"{path} may not be read. Check its permissions.") from error
+    except FAULTS as error:
         raise StoreError(
-            f"{path}: {len(prompts)} prompts for {len(embeddings)} embeddings. Write it again with 'gcemil anchors'."
-        )
-    return embeddings, prompts
+            f"{path} cannot be read as HDF5 ({error_text(error)}). It is truncated, damaged or no HDF5 file; extract it again."
+        ) from error
 
 
-def write_anchors(
-    path: Path,
-    embeddings: NDArray[np.floating[Any]],
-    prompts: Sequence[str],
-    attributes: Attributes | None = None,
-) -> None:
-    encoded = np.array([prompt.encode() for prompt in prompts])
-    write(path, {"embeddings": embeddings.astype(np.float32), "prompts": encoded}, attributes)
-
-
-def _layout(dataset: h5py.Dataset) -> Layout:
-    return Layout(dataset.shape, dataset.dtype, dataset.chunks, dataset.compression)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+def _datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
+    for name in file:
+        item = _member(file, path, name)
+        if isinstance(item, h5py.Dataset):
+            _refuse_elsewhere(item, path, name)
+            yield name, item
 
 
 def _dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    if name not in file:
+    item = _found(file, path, name)
+    if item is None:
+        names = [*file][: NAMES_TOLD + 1]
+        listed = ", ".join(names[:NAMES_TOLD]) + (" …" if len(names) > NAMES_TOLD else "")
         raise StoreError(
-            f"{path} has no dataset '{name}', only: {', '.join(file) or 'nothing'}. Try 'gcemil inspect {path}'."
+            f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
         )
-    # A link or external storage would make the file read another one, wherever it says.
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+    return item
+
+
+def _found(file: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """The dataset of this name, step by step down the groups it names, because every step could be a link."""
+    item: Any = file
+    for part in name.split("/"):
+        if not isinstance(item, h5py.Group) or part in {"", "."} or not item.id.links.exists(part.encode()):
+            return None
+        item = _member(item, path, part)
+    if not isinstance(item, h5py.Dataset):
+        return None
+    _refuse_elsewhere(item, path, name)
+    return item
+
+
+def _member(group: h5py.Group, path: Path, name: str) -> Any:
+    # A link would make the file read another place, wherever it says: another file, or a pipe that never answers.
+    if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
         raise StoreError(
             f"{path}: '{name}' is a link to another place, which is never followed. Copy the data into the file."
         )
-    dataset = file[name]
-    if dataset.external or dataset.is_virtual:
+    return group[name]
+
+
+def _refuse_elsewhere(dataset: h5py.Dataset, path: Path, name: str) -> None:
+    plan = dataset.id.get_create_plist()
+    if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
         raise StoreError(
             f"{path}: '{name}' stores its data in another file, which is never followed. Copy it into the file."
         )
-    return dataset
 
 
-def _is_contiguous(dataset: h5py.Dataset) -> bool:
-    return dataset.chunks is None and dataset.id.get_offset() is not None and dataset.size > 0
+def _layout(dataset: h5py.Dataset) -> Layout:
+    shape = dataset.shape
+    is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    return Layout((0,) if shape is None else shape, dataset.dtype, dataset.chunks, is_filtered)
 
 
-def _mapped(path: Path, dataset: h5py.Dataset) -> np.memmap[Any, Any]:
-    return np.memmap(path, dtype=dataset.dtype, mode="r", offset=dataset.id.get_offset(), shape=dataset.shape)
-
-
-def _check_rows(rows: NDArray[np.integer[Any]], n_rows: int, path: Path) -> None:
-    if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
+def _refuse_oversized(layout: Layout, path: Path, name: str) -> None:
+    """A small file must not stand for more than memory holds: unwritten chunks, holes and constant data cost no disk."""
+    claimed = max(math.prod(layout.shape), math.prod(layout.chunks or (0,))) * layout.dtype.itemsize
+    if claimed <= FREE_BYTES:
+        return
+    held = _bytes_on_disk(path)
+    if claimed > held * (MAX_COMPRESSION if layout.is_filtered else 1):
         raise StoreError(
-            f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
+            f"{path}: '{name}' of shape {layout.shape} claims {claimed:,} bytes, but the file has {held:,} on the disk. "
+            "It is damaged or made to exhaust memory; extract it again."
         )
 
 
-def _read_chunked_rows(dataset: h5py.Dataset, rows: NDArray[np.integer[Any]]) -> Array:
-    """Rows of a chunked dataset, chunk by chunk: far cheaper than one hyperslab union over all rows."""
-    chunk_rows = dataset.chunks[0]
-    if len(rows) * chunk_rows > 0.5 * len(dataset):
-        return dataset[:][rows]
-    row_shape, tail, dataset_type = dataset.shape[1:], (0,) * (dataset.ndim - 1), dataset.dtype
-    result = np.empty((len(rows), *row_shape), dtype=dataset_type)
-    whole_rows = dataset.chunks[1:] == dataset.shape[1:]
-    plain = dataset.compression is None and not dataset.shuffle and not dataset.fletcher32 and whole_rows
-    chunks, first = np.unique(rows // chunk_rows, return_index=True)
-    edges = [*first.tolist(), len(rows)]
-    for chunk, start, stop in zip(chunks.tolist(), edges, edges[1:], strict=False):
-        row = chunk * chunk_rows
-        if plain:
-            _, raw = dataset.id.read_direct_chunk((row, *tail))
-            block = np.frombuffer(raw, dtype=dataset_type).reshape(chunk_rows, *row_shape)
-        else:
-            block = dataset[row : row + chunk_rows]
-        result[start:stop] = block if len(block) == stop - start else block[rows[start:stop] - row]
-    return result
+def _bytes_on_disk(path: Path) -> int:
+    """The size of a file without its holes."""
+    held, place = 0, 0
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        while place < size:
+            try:
+                start = os.lseek(file.fileno(), place, os.SEEK_DATA)
+            except OSError:  # nothing but a hole is left
+                break
+            place = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            held += place - start
+    return held
+
+
+def _attribute(holder: Any, key: str, path: Path) -> Any:
+    stated = holder.attrs.get_id(key)
+    count = math.prod(stated.shape or ())
+    many_texts = stated.dtype.kind == "O" and count > MAX_ATTRIBUTE_TEXTS
+    if many_texts or count * stated.dtype.itemsize > MAX_ATTRIBUTE_BYTES:
+        raise StoreError(f"{path}: its attribute '{key}' of shape {stated.shape} is too large to be read.")
+    return _plain(holder.attrs[key])
+
+
+def _plain(value: Any) -> Any:
+    """The value in Python's own types; text for what has none."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+# Private: rows
+
+
+class _Numbers:
+    """A dataset of real numbers in an open file, which claims no more than the file can hold."""
+
+    def __init__(self, file: h5py.File, path: Path, name: str) -> None:
+        self.dataset = _dataset(file, path, name)
+        self.layout = _layout(self.dataset)
+        self.path, self.name = path, name
+        if not self.layout.holds_numbers or self.dataset.shape is None:
+            what = "nothing" if self.dataset.shape is None else str(self.layout.dtype)
+            raise StoreError(f"{path}: '{name}' holds {what}, not real numbers. Write it again.")
+        _refuse_oversized(self.layout, path, name)
+        self._descriptor: int = file.id.get_vfd_handle()
+
+    def read_all(self) -> Array:
+        if not self.layout.shape:
+            return _native(self.dataset[()])
+        return self._read_range(0, self.layout.shape[0])
+
+    def blocks(self) -> Iterator[Array]:
+        """All rows in blocks of a few MB; of whole chunks, so that none is decompressed twice."""
+        if not self.layout.shape:
+            yield _native(self.dataset[()])
+            return
+        n_rows, chunk = self.layout.shape[0], self.layout.chunks[0] if self.layout.chunks else 1
+        step = max(1, BLOCK_BYTES // max(1, self._row_bytes) // chunk) * chunk
+        for start in range(0, n_rows, step):
+            yield self._read_range(start, min(start + step, n_rows))
+
+    def read_rows(self, rows: NDArray[np.integer[Any]]) -> Array:
+        n_rows = self.layout.shape[0] if self.layout.shape else 0
+        if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
+            raise StoreError(
+                f"{self.path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
+            )
+        if not len(rows):
+            return np.empty((0, *self.layout.shape[1:]), self.layout.dtype.newbyteorder("="))
+        place = self._place_on_disk()
+        return self._read_chunked(rows) if place is None else self._read_runs(place, rows)
+
+    @property
+    def _row_bytes(self) -> int:
+        return math.prod(self.layout.shape[1:]) * self.layout.dtype.itemsize
+
+    @property
+    def _is_plain(self) -> bool:
+        """The bytes on the disk are the numbers themselves; h5py reads some stored types as others."""
+        dtype = self.layout.dtype
+        if dtype.kind not in "fiu" or not dtype.isnative or self.layout.is_filtered:
+            return False
+        return bool(self.dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
+
+    def _place_on_disk(self) -> int | None:
+        """Where the bytes of a plain contiguous dataset begin; None where h5py has to read it."""
+        length = self._row_bytes * self.layout.shape[0]
+        offset = self.dataset.id.get_offset() if self.layout.chunks is None and length else None
+        if offset is None or not self._is_plain:
+            return None
+        size = os.fstat(self._descriptor).st_size
+        if offset + length > size:
+            raise StoreError(
+                f"{self.path} is truncated: '{self.name}' ends at byte {offset + length:,} of {size:,}. Extract it again."
+            )
+        return int(offset)
+
+    def _read_range(self, start: int, stop: int) -> Array:
+        place = self._place_on_disk()
+        if place is None:
+            return _native(self.dataset[start:stop])
+        result = np.empty((stop - start, *self.layout.shape[1:]), self.layout.dtype)
+        self._fill(_bytes_of(result), place + start * self._row_bytes)
+        return result
+
+    def _read_runs(self, place: int, rows: NDArray[np.integer[Any]]) -> Array:
+        """Rows of a plain contiguous dataset, one system call for every run of neighbours."""
+        result = np.empty((len(rows), *self.layout.shape[1:]), self.layout.dtype)
+        target, row_bytes, descriptor = _bytes_of(result), self._row_bytes, self._descriptor
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(rows) != 1) + 1))
+        edges = [*(starts * row_bytes).tolist(), result.nbytes]
+        places = (place + rows[starts].astype(np.int64) * row_bytes).tolist()
+        for start, stop, offset in zip(edges, edges[1:], places, strict=False):
+            run = target[start:stop]
+            if preadv(descriptor, [run], offset) != stop - start:
+                self._fill(run, offset)
+        return result
+
+    def _fill(self, target: memoryview, offset: int) -> None:
+        """Bytes of the file into memory. Read, not mapped: a file that shrinks meanwhile would end the process."""
+        done = 0
+        while done < len(target):  # one call reads at most 2 GB
+            found = preadv(self._descriptor, [target[done:]], offset + done)
+            if not found:
+                raise StoreError(f"{self.path} became shorter while it was read. Extract it again.")
+            done += found
+
+    def _read_chunked(self, rows: NDArray[np.integer[Any]]) -> Array:
+        """Rows of any other dataset, chunk by chunk: far cheaper than one hyperslab union over all rows."""
+        dataset, shape, chunks, dtype = self.dataset, self.layout.shape, self.layout.chunks, self.layout.dtype
+        if chunks is None or len(rows) * chunks[0] > 0.5 * shape[0]:
+            return self.read_all()[rows]
+        result = np.empty((len(rows), *shape[1:]), dtype)
+        is_raw = chunks[1:] == shape[1:] and self._is_plain
+        numbers, first = np.unique(rows // chunks[0], return_index=True)
+        edges = [*first.tolist(), len(rows)]
+        for number, start, stop in zip(numbers.tolist(), edges, edges[1:], strict=False):
+            row = number * chunks[0]
+            raw = self._raw_chunk((row, *(0,) * (len(shape) - 1))) if is_raw else None
+            if raw is not None and len(raw) == chunks[0] * self._row_bytes:
+                block = np.frombuffer(raw, dtype).reshape(chunks[0], *shape[1:])
+            else:
+                block = dataset[row : row + chunks[0]]
+            result[start:stop] = block if len(block) == stop - start else block[rows[start:stop] - row]
+        return _native(result)
+
+    def _raw_chunk(self, place: tuple[int, ...]) -> bytes | None:
+        try:
+            return self.dataset.id.read_direct_chunk(place)[1]
+        except (OSError, RuntimeError):  # never written, so h5py fills it, or damaged, which h5py will say
+            return None
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _native(values: Any) -> Array:
+    """In the byte order of this machine, and truth values that are 0 or 1, as torch needs them."""
+    array = np.asarray(values)
+    if array.dtype.kind == "b":
+        return array.view(np.uint8) != 0
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+# Private: writing
+
+
+@contextmanager
+def _created(temporary: Path, path: Path) -> Iterator[h5py.File]:
+    """A new file, flushed before it is closed, because closing keeps quiet about a disk that is full."""
+    try:
+        file = h5py.File(temporary, "w", libver="latest", track_order=False)
+        try:
+            yield file
+            file.flush()
+        except BaseException:
+            with suppress(*FAULTS):  # what went wrong first is what is told
+                file.close()
+            raise
+        file.close()
+    except GcemilError:
+        raise
+    except (OSError, RuntimeError) as error:
+        if number := re.search(r"errno = (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise _unwritten(path, error_text(error)) from error
+
+
+@contextmanager
+def _read_back(temporary: Path, path: Path) -> Iterator[h5py.File]:
+    """The file that was just written; whatever cannot be read was not written."""
+    try:
+        with h5py.File(temporary, "r") as file:
+            yield file
+    except GcemilError:
+        raise
+    except FAULTS as error:
+        raise _unwritten(path, error_text(error)) from error
+
+
+def _unwritten(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} cannot be written ({why}). Check free space and permissions.")
 
 
 def _create(file: h5py.File, name: str, values: Array) -> h5py.Dataset:
     return file.create_dataset(name, data=values, track_times=False)
 
 
+def _copy(source: _Numbers, file: h5py.File, name: str) -> None:
+    target = file.create_dataset(name, source.layout.shape, source.layout.dtype, track_times=False)
+    start = 0
+    for block in source.blocks():
+        stop = start + (len(block) if block.shape else 1)
+        target[... if not block.shape else slice(start, stop)] = block
+        start = stop
+    _copy_attributes(source.dataset, target)
+
+
 def _copy_attributes(source: Any, target: Any) -> None:
     for key, value in source.attrs.items():
         target.attrs[key] = value
+
+
+def _cut(values: Array) -> Iterator[Array]:
+    """The values in blocks of a few MB."""
+    if not values.shape:
+        yield values
+        return
+    step = max(1, BLOCK_BYTES * len(values) // max(1, values.nbytes))
+    for start in range(0, len(values), step):
+        yield values[start : start + step]
+
+
+def _verify(file: h5py.File, path: Path, name: str, expected: Iterator[Array]) -> None:
+    """The dataset holds these blocks, byte by byte."""
+    dataset, start = file[name], 0
+    for block in expected:
+        stop = start + (len(block) if block.shape else 1)
+        found = _native(dataset[start:stop] if dataset.shape else dataset[()])
+        if found.shape != block.shape or found.tobytes() != _native(block).tobytes():
+            raise _unwritten(path, f"'{name}' was not stored as it was given")
+        start = stop
+
+
+def _verify_attributes(holder: Any, expected: Mapping[str, Any], path: Path) -> None:
+    for key, value in expected.items():
+        if repr(_plain(holder.attrs[key])) != repr(_plain(value)):
+            raise _unwritten(path, f"its attribute '{key}' was not stored as it was given")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gcemil.bags import store
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
@@ -97,7 +97,7 @@ def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
 def described(cohort: Cohort) -> Record:
     """The dataset card, counted from the files."""
     card = cohort.card
-    patches = [store.read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]
+    patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]
     found: dict[str, Any] = {
         "task": card.task,
         "encoder": card.encoder,

@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from statistics import median
 
-from gcemil.bags import store
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.simulated.dials import resolved_dials
 from gcemil.bags.simulated.profile import profile_named
@@ -158,7 +158,7 @@ def mean_log_uniform(fewest: int, most: int) -> float:
 
 def folder_shape(cohort: Cohort) -> Shape:
     looked_at = cohort.slides[:LOOKED_AT]
-    counts = [store.read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
+    counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
     mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
     return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
 

@@ -90,17 +90,13 @@ def fit_bridge(
     """
     import json
 
-    import numpy as np
-
-    from gcemil.bags import store
+    from gcemil.bags import arrays, store
     from gcemil.cli.console import print_json, print_table, say
     from gcemil.features.bridge_report import bridge_report
 
     bank = cohort / "anchors.h5"
-    anchors, prompts = store.read_anchors(bank)
-    features, anchor_space = (
-        store.read(_pairs_file(cohort), name).astype(np.float32) for name in ("features", "anchor_space")
-    )
+    anchors, prompts = arrays.read_anchors(bank)
+    features, anchor_space = arrays.read_pairs(_pairs_file(cohort))
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
     report = bridge_report(
         features,

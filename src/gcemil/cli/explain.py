@@ -161,19 +161,20 @@ def write_hdf5(path: Path, found: ExplainedSlide) -> Path:
 
 def patch_size(cohort: Cohort, found: ExplainedSlide) -> int | None:
     """In level-0 pixels: the cohort's, the feature file's own, or the step of the grid."""
+    from gcemil.bags.arrays import stated_number
     from gcemil.bags.bag import grid_stride
     from gcemil.errors import CohortError
 
     if cohort.patch_size is not None or found.coords is None:
         return cohort.patch_size
-    stated = feature_attributes(cohort, found.slide_id).get("patch_size_level0")
-    size = grid_stride(found.coords) if stated in (None, "None") else float(str(stated))
+    stated = stated_number(feature_attributes(cohort, found.slide_id), "patch_size_level0")
+    size = stated or grid_stride(found.coords)
     if size is None:
         raise CohortError(
             f"Slide '{found.slide_id}': the size of its patches is not known, and they are no grid to read it from. "
             f"Write patch_size_level0 into {cohort.folder / 'cohort.yaml'}."
         )
-    return round(size)
+    return max(1, round(size))
 
 
 def slide_bounds(
@@ -194,6 +195,7 @@ def slide_bounds(
 def slide_thumbnail(
     cohort: Cohort, slide_id: str, path: Path | None, downsample: float | None
 ) -> Thumbnail | None:
+    from gcemil.bags.arrays import stated_number
     from gcemil.errors import UsageError
     from gcemil.report.figures.slide_pixels import slide_thumbnail as own_thumbnail
     from gcemil.report.overlay import read_thumbnail
@@ -203,12 +205,12 @@ def slide_thumbnail(
         return own_thumbnail(cohort.folder, slide_id)
     if downsample is not None:
         return read_thumbnail(path, downsample=downsample)
-    width = feature_attributes(cohort, slide_id).get("level0_width")
-    if width in (None, "None"):
+    width = stated_number(feature_attributes(cohort, slide_id), "level0_width")
+    if width is None:
         raise UsageError(
             f"{cohort.feature_file(slide_id)} does not say how wide the slide is, so {path} has no scale. Give --downsample."
         )
-    return read_thumbnail(path, level0_width=float(str(width)))
+    return read_thumbnail(path, level0_width=width)
 
 
 def feature_attributes(cohort: Cohort, slide_id: str) -> dict[str, object]:

@@ -17,10 +17,10 @@ from jaxtyping import Bool
 
 from gcemil.bags import store
 from gcemil.bags.annotations.grid import Cells, Numbers, connected_regions, patch_cells
+from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.bag import Bag, coordinate_step
 from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.components import Ignored, PatchScores, major_axes
-from gcemil.errors import StoreError
 
 ISOLATED_MICRONS = 275.0
 """Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
@@ -94,18 +94,15 @@ def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTr
         return Excluded(slide_id, "no truth")
     if coords is None:
         return Excluded(slide_id, "no coordinates")
-    overlap = store.read(path, "overlap" if store.has(path, "overlap") else "evidence").astype(np.float32)
-    if len(overlap) != len(coords):
-        raise StoreError(
-            f"{path} holds {len(overlap)} patches for {len(coords)} in the features. Write the truth again."
-        )
+    name = "overlap" if store.has(path, "overlap") else "evidence"
+    overlap = read_truth(path, name, len(coords)).astype(np.float32)
     step = int(bag.patch_size or coordinate_step(coords))
     cells, positive = patch_cells(coords, step), overlap >= rule.min_overlap
     lesion = connected_regions(cells, positive)
-    mpp = store.attributes(path).get("microns_per_pixel", rule.microns_per_pixel)
+    mpp = stated_number(store.attributes(path), "microns_per_pixel") or rule.microns_per_pixel
     isolated = np.zeros(int(lesion.max(initial=0)), dtype=bool)
     if mpp is not None:
-        isolated = major_axes(cells, lesion, overlap, step * float(mpp)) < ISOLATED_MICRONS
+        isolated = major_axes(cells, lesion, overlap, step * mpp) < ISOLATED_MICRONS
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
 
 

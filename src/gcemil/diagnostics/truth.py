@@ -20,6 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.simulated.profile import profile_named
@@ -138,7 +139,10 @@ def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None
     files = [cohort.truth_file(slide_id) for slide_id in bag.slide_ids]
     if not all(path.is_file() and store.has(path, name) for path in files):
         return None
-    return torch.from_numpy(np.concatenate([store.read(path, name).astype(np.int64) for path in files]))
+    columns = [
+        read_truth(path, name, span.stop - span.start) for path, span in zip(files, bag.spans, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(columns).astype(np.int64))
 
 
 def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tuple[int, ...] | None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcemil.bags import store
+from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
 from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.patch_files import patch_file, read_patch_file
 from gcemil.bags.simulated.pixel_cohort import CARD, encoded_card
 from gcemil.bags.simulated.pixel_truth import write_pixel_truth
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, StoreError
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import feature_file
 from gcemil.slides.grid import PatchSettings
@@ -96,7 +97,12 @@ def _saved(cohort: Cohort, lines: Sequence[str]) -> CohortTables:
 
 
 def _side_of(path: Path) -> int:
-    return int(store.attributes(path, "coords")["patch_size_level0"])
+    size = stated_number(store.attributes(path, "coords"), "patch_size_level0")
+    if size is None:
+        raise StoreError(
+            f"{path}: 'coords' has no attribute 'patch_size_level0' that is a number. Make it again with 'gcemil encode --force'."
+        )
+    return round(size)
 
 
 def _one_size(sizes: Sequence[int]) -> int | None:

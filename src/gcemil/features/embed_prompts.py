@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from gcemil import __version__
-from gcemil.bags import store
+from gcemil.bags import arrays
 from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.text_encoders import TextEncoder
@@ -74,7 +74,7 @@ def embed_prompts(
 
 def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
     """anchors.h5 with its provenance as attributes."""
-    store.write_anchors(
+    arrays.write_anchors(
         path,
         embedded.embeddings,
         embedded.family.wordings,

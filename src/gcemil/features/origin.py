@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
+from gcemil.bags.patch_files import PATCH_NUMBERS, is_number, stated_settings
 from gcemil.errors import InputError
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import FeatureType
 from gcemil.features.loaders import WeightSource
 from gcemil.slides.grid import PatchGrid, PatchSettings
 
-PATCH_KEYS = ("patch_size", "target_mpp", "overlap", "min_tissue", "level0_mpp")
 TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 
 
@@ -41,7 +42,7 @@ def feature_origin(path: Path) -> FeatureOrigin:
         raise unknown_origin(path, "coords")
     root, coords = store.attributes(path), store.attributes(path, "coords")
     missing = [key for key in ("encoder", "encoder_fingerprint") if key not in root]
-    missing += [key for key in PATCH_KEYS if key not in coords]
+    missing += [key for key in PATCH_NUMBERS if not is_number(coords.get(key))]
     dtype = TYPES.get(store.describe(path)["features"].dtype.name)
     if missing or dtype is None:
         raise unknown_origin(path, missing[0] if missing else "a known type")
@@ -49,11 +50,9 @@ def feature_origin(path: Path) -> FeatureOrigin:
         encoder=str(root["encoder"]),
         fingerprint=str(root["encoder_fingerprint"]),
         dtype=dtype,
-        patches=PatchSettings(
-            int(coords["patch_size"]), float(coords["target_mpp"]), int(coords["overlap"]), float(coords["min_tissue"]),
-        ),
+        patches=stated_settings(coords),
         rules=str(coords.get("rules_fingerprint")),
-    )  # fmt: skip
+    )
 
 
 def one_origin(paths: Iterable[Path]) -> FeatureOrigin:
@@ -71,7 +70,7 @@ def one_origin(paths: Iterable[Path]) -> FeatureOrigin:
 def encoded_grid(path: Path) -> PatchGrid:
     """The patches of a feature file, row by row; their share of tissue is not kept there and given as 1."""
     origin = feature_origin(path)
-    coords = store.read(path, "coords").astype(np.int64)
+    coords = read_coords(path)
     mpp = float(store.attributes(path, "coords")["level0_mpp"])
     return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
 from gcemil.errors import InputError
 
 DEFAULT_PAIRS = 4000
@@ -44,7 +45,7 @@ def _slide_pairs(
     cohort: Path, aligned: Path, name: str, wanted: int, generator: np.random.Generator
 ) -> tuple[Float[np.ndarray, "p d"], Float[np.ndarray, "p a"]]:
     first, second = cohort / "features" / name, aligned / "features" / name
-    left, right = _matching(store.read(first, "coords"), store.read(second, "coords"))
+    left, right = _matching(read_coords(first), read_coords(second))
     chosen = np.sort(generator.choice(len(left), min(wanted, len(left)), replace=False))
     left, right = left[chosen], right[chosen]
     order = np.argsort(right)

@@ -193,7 +193,7 @@ def bounds_of(attributes: Mapping[str, Any], where: str) -> Bounds | None:
             continue
         try:
             return int(attributes[across]), int(attributes[down])
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(
                 f"{where}: '{across}' is '{attributes[across]}' and '{down}' is '{attributes[down]}'; both must be "
                 "whole pixels. Give --bounds-x and --bounds-y instead."

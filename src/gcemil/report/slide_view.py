@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.records import SlideEvidence
 from gcemil.report.figures.slide_pixels import slide_attributes, slide_thumbnail
@@ -44,8 +45,7 @@ def patch_size(run: RunData, slide_id: str, coords: Int[np.ndarray, "n 2"]) -> i
     """In level-0 pixels: the cohort's, the feature file's own, or the step of the grid."""
     if run.card is not None and run.card.patch_size_level0 is not None:
         return run.card.patch_size_level0
-    stated = slide_attributes(run.cohort, slide_id).get("patch_size_level0")
-    size = grid_stride(coords) if stated in (None, "None") else float(str(stated))
+    size = stated_number(slide_attributes(run.cohort, slide_id), "patch_size_level0") or grid_stride(coords)
     return None if size is None else max(1, round(size))
 
 
@@ -54,5 +54,6 @@ def true_patches(run: RunData, slide_id: str, n_patches: int) -> Bool[np.ndarray
     path = run.cohort / "truth" / f"{slide_id}.h5"
     if not path.is_file():
         return None
-    found = store.read(path, "evidence").astype(bool)
-    return found if len(found) == n_patches else None
+    if store.read(path, "evidence").shape != (n_patches,):
+        return None
+    return read_truth(path, "evidence", n_patches).astype(bool)

@@ -8,7 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gcemil.bags import store
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
@@ -71,12 +74,17 @@ def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | Non
 
 def read_slide(path: Path, meta: dict[str, Any]) -> Bag:
     """A slide outside any cohort, checked against what the model was trained on."""
-    n_patches, coords = store.read_patch_layout(path)
+    n_patches, coords = read_patch_layout(path)
     features = store.read(path, "features")
     if n_patches == 0 or features.ndim != 2 or features.shape[1] != meta["in_dim"]:
         raise UsageError(
             f"{path}: features of shape {features.shape} cannot be used; this run was trained on width {meta['in_dim']} "
             f"from encoder '{meta['encoder']}'."
+        )
+    if features.dtype.kind != "f" or not np.isfinite(features).all():
+        raise UsageError(
+            f"{path}: features of {features.dtype} with NaN, infinite or no floating point numbers cannot be used. "
+            "Extract the slide again."
         )
     size = meta["patch_size_level0"]
     return slide_bag(path.stem, features, coords, None if size is None else LevelZeroPx(size))

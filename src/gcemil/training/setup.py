@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags import store
+from gcemil.bags import arrays
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.sampling import sampled_patches
 from gcemil.config import EvidenceSettings, TrainSettings
@@ -92,11 +92,12 @@ def existing(cohort: Cohort, name: str) -> Any:
 def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """The same patches in feature space and in anchor space."""
     path = existing(cohort, "anchor_pairs.h5")
-    features, anchor_space = (
-        store.read(path, name).astype(np.float32) for name in ("features", "anchor_space")
-    )
-    if len(features) != len(anchor_space):
-        raise CohortError(f"{path}: {len(features)} features for {len(anchor_space)} rows in anchor space.")
+    features, anchor_space = arrays.read_pairs(path)
+    if features.shape[1] != cohort.card.feature_dim:
+        raise CohortError(
+            f"{path}: features of width {features.shape[1]}, but the cohort has width {cohort.card.feature_dim}. "
+            "Pairs come from the cohort's own encoder: write them again with 'gcemil anchors pairs'."
+        )
     return torch.from_numpy(features), torch.from_numpy(anchor_space)
 
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Int
 
 from gcemil.bags import store
+from gcemil.bags.arrays import stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import BagSpec
 from gcemil.bags.fingerprint import content_hash
@@ -216,8 +217,7 @@ def patch_size(fold: FoldBench, slide_id: str, coords: Int[np.ndarray, "n 2"]) -
     """In level-0 pixels: the cohort's, the feature file's own, the step of the grid, or a size to draw at."""
     if fold.cohort.patch_size is not None:
         return int(fold.cohort.patch_size)
-    stated = feature_attributes(fold, slide_id).get("patch_size_level0")
-    size = grid_stride(coords) if stated in (None, "None") else float(str(stated))
+    size = stated_number(feature_attributes(fold, slide_id), "patch_size_level0") or grid_stride(coords)
     return UNKNOWN_PATCH if size is None else max(1, round(size))
 
 

@@ -2,7 +2,7 @@ import h5py
 import numpy as np
 import pytest
 
-from gcemil.bags import store
+from gcemil.bags import arrays, store
 from gcemil.errors import StoreError
 
 ROWS = np.array([0, 3, 4, 9, 63, 64, 99])
@@ -117,13 +117,13 @@ def test_an_empty_slide_is_read_as_zero_rows(tmp_path):
 
 def test_anchors_round_trip(tmp_path):
     embeddings = np.eye(3, dtype=np.float32)
-    store.write_anchors(tmp_path / "anchors.h5", embeddings, ["gland", "necrosis", "größe"])
-    read, prompts = store.read_anchors(tmp_path / "anchors.h5")
+    arrays.write_anchors(tmp_path / "anchors.h5", embeddings, ["gland", "necrosis", "größe"])
+    read, prompts = arrays.read_anchors(tmp_path / "anchors.h5")
     np.testing.assert_array_equal(read, embeddings)
     assert prompts == ["gland", "necrosis", "größe"]
 
 
 def test_a_bank_with_too_few_prompts_is_refused(tmp_path):
-    store.write_anchors(tmp_path / "anchors.h5", np.eye(3), ["gland"])
+    arrays.write_anchors(tmp_path / "anchors.h5", np.eye(3), ["gland"])
     with pytest.raises(StoreError, match="1 prompts for 3 embeddings"):
-        store.read_anchors(tmp_path / "anchors.h5")
+        arrays.read_anchors(tmp_path / "anchors.h5")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gcemil.bags.store import write_anchors
+from gcemil.bags.arrays import write_anchors
 from gcemil.cli.anchors import app as anchors_app
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank
@@ -91,7 +91,7 @@ def test_a_malformed_family_file_is_refused(tmp_path: Path, text: str, fault: st
 
 
 def test_an_absent_family_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"organ\.yaml cannot be read"):
+    with pytest.raises(InputError, match=r"organ\.yaml does not exist"):
         read_family(tmp_path / "organ.yaml")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from gcemil.bags import store
+from gcemil.bags import arrays, store
 from gcemil.bags.annotations.asap import Role, read_asap
 from gcemil.bags.annotations.grid import connected_regions, patch_cells
 from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap, read_mask
@@ -127,7 +127,7 @@ def annotation_file(folder: Path, slide_id: str) -> Path | None:
 def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
-    _, coords = store.read_patch_layout(path)
+    _, coords = arrays.read_patch_layout(path)
     if coords is None:
         raise InputError(f"{path} has no coordinates, so its patches cannot be laid over an annotation.")
     if cohort.patch_size is not None:
@@ -153,11 +153,7 @@ def slide_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] 
 
 def stated_number(path: Path, name: str) -> float | None:
     """An attribute of the coordinates in a feature file, where it is a number."""
-    try:
-        return float(store.attributes(path, "coords")[name])
-    except (KeyError, ValueError):
-        # TRIDENT writes None as a string.
-        return None
+    return arrays.stated_number(store.attributes(path, "coords"), name)
 
 
 def overlap_from(

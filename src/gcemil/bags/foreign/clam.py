@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords, read_patch_layout, stated_number
 from gcemil.bags.bag import CoordRows
 from gcemil.bags.foreign.ids import plain_ids, stripped_line
 from gcemil.bags.foreign.source import (
@@ -73,11 +72,16 @@ def feature_files(source: Path) -> list[Path]:
 
 def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
     """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
-    if "patch_size" not in attributes or "downsample" not in attributes:
+    # The factors of both axes, which are the same up to rounding.
+    factors = attributes.get("downsample")
+    first = factors[0] if isinstance(factors, list) and factors else factors
+    stated = {"custom_downsample": 1, **attributes, "downsample": first}
+    size, downsample, custom = (
+        stated_number(stated, name) for name in ("patch_size", "downsample", "custom_downsample")
+    )
+    if size is None or downsample is None or custom is None:
         return None
-    downsample = float(np.ravel(attributes["downsample"])[0])
-    custom = float(attributes.get("custom_downsample", 1))
-    return LevelZeroPx(round(float(attributes["patch_size"]) * downsample * custom))
+    return LevelZeroPx(max(1, round(size * downsample * custom)))
 
 
 def _slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
@@ -102,7 +106,7 @@ def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
     features = read_tensor(path)
     if coords_file is None:
         return features, None
-    coords: CoordRows = store.read(coords_file, "coords").astype(np.int64)
+    coords: CoordRows = read_coords(coords_file)
     if len(coords) != len(features):
         raise CohortError(
             f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} coordinates. Extract the slide again."
@@ -113,8 +117,8 @@ def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
 def _coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
     """Coordinates of the feature file itself, else those of the coords file."""
     if slide.path.suffix == ".h5":
-        return store.read_patch_layout(slide.path)[1]
-    return None if coords_file is None else store.read(coords_file, "coords").astype(np.int64)
+        return read_patch_layout(slide.path)[1]
+    return None if coords_file is None else read_coords(coords_file)
 
 
 def _coords_file(folder: Path | None, path: Path) -> Path | None:

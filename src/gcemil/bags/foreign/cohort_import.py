@@ -17,6 +17,7 @@ from gcemil.bags.foreign.tables import LabelTable, class_order, read_labels
 from gcemil.bags.foreign.torchmil import bag_labels, read_torchmil
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.bags.foreign.write_cohort import ImportReport, write_cohort
+from gcemil.bags.strangers import strangers_files
 from gcemil.errors import CohortError, UsageError
 
 
@@ -41,14 +42,15 @@ def import_cohort(
     anchors: str | None = None,
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
-    folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
-    if labels is None:
-        table = _torchmil_labels(folder, encoder)
-    else:
-        choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
-        table = read_labels(labels, choice=choice, slide_table=slide_table)
-    splits = splits or _own_splits(labels, folder)
-    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
+    with strangers_files():
+        folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
+        if labels is None:
+            table = _torchmil_labels(folder, encoder)
+        else:
+            choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
+            table = read_labels(labels, choice=choice, slide_table=slide_table)
+        splits = splits or _own_splits(labels, folder)
+        return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
 
 
 def read_folder(

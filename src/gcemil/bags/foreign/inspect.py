@@ -11,6 +11,7 @@ from gcemil.bags.foreign.detect import TRIDENT_RUN, first_h5, tool_of
 from gcemil.bags.foreign.inspect_hdf5 import inspect_hdf5
 from gcemil.bags.foreign.inspect_text import inspect_array, inspect_geojson, inspect_json, inspect_table
 from gcemil.bags.foreign.inspection import Inspection
+from gcemil.bags.strangers import strangers_files
 from gcemil.errors import InputError
 
 READERS = {
@@ -27,8 +28,11 @@ def inspect(path: Path) -> Inspection:
     """What this file or folder is."""
     if not path.exists():
         raise InputError(f"{path} does not exist.")
-    if path.is_dir():
-        return _inspect_folder(path)
+    with strangers_files():
+        return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
+
+
+def _inspect_file(path: Path) -> Inspection:
     if path.name == "cohort.yaml":
         return _inspect_cohort(path.parent)
     reader = READERS.get(path.suffix.lower())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
+from gcemil.bags.arrays import coords_problem, features_problem
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.foreign import clam, trident
 from gcemil.bags.foreign.detect import TRIDENT_ATTRIBUTES
@@ -24,6 +25,7 @@ KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"feats"}), "stamp_features", "STAMP features"),
     (frozenset({"patch_embeddings"}), "stamp_features", "STAMP features without coordinates"),
 )
+FEATURE_NAMES = ("features", "feats", "patch_embeddings")
 IMPORTABLE = frozenset({"clam_features", "trident_features", "stamp_features", "features"})
 
 
@@ -92,7 +94,11 @@ def _patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str
     size = trident.level0_patch_size(attributes) or clam.level0_patch_size(attributes)
     if size is not None:
         return f"{size} level-0 px (from the attributes)"
-    stride = grid_stride(store.read(path, "coords")) if layouts["coords"].shape[0] > 1 else None
+    coords = layouts["coords"]
+    if len(coords.shape) != 2 or coords.shape[0] < 2 or coords.shape[1] != 2 or not coords.holds_numbers:
+        return "unknown"
+    values = store.read(path, "coords")
+    stride = None if coords_problem(values) else grid_stride(values)
     return "unknown" if stride is None else f"{stride:g} (the stride; the file does not say it)"
 
 
@@ -115,6 +121,9 @@ def _problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
         )
     if kind in {"clam_features", "trident_features"} and layouts["coords"].dtype.kind == "f":
         found.append("Coordinates are floating point; if they are micrometres they must be converted.")
+    if kind in IMPORTABLE:
+        features = next(layouts[name] for name in FEATURE_NAMES if name in layouts)
+        found += [f"Not usable: {problem}." for problem in [features_problem(features)] if problem]
     return found
 
 

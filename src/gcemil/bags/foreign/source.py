@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Shaped
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError
 from gcemil.units import LevelZeroPx
@@ -63,6 +64,7 @@ def feature_rows(path: Path, layouts: dict[str, store.Layout], dataset: str = "f
             f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. Try 'gcemil inspect {path}'."
         )
     shape = layouts[dataset].shape
+    refuse_other_types(layouts[dataset].dtype, path)
     if len(shape) != 2:
         raise CohortError(
             f"{path}: '{dataset}' has shape {shape}, not (patches, dimension). Slide-level vectors cannot be a bag; point at patch features."
@@ -74,6 +76,14 @@ def feature_rows(path: Path, layouts: dict[str, store.Layout], dataset: str = "f
     return shape[0], shape[1]
 
 
+def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
+    """Encoders give floating point numbers; integers and complex numbers are something else under that name."""
+    if dtype.kind != "f" or not store.is_number_type(dtype):
+        raise CohortError(
+            f"{path}: features are {dtype}, not float16 or float32. Point at the features of an encoder."
+        )
+
+
 def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     """Float features and integer coordinates under our names."""
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
@@ -83,7 +93,7 @@ def is_linkable(layouts: dict[str, store.Layout]) -> bool:
 def load_plain(path: Path) -> Rows:
     """Features and coordinates of a file laid out as ours."""
     features = as_float(store.read(path, "features"))
-    return features, store.read(path, "coords").astype(np.int64) if store.has(path, "coords") else None
+    return features, read_coords(path) if store.has(path, "coords") else None
 
 
 def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:

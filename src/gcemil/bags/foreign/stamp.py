@@ -7,6 +7,7 @@ means pixels of a 224 px patch that spans 256 micrometres.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
+from gcemil.bags.arrays import checked_coords, stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.foreign.ids import plain_id, plain_ids, stripped_line
 from gcemil.bags.foreign.rawtable import read_raw_table
@@ -27,7 +29,7 @@ from gcemil.bags.foreign.source import (
     feature_rows,
     the_one_encoder,
 )
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.units import LevelZeroPx, Microns
 
 Mpp = float | Mapping[str, float] | None
@@ -77,12 +79,13 @@ def given_mpp(text: str) -> Mpp:
 
 def tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
     """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
-    if "tile_size_um" in attributes:
-        return Microns(float(attributes["tile_size_um"])), 1.0
-    if "tile_size" in attributes and attributes.get("unit") == "um":
-        return Microns(float(attributes["tile_size"])), 1.0
-    stride = attributes.get("tile_size") or grid_stride(coords)
-    if stride is not None and round(float(stride)) == OLDEST_STRIDE_PX:
+    tile_um, tile = (stated_number(attributes, name) for name in ("tile_size_um", "tile_size"))
+    if tile_um is not None:
+        return Microns(tile_um), 1.0
+    if tile is not None and attributes.get("unit") == "um":
+        return Microns(tile), 1.0
+    stride = tile or grid_stride(coords)
+    if stride is not None and round(stride) == OLDEST_STRIDE_PX:
         return Microns(OLDEST_TILE_UM), OLDEST_TILE_UM / OLDEST_STRIDE_PX
     raise CohortError(
         f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. Preprocess it with a newer STAMP."
@@ -98,9 +101,9 @@ def _slide(
     if "coords" not in layouts or n_patches == 0:
         load = partial(_load, path, key, None)
         return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
-    tile_um, factor = tile_microns(attributes, store.read(path, "coords"), path)
+    tile_um, factor = tile_microns(attributes, _read_microns(path), path)
     slide_mpp = _mpp_of(slide_id, mpp, path)
-    size = LevelZeroPx(patch_size or round(tile_um / slide_mpp))
+    size = LevelZeroPx(patch_size or max(1, round(tile_um / slide_mpp)))
     load = partial(_load, path, key, factor / slide_mpp)
     return ForeignSlide(slide_id, path, n_patches, dim, size, False, load), tile_um
 
@@ -109,12 +112,22 @@ def _load(path: Path, key: str, scale: float | None) -> Rows:
     features = as_float(store.read(path, key))
     if scale is None:
         return features, None
-    return features, np.rint(store.read(path, "coords").astype(np.float64) * scale).astype(np.int64)
+    return features, checked_coords(np.rint(_read_microns(path) * scale), path)
+
+
+def _read_microns(path: Path) -> MicronRows:
+    coords = store.read(path, "coords").astype(np.float64)
+    if coords.ndim != 2 or not np.isfinite(coords).all():
+        raise StoreError(
+            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are no places on a slide. "
+            "Preprocess the slide again."
+        )
+    return coords
 
 
 def _mpp_of(slide_id: str, mpp: Mpp, path: Path) -> float:
     found = mpp.get(slide_id) if isinstance(mpp, Mapping) else mpp
-    if found is None or not found > 0:
+    if found is None or not 0 < found < math.inf:
         raise UsageError(
             f"{path}: STAMP coordinates are micrometres and the file does not say the slide's micrometres per pixel. "
             f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {found} for '{slide_id}'."

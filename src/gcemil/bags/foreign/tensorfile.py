@@ -33,6 +33,10 @@ def _tensor(path: Path) -> Any:
         raise StoreError(
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
         ) from error
+    if isinstance(found, torch.Tensor) and not found.is_floating_point():
+        raise StoreError(
+            f"{path}: features are {found.dtype}, not floating point numbers. Point at the features of an encoder."
+        )
     if not isinstance(found, torch.Tensor):
         raise StoreError(
             f"{path} holds a {type(found).__name__}, not one tensor of features. Save the tensor alone."

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from gcemil.bags import store
+from gcemil.bags.annotations.grid import connected_regions, patch_cells
+from gcemil.bags.arrays import checked_coords
 from gcemil.bags.bag import CoordRows, grid_stride
 from gcemil.bags.foreign.ids import plain_ids
-from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Rows, as_float
+from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Rows, as_float, refuse_other_types
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.units import LevelZeroPx
 
@@ -96,19 +96,8 @@ def patch_truth(slide: ForeignSlide) -> dict[str, NDArray[Any]]:
     coords = slide.load()[1]
     if coords is None:
         return {"evidence": evidence}
-    return {"evidence": evidence, "region": connected_regions(coords, evidence, slide.patch_size or 1)}
-
-
-def connected_regions(
-    coords: CoordRows, evidence: Shaped[np.ndarray, "n"], step: int
-) -> Int[np.ndarray, "n"]:
-    """A number per group of touching evidence patches (corners count), 0 elsewhere."""
-    cells = (coords - coords.min(axis=0)) // step
-    grid = np.zeros(cells.max(axis=0) + 1, dtype=bool)
-    grid[tuple(cells.T)] = evidence.astype(bool)
-    regions, _ = ndimage.label(grid, structure=np.ones((3, 3)))
-    found: Int[np.ndarray, "n"] = np.where(evidence > 0, regions[tuple(cells.T)], 0).astype(np.int32)
-    return found
+    cells = patch_cells(coords, slide.patch_size or 1)
+    return {"evidence": evidence, "region": connected_regions(cells, evidence > 0).astype(np.int32)}
 
 
 def read_array(path: Path, key: str) -> NDArray[Any]:
@@ -125,7 +114,9 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 
 
 def _slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
-    shape = read_array(path, "features").shape
+    found = read_array(path, "features")
+    shape = found.shape
+    refuse_other_types(found.dtype, path)
     if len(shape) != 2:
         raise CohortError(f"{path}: features have shape {shape}, not (patches, dimension).")
     coords_file = _partner(folders.coords, path)
@@ -141,7 +132,7 @@ def _grid(
     """Patch size and the factor for the coordinates: a stride of 1 counts patches, not pixels."""
     if coords_file is None:
         return None, 1
-    stride = grid_stride(read_array(coords_file, "coords"))
+    stride = grid_stride(_read_coords(coords_file, 1))
     if stride == 1:
         size = given or patch_px
         if size is None:
@@ -157,12 +148,19 @@ def _load(path: Path, coords_file: Path | None, scale: int) -> Rows:
     features = as_float(np.array(read_array(path, "features")))
     if coords_file is None:
         return features, None
-    coords = np.rint(np.array(read_array(coords_file, "coords"))).astype(np.int64) * scale
-    if coords.shape != (len(features), 2):
+    coords = _read_coords(coords_file, scale)
+    if len(coords) != len(features):
         raise CohortError(
             f"{coords_file}: coords of shape {coords.shape} for {len(features)} feature rows of {path}."
         )
     return features, coords
+
+
+def _read_coords(path: Path, scale: int) -> CoordRows:
+    found = np.array(read_array(path, "coords"))
+    if found.dtype.kind not in "fiu":
+        raise StoreError(f"{path}: coordinates are {found.dtype}, not numbers. Write it again.")
+    return checked_coords(np.rint(found) * scale, path)
 
 
 def _feature_folders(base: Path, encoder: str | None) -> list[Path]:

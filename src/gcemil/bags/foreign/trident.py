@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords, stated_number
 from gcemil.bags.foreign.ids import plain_ids, stripped_line
 from gcemil.bags.foreign.source import (
     ForeignFolder,
@@ -47,7 +48,7 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
         attributes = coords_attributes(path, layouts)
         size = LevelZeroPx(patch_size) if patch_size else level0_patch_size(attributes)
         if size is None and n_patches and "coords" in layouts:
-            size = inferred_patch_size(store.read(path, "coords"))
+            size = inferred_patch_size(read_coords(path))
             inferred.append(ids[path.name])
         encoders.append(_text(store.attributes(path, "features").get("encoder")))
         overlaps.add(_text(attributes.get("overlap")))
@@ -100,21 +101,13 @@ def coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str,
 
 def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
-    direct = _number(attributes.get("patch_size_level0"))
+    direct, size, own, target = (
+        None if (number := stated_number(attributes, name)) is None else round(number)
+        for name in ("patch_size_level0", "patch_size", "level0_magnification", "target_magnification")
+    )
     if direct:
         return LevelZeroPx(direct)
-    size, own, target = (
-        _number(attributes.get(key)) for key in ("patch_size", "level0_magnification", "target_magnification")
-    )
-    return LevelZeroPx(size * own // target) if size and own and target else None
-
-
-def _number(value: Any) -> int | None:
-    text = _text(value)
-    try:
-        return round(float(text)) if text else None
-    except ValueError:
-        return None
+    return LevelZeroPx(max(1, size * own // target)) if size and own and target else None
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil import __version__
-from gcemil.bags import store
+from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.sampling import sampled_patches
 from gcemil.bags.simulated.banks import generic_bank, specific_bank, unrelated_bank
@@ -228,7 +228,7 @@ def write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
 def write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
     for suffix, bank in (("", specific_bank), ("_generic", generic_bank), ("_unrelated", unrelated_bank)):
-        store.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
+        arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
     slides = planned_slides(world, f"{world.profile.name}-pairs", PAIR_SLIDES, patches)
     parts = [paired_patches(world, slide, -(-world.dials.pairs // PAIR_SLIDES)) for slide in slides]
     features, images = (np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True))

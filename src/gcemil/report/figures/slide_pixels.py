@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gcemil.bags import store
+from gcemil.bags.arrays import stated_number
 from gcemil.errors import GcemilError
 from gcemil.report.geojson import bounds_of
 from gcemil.report.overlay import Canvas, Thumbnail, read_thumbnail
@@ -42,12 +43,12 @@ def slide_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
     origin = bounds_of(found, str(path)) or (0, 0)
     # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
     whole = "bounds" if "bounds_width" in found else "level0" if origin == (0, 0) else None
-    width, height = (found.get(f"{whole}_{side}") for side in ("width", "height"))
-    if not path.is_file() or width in (None, "None") or height in (None, "None"):
+    width, height = (stated_number(found, f"{whole}_{side}") for side in ("width", "height"))
+    if not path.is_file() or width is None or height is None:
         return None
-    thumbnail = read_thumbnail(path, level0_width=float(str(width)), origin=origin)
+    thumbnail = read_thumbnail(path, level0_width=width, origin=origin)
     pixels = thumbnail.pixels.shape
-    aspect = (pixels[1] / pixels[0]) / (float(str(width)) / float(str(height)))
+    aspect = (pixels[1] / pixels[0]) / (width / height)
     return thumbnail if abs(aspect - 1) <= SAME_SHAPE else None
 
 

@@ -5,7 +5,6 @@ import pytest
 from foreign_builders import grid, rows, torchmil_set
 from gcemil.bags.foreign.torchmil import (
     bag_labels,
-    connected_regions,
     patch_truth,
     read_torchmil,
 )
@@ -61,9 +60,11 @@ def test_patch_labels_become_evidence_in_connected_regions(tmp_path):
     assert truth["region"].tolist() == [1, 0, 0, 2, 0, 0, 0, 2]
 
 
-def test_regions_touch_at_corners():
-    coords = np.array([[0, 0], [256, 256], [768, 0]])
-    assert connected_regions(coords, np.array([1, 1, 1]), 256).tolist() == [1, 1, 2]
+def test_regions_touch_at_corners(tmp_path):
+    coords = np.array([[0, 0], [256, 256], [768, 0], [1024, 0]])
+    torchmil_set(tmp_path, {"a": (coords, 1, [1, 1, 1, 0])})
+    slide = read_torchmil(tmp_path).slides[0]
+    assert patch_truth(slide)["region"].tolist() == [1, 1, 2, 0]
 
 
 def test_missing_partner_file_is_named(tmp_path):

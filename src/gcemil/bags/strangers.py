@@ -1,0 +1,200 @@
+"""HDF5 files that another process looks at before this one opens them.
+
+A damaged file can keep libhdf5 busy for ever or crash it, and neither can be caught in the process it happens in: of
+12,000 TRIDENT files with a few flipped bits, some twenty did one or the other. So a helper process first does with a file
+what readers do: names, types, attributes, chunk indexes, first and last rows. Where it dies or computes too long, the file
+is refused with a sentence; whatever else is wrong is told by the reader itself.
+
+Every file of HDF5's older format is looked at, once by each process, because that format has no checksums (CLAM's,
+TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is. The helper ends with its parent,
+or after some idle seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+from gcemil.errors import StoreError, WorkerError
+from gcemil.processes import describe_exit, end_with_parent
+
+COMPUTING_LIMIT_S = 3.0
+"""Of the processor, for one file: structure alone takes milliseconds, and a slow disk costs none."""
+WAITING_LIMIT_S = 600.0
+IDLE_S = 30.0
+LAST_WORDS_S = 1.0
+MEMORY_LIMIT = 4 * 2**30
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+FIRST_WITH_CHECKSUMS = 2
+"""Version of the superblock, which follows the signature."""
+
+_all_are_strange: ContextVar[bool] = ContextVar("_all_are_strange", default=False)
+
+
+@contextmanager
+def strangers_files() -> Iterator[None]:
+    """Every HDF5 file that is opened inside is looked at first, whatever its format."""
+    token = _all_are_strange.set(True)
+    try:
+        yield
+    finally:
+        _all_are_strange.reset(token)
+
+
+def look_first(path: Path, *, seconds: float = COMPUTING_LIMIT_S) -> None:
+    """Have the helper look at a file that could harm this process; one that harms the helper is a StoreError."""
+    if _all_are_strange.get() or not _has_checksums(path):
+        _HELPER.look_at(path, seconds)
+
+
+def _has_checksums(path: Path) -> bool:
+    with path.open("rb", buffering=0) as file:
+        start = file.read(len(SIGNATURE) + 1)
+    # A file that begins otherwise may still be HDF5, with something else in front.
+    return start[:-1] == SIGNATURE and start[-1] >= FIRST_WITH_CHECKSUMS
+
+
+class _Helper:
+    """The helper process, started when there is a file to look at, and what it has looked at."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+        self._harmless: set[tuple[int, ...]] = set()
+
+    def look_at(self, path: Path, seconds: float) -> None:
+        found = path.stat()
+        version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if version in self._harmless:
+            return
+        with self._lock:
+            answer = _ask(self._running(), json.dumps([str(path.absolute()), seconds]))
+            if answer == "done":
+                self._harmless.add(version)
+                return
+            code = self.stop()
+        if answer is None or (code is not None and -code == getattr(signal, "SIGPROF", 0)):
+            raise StoreError(
+                f"{path} cannot be read as HDF5: reading its structure does not come to an end, so it is damaged. Extract it again."
+            )
+        raise StoreError(
+            f"{path} cannot be read as HDF5: a process that tried it ended {describe_exit(code)}, so it is damaged. Extract it again."
+        )
+
+    def stop(self) -> int | None:
+        """End the process; its exit code."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return None
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        # Without its line it goes by itself; one that has crashed keeps its own exit code.
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LAST_WORDS_S)
+        process.kill()
+        return process.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        # A fork of this process must not talk to its parent's helper, and an idle one has gone.
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self.stop()
+            self._owner = os.getpid()
+            self._process = _started()
+        return self._process
+
+
+def _started() -> subprocess.Popen[bytes]:
+    variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gcemil.bags.strangers"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **variables},
+    )
+    if _answer(process) != "ready":
+        process.kill()
+        raise WorkerError(
+            f"The process that looks at HDF5 files first ended {describe_exit(process.wait())}. Run the same command again."
+        )
+    return process
+
+
+def _ask(process: subprocess.Popen[bytes], line: str) -> str | None:
+    if process.stdin is None:
+        return ""
+    with suppress(OSError):
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+        return _answer(process)
+    return ""
+
+
+def _answer(process: subprocess.Popen[bytes]) -> str | None:
+    """Its next line; empty when it died, None when it never comes."""
+    if process.stdout is None or not select.select([process.stdout], [], [], WAITING_LIMIT_S)[0]:
+        return None
+    return process.stdout.readline().decode().strip()
+
+
+def _serve() -> None:
+    """The life of the helper: a path in, a line back, until nobody asks any more."""
+    end_with_parent()
+    _limit_memory()
+    _all_are_strange.set(False)
+    print("ready", flush=True)
+    while select.select([sys.stdin], [], [], IDLE_S)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        path, seconds = json.loads(line)
+        with _killed_after(seconds), suppress(Exception):
+            _walk(Path(path))
+        print("done", flush=True)
+
+
+def _walk(path: Path) -> None:
+    """What readers do with a file before they read its values, and the values that lie where damage does."""
+    from gcemil.bags import store  # which asks this module before it opens a file
+
+    with store.opened_unseen(path) as file:
+        store.walk(file, path)
+
+
+@contextmanager
+def _killed_after(seconds: float) -> Iterator[None]:
+    """The system ends this process when it computes longer; inside a library, nothing else could."""
+    has_timer = hasattr(signal, "setitimer")
+    if has_timer:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    if has_timer:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory() -> None:
+    """A damaged file may claim any size; that is to fail here and not to exhaust the machine."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+_HELPER = _Helper()
+atexit.register(_HELPER.stop)
+
+if __name__ == "__main__":
+    _serve()
