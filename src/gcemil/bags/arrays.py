@@ -26,7 +26,6 @@ LARGEST_COORDINATE = 10**9
 """Thousands of times the longest side of a scanned slide."""
 LARGEST_SHARE = 1.001
 """An overlap is a quotient of areas, which rounding may carry past 1."""
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
@@ -159,9 +158,12 @@ def _read_matrix(path: Path, name: str, remedy: str) -> NDArray[np.float32]:
     values = store.read(path, name)
     if values.ndim != 2 or not values.size:
         raise StoreError(f"{path}: '{name}' has shape {values.shape}, not (rows, columns). {remedy}")
-    usable = (np.isfinite(values) & (np.abs(values) <= FLOAT32_MAX)).all(axis=1)
+    # What single precision cannot hold becomes infinite and is refused with the rest.
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    usable = np.isfinite(narrow).all(axis=1)
     if not usable.all():
         raise StoreError(
             f"{path}: '{name}' has NaN or infinite numbers in {(~usable).sum()} rows, the first is {int(np.argmin(usable))}. {remedy}"
         )
-    return values.astype(np.float32)
+    return narrow

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from gcemil.bags.strangers import look_first
+from gcemil.bags.strangers import REMEDY, look_first
 from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
 
@@ -89,15 +89,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     """The file for reading; a missing or damaged one is a StoreError that names it."""
     with _translated(path):
         look_first(path)
-    with opened_unseen(path) as file:
-        yield file
-
-
-@contextmanager
-def opened_unseen(path: Path) -> Iterator[h5py.File]:
-    """The same, though nobody has looked at the file before: what is wrong with it may end this process."""
-    with _translated(path), h5py.File(path, "r") as file:
-        yield file
+        with h5py.File(path, "r") as file:
+            yield file
 
 
 def describe(path: Path) -> dict[str, Layout]:
@@ -161,20 +154,19 @@ def read_texts(path: Path, dataset: str) -> list[str]:
         return texts
 
 
-def walk(file: h5py.File, path: Path) -> None:
-    """Everything that readers meet before values: names, types, attributes, chunk indexes, and some values."""
-    for key in file.attrs:
-        _attribute(file, key, path)
-    for name, item in _datasets(file, path):
-        for key in item.attrs:
-            _attribute(item, key, path)
-        n_chunks = item.id.get_num_chunks() if item.chunks else 0
-        if is_number_type(item.dtype):
-            source = _Numbers(file, path, name)
-            n_rows = source.layout.shape[0] if source.layout.shape else 0
-            if n_chunks <= CHUNKS_WALKED and item.nbytes <= BLOCK_BYTES:
-                source.read_all()
-            source.read_rows(np.unique([0, n_rows - 1]) if n_rows else np.empty(0, np.int64))
+def walk(path: Path) -> None:
+    """Everything that readers meet before values: names, types, attributes, chunk indexes, and some values.
+
+    What the library says against the file is raised as it is; what only a reader can judge is left to the reader.
+    """
+    with h5py.File(path, "r") as file:
+        _walk_attributes(file, path)
+        for name in file:
+            with suppress(StoreError, LookupError, ValueError, TypeError, AttributeError):
+                if isinstance(item := _member(file, path, name), h5py.Dataset):
+                    _refuse_elsewhere(item, path, name)
+                    _walk_attributes(item, path)
+                    _walk_values(_Numbers(file, path, name))
 
 
 # Writing
@@ -241,9 +233,7 @@ def _translated(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise StoreError(f"{path} may not be read. Check its permissions.") from error
     except FAULTS as error:
-        raise StoreError(
-            f"{path} cannot be read as HDF5 ({error_text(error)}). It is truncated, damaged or no HDF5 file; extract it again."
-        ) from error
+        raise StoreError(f"{path} cannot be read as HDF5 ({error_text(error)}). {REMEDY}") from error
 
 
 def _datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
@@ -314,6 +304,17 @@ def _refuse_oversized(layout: Layout, path: Path, name: str) -> None:
         )
 
 
+def _refuse_unknown_filters(dataset: h5py.Dataset, path: Path, name: str) -> None:
+    plan = dataset.id.get_create_plist()
+    for index in range(plan.get_nfilters()):
+        number, _, _, label = plan.get_filter(index)
+        if not h5py.h5z.filter_avail(number):
+            raise StoreError(
+                f"{path}: '{name}' is compressed by a filter that is not installed here ({number} {label.decode(errors='replace')}). "
+                "Write it again without compression or with gzip."
+            )
+
+
 def _bytes_on_disk(path: Path) -> int:
     """The size of a file without its holes."""
     held, place = 0, 0
@@ -336,6 +337,21 @@ def _attribute(holder: Any, key: str, path: Path) -> Any:
     if many_texts or count * stated.dtype.itemsize > MAX_ATTRIBUTE_BYTES:
         raise StoreError(f"{path}: its attribute '{key}' of shape {stated.shape} is too large to be read.")
     return _plain(holder.attrs[key])
+
+
+def _walk_attributes(holder: Any, path: Path) -> None:
+    for key in holder.attrs:
+        with suppress(StoreError, LookupError, ValueError, TypeError, AttributeError):
+            _attribute(holder, key, path)
+
+
+def _walk_values(source: _Numbers) -> None:
+    shape, chunks = source.layout.shape, source.layout.chunks
+    n_chunks = source.dataset.id.get_num_chunks() if chunks else 0
+    if not shape or (n_chunks <= CHUNKS_WALKED and source.dataset.nbytes <= BLOCK_BYTES):
+        source.read_all()
+    elif shape[0]:
+        source.read_rows(np.unique([0, shape[0] - 1]))
 
 
 def _plain(value: Any) -> Any:
@@ -363,6 +379,7 @@ class _Numbers:
             what = "nothing" if self.dataset.shape is None else str(self.layout.dtype)
             raise StoreError(f"{path}: '{name}' holds {what}, not real numbers. Write it again.")
         _refuse_oversized(self.layout, path, name)
+        _refuse_unknown_filters(self.dataset, path, name)
         self._descriptor: int = file.id.get_vfd_handle()
 
     def read_all(self) -> Array:

@@ -3,7 +3,7 @@
 A damaged file can keep libhdf5 busy for ever or crash it, and neither can be caught in the process it happens in: of
 12,000 TRIDENT files with a few flipped bits, some twenty did one or the other. So a helper process first does with a file
 what readers do: names, types, attributes, chunk indexes, first and last rows. Where it dies or computes too long, the file
-is refused with a sentence; whatever else is wrong is told by the reader itself.
+is refused with a sentence; so is one that the library objects to. The rest is for readers to judge.
 
 Every file of HDF5's older format is looked at, once by each process, because that format has no checksums (CLAM's,
 TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is. The helper ends with its parent,
@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from gcemil.errors import StoreError, WorkerError
+from gcemil.errors import StoreError, WorkerError, error_text
 from gcemil.processes import describe_exit, end_with_parent
 
 COMPUTING_LIMIT_S = 3.0
@@ -33,10 +33,14 @@ COMPUTING_LIMIT_S = 3.0
 WAITING_LIMIT_S = 600.0
 IDLE_S = 30.0
 LAST_WORDS_S = 1.0
-MEMORY_LIMIT = 4 * 2**30
+ENDED_UNASKED = (0, -9)
+"""Exit codes of a helper that went because it was idle, or because the thread that started it did: it is asked anew."""
+MEMORY_LIMIT = 2 * 2**30
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 FIRST_WITH_CHECKSUMS = 2
 """Version of the superblock, which follows the signature."""
+
+REMEDY = "It is truncated, damaged or no HDF5 file; extract it again."
 
 _all_are_strange: ContextVar[bool] = ContextVar("_all_are_strange", default=False)
 
@@ -79,18 +83,18 @@ class _Helper:
         if version in self._harmless:
             return
         with self._lock:
-            answer = _ask(self._running(), json.dumps([str(path.absolute()), seconds]))
+            answer, code = self._ask_about(path, seconds)
+            if code in ENDED_UNASKED:
+                answer, code = self._ask_about(path, seconds)
             if answer == "done":
                 self._harmless.add(version)
                 return
-            code = self.stop()
-        if answer is None or (code is not None and -code == getattr(signal, "SIGPROF", 0)):
-            raise StoreError(
-                f"{path} cannot be read as HDF5: reading its structure does not come to an end, so it is damaged. Extract it again."
-            )
-        raise StoreError(
-            f"{path} cannot be read as HDF5: a process that tried it ended {describe_exit(code)}, so it is damaged. Extract it again."
-        )
+        raise StoreError(f"{path} cannot be read as HDF5 ({_verdict(answer, code)}). {REMEDY}")
+
+    def _ask_about(self, path: Path, seconds: float) -> tuple[str | None, int | None]:
+        """What the process says of the file; without an answer, also how it ended."""
+        answer = _ask(self._running(), json.dumps([str(path.absolute()), seconds]))
+        return answer, None if answer else self.stop()
 
     def stop(self) -> int | None:
         """End the process; its exit code."""
@@ -114,6 +118,14 @@ class _Helper:
             self._owner = os.getpid()
             self._process = _started()
         return self._process
+
+
+def _verdict(answer: str | None, code: int | None) -> str:
+    if answer:
+        return answer
+    if answer is None or (code is not None and -code == getattr(signal, "SIGPROF", 0)):
+        return "reading its structure does not come to an end"
+    return f"a process that tried it ended {describe_exit(code)}"
 
 
 def _started() -> subprocess.Popen[bytes]:
@@ -154,24 +166,29 @@ def _serve() -> None:
     """The life of the helper: a path in, a line back, until nobody asks any more."""
     end_with_parent()
     _limit_memory()
-    _all_are_strange.set(False)
     print("ready", flush=True)
     while select.select([sys.stdin], [], [], IDLE_S)[0]:
         line = sys.stdin.readline()
         if not line:
             return
         path, seconds = json.loads(line)
-        with _killed_after(seconds), suppress(Exception):
-            _walk(Path(path))
-        print("done", flush=True)
+        with _killed_after(seconds):
+            answer = _looked_at(Path(path))
+        print(answer, flush=True)
 
 
-def _walk(path: Path) -> None:
-    """What readers do with a file before they read its values, and the values that lie where damage does."""
+def _looked_at(path: Path) -> str:
+    """What is wrong with the library's view of a file, in one line, or that the work is done."""
     from gcemil.bags import store  # which asks this module before it opens a file
 
-    with store.opened_unseen(path) as file:
-        store.walk(file, path)
+    try:
+        store.walk(path)
+    # The reader would meet the same, with all the memory it takes.
+    except (OSError, RuntimeError, MemoryError, SystemError) as error:
+        return error_text(error)
+    except Exception:  # what it means is for the reader to say
+        return "done"
+    return "done"
 
 
 @contextmanager
