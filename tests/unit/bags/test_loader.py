@@ -1,4 +1,5 @@
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -39,8 +40,27 @@ def test_no_more_bags_are_held_than_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr(loader, "sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3)
     for taken, _ in enumerate(bags, start=1):
-        # Waiting in the queue, one in the reader's hand, and those taken.
+        # Those taken, waiting, and one that is being read.
         assert len(read) <= taken + 3 + 1
+
+
+def test_nothing_is_read_beside_a_large_bag(tmp_path, monkeypatch):
+    cohort = make_cohort(tmp_path, n_cases=6)
+    monkeypatch.setattr(loader, "HELD_BYTES", 1)
+    read = []
+    original = loader.sampled_bag
+    monkeypatch.setattr(loader, "sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
+    for taken, (_, bag) in enumerate(load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3), start=1):
+        assert bag.features.nbytes > loader.HELD_BYTES
+        assert len(read) == taken
+
+
+def test_a_bag_lives_no_longer_than_its_user_holds_it(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=3)
+    bags = load_bags(cohort, cohort.bags, rule=SampleRule())
+    held = [weakref.ref(next(bags)[1]) for _ in cohort.bags]
+    bags.close()
+    assert [one() for one in held] == [None, None, None]
 
 
 def test_an_unreadable_slide_is_raised_where_the_bags_are_used(tmp_path):

@@ -246,6 +246,15 @@ def test_only_a_few_bags_stay_in_memory(classification_runs):
     session.close()
 
 
+def test_a_large_slide_is_not_kept_beside_another(classification_runs, monkeypatch):
+    monkeypatch.setattr("gcemil.viewer.session.OPEN_PATCHES", 1)
+    session = opened(classification_runs.gce)
+    for name in list(session.specs)[:2]:
+        session.slide(name)
+        assert list(session._opened) == [name]
+    session.close()
+
+
 def test_a_fold_or_slide_that_is_not_there_is_named(session, classification_runs):
     with pytest.raises(RunError, match="no trained fold 3, only: 0"):
         ViewerSession.open(classification_runs.gce, 3)

@@ -52,9 +52,11 @@ def gradient_x_input(bag: Predicted) -> Scores:
 
 def integrated_gradients(bag: Predicted) -> Scores:
     nodes, weights = np.polynomial.legendre.leggauss(N_STEPS)
+    total = bag.logit.new_zeros(len(bag))
     # The rule is for [-1, 1].
-    points = zip((1 + nodes) / 2, weights / 2, strict=True)
-    return torch.stack([share * slope_scores(bag, row_products, scale=at) for at, share in points]).sum(dim=0)
+    for at, share in zip((1 + nodes) / 2, weights / 2, strict=True):
+        total += share * slope_scores(bag, row_products, scale=float(at))
+    return total
 
 
 def row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:

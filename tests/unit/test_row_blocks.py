@@ -1,0 +1,177 @@
+"""Large bags in blocks of rows give what the whole bag gives, at less memory, for every host and every attribution."""
+
+import pytest
+import torch
+from captum.attr import InputXGradient, IntegratedGradients, Saliency
+
+from builders import make_bag
+from gcemil import row_blocks
+from gcemil.diagnostics.attribution import gradient
+from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, supported
+from gcemil.diagnostics.peak_memory import peak_bytes
+from gcemil.explain import bag_tensors
+from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.host import embedded_bag, logarithm
+from gcemil.hosts.table import HOSTS
+from gcemil.row_blocks import mapped_rows, widened
+from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+SLOPES = {
+    "saliency": Saliency,
+    "gradient_x_input": InputXGradient,
+    "integrated_gradients": IntegratedGradients,
+}
+N = 24
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 7 rows, and of 5 where activations are kept: a bag of 24 is large."""
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(gradient, "BLOCK_ROWS", 5)
+
+
+def half_bag():
+    features, coords = tensor_bag(N)
+    return features.half(), coords
+
+
+def captum_scores(name, host, features, coords):
+    """The same attribution by captum, of the whole bag at once."""
+    index = predicted(host, features, coords).index
+
+    def output(batch):
+        return host(batch[0], coords).logits[index].unsqueeze(0)
+
+    batch = features.clone().unsqueeze(0).requires_grad_()
+    more = {}
+    if name == "integrated_gradients":
+        more = {"n_steps": gradient.N_STEPS, "method": "gausslegendre", "internal_batch_size": 1}
+    return SLOPES[name](output).attribute(batch, **more).detach()[0].sum(dim=1)
+
+
+@torch.no_grad()
+def test_rows_in_blocks_are_the_rows_at_once(small_blocks):
+    rows, factors = torch.randn(N, 3), torch.rand(N)
+    doubled, sums = mapped_rows(lambda r, f: [2 * r, r.sum(dim=1) * f], rows, factors)
+    torch.testing.assert_close(doubled, 2 * rows)
+    torch.testing.assert_close(sums, rows.sum(dim=1) * factors)
+
+
+@torch.no_grad()
+def test_half_precision_is_widened_block_by_block(small_blocks):
+    seen = []
+    (found,) = mapped_rows(lambda r: [seen.append((r.dtype, len(r))) or r], torch.ones(16, 2).half())
+    assert seen == [(torch.float32, 7), (torch.float32, 7), (torch.float32, 2)]
+    assert found.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_rows_handed_through_are_not_copied(small_blocks):
+    rows = torch.randn(N, 3)
+    found, norms = mapped_rows(lambda r: [r.detach(), r.norm(dim=1)], rows)
+    assert found.data_ptr() == rows.data_ptr()
+    torch.testing.assert_close(norms, rows.norm(dim=1))
+
+
+def test_training_sees_the_whole_bag(small_blocks):
+    rows = torch.randn(N, 3, requires_grad=True)
+    (found,) = mapped_rows(lambda r: [2 * r], rows)
+    found.sum().backward()
+    assert rows.grad is not None
+
+
+def test_no_more_than_the_result_and_a_block_exist_at_once(monkeypatch):
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 100)
+    rows = torch.zeros(4000, 8, dtype=torch.float16)
+    with torch.no_grad():
+        peak = peak_bytes(lambda: mapped_rows(lambda r: [torch.tanh(r + 1)], rows))
+    result, block = 4000 * 8 * 4, 100 * 8 * 4
+    assert result <= peak <= result + 4 * block
+
+
+def test_only_a_large_bag_stays_in_half_precision(monkeypatch):
+    bag = make_bag(20)
+    bag = type(bag)(bag.bag_id, bag.features.astype("float16"), bag.coords, bag.patch_size, bag.spans)
+    assert bag_tensors(bag)[0].dtype == torch.float32
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 19)
+    features, _ = bag_tensors(bag)
+    assert features.dtype == torch.float16
+    assert features.data_ptr() == bag.features.ctypes.data
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("places", [True, False])
+@pytest.mark.parametrize("mode", ["paper", "deletion"])
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(name, mode, places, monkeypatch):
+    host, (features, coords) = prepared_host(name, mode=mode), half_bag()
+    coords = coords if places else None
+    gates = torch.rand(N, generator=torch.Generator().manual_seed(1))
+    gates[::5] = 0
+    wide = widened(features)
+    whole = [host(wide, coords), host(wide, coords, gates=gates)]
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
+    embedded = embedded_bag(host, features)
+    parts = [host(features, coords), host(features, coords, gates=gates)]
+    parts.append(host.gated(features, embedded, coords, logarithm(gates)))
+    for one, other in zip([*whole, whole[1]], parts, strict=True):
+        torch.testing.assert_close(other.logits, one.logits, **CLOSE)
+        torch.testing.assert_close(other.scores, one.scores, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bridge", ["free", "proximal", "frozen", "orthogonal"])
+def test_a_stored_bag_in_blocks_has_the_evidence_of_the_wide_one(bridge, monkeypatch):
+    model, (features, coords) = wrapped(prepared_host("abmil"), bridge=bridge), half_bag()
+    whole = model(widened(features), coords, step=PATCH)
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
+    parts = model(features, coords, step=PATCH)
+    for name in ("gates", "scores", "responses", "coverage", "logits", "full_logits"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **CLOSE)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_slopes_are_those_of_captum(name, monkeypatch):
+    monkeypatch.setattr(gradient, "N_STEPS", 3)
+    host, (features, coords) = prepared_host(name), tensor_bag(N)
+    bag = predicted(host, features, coords)
+    for slope in SLOPES:
+        expected = captum_scores(slope, host, features, coords)
+        torch.testing.assert_close(ATTRIBUTIONS[slope].scores(bag), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_attribution_in_blocks_is_that_of_the_bag_at_once(name, monkeypatch):
+    monkeypatch.setattr(gradient, "N_STEPS", 3)
+    host, (features, coords) = prepared_host(name), half_bag()
+    bag = predicted(host, widened(features), coords)
+    expected = {name: one.scores(bag) for name, one in supported(host).items()}
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(gradient, "BLOCK_ROWS", 5)
+    bag = predicted(host, features, coords)
+    for name, scores in expected.items():
+        found = ATTRIBUTIONS[name].scores(bag)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, scores, **CLOSE)
+
+
+def test_a_black_box_is_explained_in_blocks(small_blocks):
+    host = CallableHost(lambda features: features.square().mean(dim=0), in_dim=2, n_outputs=2).eval()
+    features = torch.randn(N, 2).half()
+    bag = predicted(host, features, None)
+    expected = 2 * widened(features)[:, bag.index].square() / N
+    torch.testing.assert_close(ATTRIBUTIONS["gradient_x_input"].scores(bag), expected, **CLOSE)
+
+
+def test_slopes_of_a_linear_pool_hold_neither_the_gradient_nor_the_embedding_of_the_bag(monkeypatch):
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(gradient, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(gradient, "N_STEPS", 2)
+    host = prepared_host("abmil", dim=64)
+    bag = predicted(host, tensor_bag(1500, dim=64)[0].half(), None)
+    one_bag = 1500 * 64 * 4
+    for name in (*SLOPES, "lrp"):
+        assert peak_bytes(lambda name=name: ATTRIBUTIONS[name].scores(bag)) < one_bag / 2
