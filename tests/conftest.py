@@ -34,6 +34,17 @@ settings.register_profile("search", deadline=None)
 settings.load_profile("gcemil")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--noisy-cpu", action="store_true", help="Pretend another CPU; see tests/noisy_cpu.py.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--noisy-cpu"):
+        import noisy_cpu
+
+        config.pluginmanager.register(noisy_cpu)
+
+
 @pytest.fixture(autouse=True)
 def seeded_torch() -> None:
     """What a test draws without a generator of its own must not depend on the tests before it."""
