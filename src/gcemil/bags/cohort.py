@@ -21,6 +21,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
 from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
 from gcemil.files import checked, is_file, read_yaml, write_table, write_text
 from gcemil.units import LevelZeroPx
@@ -39,7 +40,7 @@ class CohortCard(BaseModel):
     name: str
     task: Task
     classes: tuple[str, ...] = ()
-    feature_dim: int = Field(ge=1, le=1_000_000)
+    feature_dim: int = Field(ge=1, le=LARGEST_SIZE)
     encoder: str = "unknown"
     patch_size_level0: int | None = Field(default=None, ge=1, le=1_000_000)
     anchors: str | None = None

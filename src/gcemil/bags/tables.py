@@ -13,8 +13,9 @@ from gcemil.errors import CohortError, InputError
 from gcemil.files import is_file, read_text
 
 MAX_TABLE_BYTES = 64 * 2**20
-MAX_CELLS = 10_000_000
-"""Of a table in memory, gaps filled: a wide header above a million short lines is a small file and a huge table."""
+MAX_LINES = 500_000
+MAX_CELLS = 5_000_000
+"""Of a table in memory, gaps filled: a wide header above many short lines is a small file and a huge table."""
 LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
 
@@ -37,23 +38,36 @@ def table_lines(path: Path, *, delimiters: str = ",") -> Iterator[list[str]]:
         text = read_text(path, limit=MAX_TABLE_BYTES)
     except InputError as error:
         raise CohortError(str(error)) from error
-    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    return text_lines(text, path, delimiters=delimiters)
+
+
+def text_lines(text: str, path: Path, *, delimiters: str = ",") -> Iterator[list[str]]:
+    """The lines of a text that is a table; `path` is what messages call it."""
+    first = text.partition("\n")[0]
+    delimiter = max(delimiters, key=first.count)
+    # Counted before anything is made of it; the exact width of every line follows below.
+    refuse_huge_table(path, text.count("\n"), first.count(delimiter) + 1)
     width = cells = 0
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        for line in lines:
+        for count, line in enumerate(lines):
             width = max(width, len(line))
-            cells += max(width, 1)
-            if cells > MAX_CELLS:
-                raise CohortError(
-                    f"{path} has more than {MAX_CELLS:,} cells by line {lines.line_num}. Keep the columns that are needed."
-                )
+            cells += width
+            refuse_huge_table(path, count, 1, cells)
             if any(line):
                 yield [cell.strip() for cell in line]
     except csv.Error as error:
         raise CohortError(
             f"{path} is no table after line {lines.line_num} ({error}). Check its quotes and line ends."
         ) from error
+
+
+def refuse_huge_table(path: Path, lines: int, width: int, cells: int = 0) -> None:
+    """Stop before a table that no cohort needs fills the memory."""
+    if lines > MAX_LINES or max(cells, lines * width) > MAX_CELLS:
+        raise CohortError(
+            f"{path} has more than {MAX_LINES:,} lines or {MAX_CELLS:,} cells. Keep the lines and columns that are needed."
+        )
 
 
 def row_of(names: list[str], line: list[str]) -> dict[str, str]:

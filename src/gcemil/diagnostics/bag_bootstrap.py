@@ -138,6 +138,12 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     try:
         values = torch.tensor([[float(row[name]) for name in names] for row in rows], dtype=torch.float64)
         targets = stacked(rows, task)
+        if not (bool(values.isfinite().all()) and bool(targets.isfinite().all())):
+            raise ValueError("a number is not finite")
+        if len({row["slide_id"] for row in rows}) < len(rows):
+            raise ValueError("a bag stands twice")
+        if not rows:
+            raise ValueError("it has no test bag")
     except ValueError as error:
         raise RunError(
             f"{path} is no table of predictions ({error}). Make it again with 'gcemil evaluate'."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gcemil.config import LARGEST_SIZE
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,4 +72,13 @@ def create_host(
         raise UsageError(
             f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
         )
-    return host_class(in_dim, n_outputs, gate_mode or spec.default_gate_mode, **options)
+    if large := [key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE]:
+        raise UsageError(
+            f"Host '{name}': option '{large[0]}' is at most {LARGEST_SIZE:,}, got {options[large[0]]}."
+        )
+    try:
+        return host_class(in_dim, n_outputs, gate_mode or spec.default_gate_mode, **options)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
+        if not options:
+            raise
+        raise UsageError(f"Host '{name}' cannot be made with the options {options} ({error}).") from error

@@ -7,7 +7,8 @@ Nothing is pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gcemil.errors import InputError, RunError, StoreError
+from gcemil.errors import InputError, RunError, StoreError, error_text
 from gcemil.files import is_file, parse_json, whole_file
 
 Meta = dict[str, Any]
@@ -50,6 +51,17 @@ def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
     return tensors, meta
 
 
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Use what was loaded; a state of another network, or a damaged one, is a RunError that names the file."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
+        raise RunError(
+            f"{path} does not fit the network of this fold ({error_text(error)}). Remove it to train the fold again."
+        ) from error
+
+
 def module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Parameters and buffers of several modules, each under its own name."""
     return {
@@ -81,4 +93,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for number, entry in state.items():
+        for name, value in entry.items():
+            # The optimiser itself would find out at its first step.
+            if value.numel() > 1 and value.shape != parameters[number].shape:
+                raise ValueError(f"'{name}' of parameter {number} has shape {tuple(value.shape)}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
-from gcemil.config import TrainSettings
+from gcemil.config import LARGEST_SIZE, TrainSettings
 from gcemil.errors import GcemilError, RunError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.files import checked
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
 from gcemil.runs import checkpoint
+
+SUSPICIOUS_LAYER = 2**25
+"""Weights; no layer of the hosts comes near."""
 
 
 class BankRecord(BaseModel):
@@ -33,13 +36,25 @@ class NetworkRecord(BaseModel):
     """The header of a checkpoint: what is needed to build the network again without the cohort."""
 
     settings: TrainSettings
-    in_dim: int = Field(ge=1)
-    n_outputs: int = Field(ge=1)
+    in_dim: int = Field(ge=1, le=LARGEST_SIZE)
+    n_outputs: int = Field(ge=1, le=LARGEST_SIZE)
     task: CohortTask
     classes: list[str]
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
     bank: BankRecord | None = None
+
+    @property
+    def largest_layer(self) -> int:
+        """More weights than the largest layer of such a network can have."""
+        evidence = self.settings.evidence
+        sizes = [
+            self.n_outputs,
+            *(size for size in self.settings.host.options.values() if isinstance(size, int)),
+        ]
+        if evidence is not None:
+            sizes += [evidence.hidden, evidence.adapter_rank, evidence.bridge_rank]
+        return max(self.in_dim, *sizes) * max(sizes)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> NetworkRecord:
@@ -86,9 +101,10 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingred
     remedy = "Remove it to train the fold again."
     record = checked(meta, NetworkRecord, path, error=RunError, remedy=remedy)
     try:
-        # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
-        with torch.device("meta"):
-            _refuse_other_shapes(_built(record, tensors).network, tensors)
+        if record.largest_layer > SUSPICIOUS_LAYER:
+            # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
+            with torch.device("meta"):
+                _refuse_other_shapes(_built(record, tensors).network, tensors)
         ingredients = _built(record, tensors)
         ingredients.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
-from gcemil.files import write_text
+from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
 from gcemil.model import EvidenceOutput
 from gcemil.runs import checkpoint
@@ -46,6 +46,8 @@ from gcemil.training.schedule import (
     scheduled_rate,
 )
 from gcemil.training.seeding import seed_torch, stream_seed
+
+REMEDY = "Remove it to train the fold again."
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -105,8 +107,9 @@ def train(
         ingredients.network.zero_grad(set_to_none=True)
         optimizer = create_optimizer(ingredients.network, base_rate, settings)
         if saved is not None:
-            checkpoint.load_optimizer(optimizer, saved)
-            torch.set_rng_state(saved["rng"])
+            with checkpoint.fitting(resume_file):
+                checkpoint.load_optimizer(optimizer, saved)
+                torch.set_rng_state(saved["rng"])
             saved = None
         for epoch in range(progress.epoch, settings.epochs):
             record = train_epoch(
@@ -261,6 +264,10 @@ def bag_features(host: Any, cohort: Cohort, bags: Sequence[BagSpec]) -> Tensor:
     return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in loaded])
 
 
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
 def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
     """One line per epoch; rewritten whole, so that a resumed run has no line twice."""
     write_text(path, "".join(json.dumps(record) + "\n" for record in history))
@@ -308,10 +315,14 @@ def _resumed(
     if not path.is_file():
         return Progress(), None, None
     tensors, meta = checkpoint.load(path)
-    checkpoint.load_modules(modules, tensors)
     best = {
         name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")
     }
-    progress = Progress(**meta["progress"])
+    with checkpoint.fitting(path):
+        checkpoint.load_modules(modules, tensors)
+        if best and shapes_of(best) != shapes_of(modules["network"].state_dict()):
+            raise ValueError("the best weights have other shapes")
+    # Before the first validation the best figure is minus infinity.
+    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=REMEDY, finite=False)
     # The optimiser belongs to one stage; a new stage starts with a new one.
     return progress, best or None, tensors if progress.epoch > 0 else None

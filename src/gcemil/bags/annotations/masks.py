@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from gcemil.bags.annotations.asap import AnnotatedPolygon, Vertices
-from gcemil.errors import InputError
+from gcemil.errors import InputError, error_text
+from gcemil.files import is_file
 
 Corners = Int[np.ndarray, "n 2"]
 Overlap = Float[np.ndarray, "n"]
@@ -28,7 +29,9 @@ Canvas = Bool[np.ndarray, "height width"]
 SAMPLES = 32
 """Sample cells per side of a patch."""
 STRIP = 8
-"""Patch rows painted at a time, which bounds the memory by the width of the slide."""
+"""Patch rows painted at a time."""
+BLOCK = 512
+"""Patches of such a strip painted at a time: memory is bounded however far apart they lie."""
 LARGEST_MASK = 32_000_000
 """Pixels of a mask that are held in memory; a pyramid is read at its finest page below that."""
 
@@ -45,9 +48,9 @@ def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotat
     """Share of every patch inside the tumour polygons and outside the exclusions."""
     overlap = np.zeros(len(coords))
     rows = np.flatnonzero(near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
-    strips = coords[rows, 1] // (STRIP * patch_size)
-    for strip in np.unique(strips):
-        own = rows[strips == strip]
+    blocks = coords[rows] // (np.array([BLOCK, STRIP]) * patch_size)
+    for block in np.unique(blocks, axis=0):
+        own = rows[(blocks == block).all(axis=1)]
         overlap[own] = strip_overlap(coords[own], patch_size, polygons)
     return overlap
 
@@ -70,15 +73,23 @@ def read_mask(
     path: Path, *, downsample: float | None = None, tumour_values: Sequence[int] | None = None
 ) -> TumourMask:
     """A PNG or TIFF mask. A TIFF pyramid knows its downsample; a single image has to be told."""
+    if not is_file(path):
+        raise InputError(f"{path} does not exist, or is no file.")
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.
-        with TiffImageFile(path) if path.suffix.lower() in {".tif", ".tiff"} else Image.open(path) as image:
+        is_tiff = path.suffix.lower() in {".tif", ".tiff"}
+        with TiffImageFile(path) if is_tiff else Image.open(path, formats=("PNG",)) as image:
             level0 = image.size
             seek_page(image, path)
             is_pyramid = image.size != level0
             values = np.asarray(image)
-    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} cannot be read as a PNG or TIFF mask ({error}).") from error
+        if values.size == 0:
+            raise ValueError("it has no pixels")
+    except InputError:
+        raise
+    except Exception as error:
+        # Damaged pictures make Pillow raise almost anything, SyntaxError and TypeError among them.
+        raise InputError(f"{path} cannot be read as a PNG or TIFF mask ({error_text(error)}).") from error
     if downsample is None and not is_pyramid:
         raise InputError(
             f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "

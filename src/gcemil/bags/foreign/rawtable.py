@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcemil.bags.tables import MAX_CELLS, refuse_double_columns, row_of, table_lines
+from gcemil.bags.tables import refuse_double_columns, refuse_huge_table, row_of, table_lines
 from gcemil.errors import CohortError, MissingExtraError
 from gcemil.files import is_file
 
@@ -83,13 +83,10 @@ def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
             raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheetnames)}.")
         page = book[sheet] if sheet else book[book.sheetnames[0]]
         width = cells = 0
-        for row in page.iter_rows(values_only=True):
+        for count, row in enumerate(page.iter_rows(values_only=True)):
             width = max(width, len(row))
-            cells += max(width, 1)
-            if cells > MAX_CELLS:
-                raise CohortError(
-                    f"{path}: its sheet has more than {MAX_CELLS:,} cells. Keep the columns that are needed."
-                )
+            cells += width
+            refuse_huge_table(path, count, 1, cells)
             if any(line := [_cell(value) for value in row]):
                 yield line
     except CohortError:

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
-from gcemil.files import parse_json
+from gcemil.errors import RunError
+from gcemil.files import checked, parse_json
 from gcemil.report.figures.representations import FEWEST, embedded, slide_representations
 from gcemil.report.html import Markup, Section, paragraph
-from gcemil.report.run_data import RunData
+from gcemil.report.run_data import RunData, read_numbers
 from gcemil.report.sections.context import Context, absent, quoted
 from gcemil.runs.records import MODES
 
@@ -80,10 +81,14 @@ def rival_representations(run: RunData, fold: int) -> Representations | None:
 
 def read_representations(path: Path) -> Representations:
     found = store.attributes(path)
-    modes = {mode: store.read(path, mode) for mode in MODES if store.has(path, mode)}
+    remedy = "Remove it; 'gcemil report --representations' writes it again."
     bag_ids, parts, groups = (
-        tuple(parse_json(str(found[name]), path)) for name in ("bag_ids", "parts", "groups")
+        tuple(checked(parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy))
+        for name in ("bag_ids", "parts", "groups")
     )
+    if not len(bag_ids) == len(parts) == len(groups):
+        raise RunError(f"{path}: {len(bag_ids)} bags, {len(parts)} parts and {len(groups)} groups. {remedy}")
+    modes = {mode: read_numbers(path, mode, (len(bag_ids), None)) for mode in MODES if store.has(path, mode)}
     return Representations(modes, bag_ids, parts, groups)
 
 
