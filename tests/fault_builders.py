@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from builders import PATCH, make_cohort
 from fault_process import differences, held_locks, leftovers, run_command, snapshot
 from foreign_builders import grid, trident_features, write_table
@@ -34,7 +36,7 @@ class Scene:
     make: Callable[[Path], None]
     arguments: tuple[object, ...]
     victim: str | None = None
-    """A file of the inputs that the command reads."""
+    """A pattern of the input files that the command reads; the last one vanishes."""
     kills: int | None = None
     """Fewer than usual, for commands that take long and share their code with another."""
 
@@ -125,19 +127,19 @@ SCENES: dict[str, Scene] = {
     "import": Scene(
         foreign_features,
         ("import", "job", "--labels", "labels.csv", "--out", "cohort"),
-        "job/20x_256px_0px_overlap/features_uni_v1/s5.h5",
+        "job/*/features_uni_v1/*.h5",
     ),
     "import --copy": Scene(
         foreign_features,
         ("import", "job", "--labels", "labels.csv", "--out", "cohort", "--copy"),
-        "job/20x_256px_0px_overlap/features_uni_v1/s5.h5",
+        "job/*/features_uni_v1/*.h5",
     ),
     "encode": Scene(
         slides_to_encode,
         ("encode", "slides", "--out", "cohort", "--labels", "labels.csv", "--workers", 1),
-        "slides/s2.tif",
+        "slides/*.tif",
     ),
-    "train": Scene(cohort_with_folds, (*TRAIN, "--jobs", 1), "cohort/features/nsclc-0001-a.h5"),
+    "train": Scene(cohort_with_folds, (*TRAIN, "--jobs", 1), "cohort/features/*.h5"),
     "train --jobs 2": Scene(cohort_with_folds, (*TRAIN, "--jobs", 2)),
     "diagnose": Scene(trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 1)),
     "diagnose --jobs 2": Scene(trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 2)),
@@ -147,6 +149,20 @@ SCENES: dict[str, Scene] = {
     "annotate": Scene(annotated_slides, ("annotate", "cohort", "annotations", "--negative-class", "normal")),
 }
 """Every command that the harness kills, by what is typed."""
+
+
+def draws(name: str, kind: int) -> np.random.Generator:
+    """The random moments of a command, the same every time."""
+    return np.random.default_rng([2026, kind, *name.encode()])
+
+
+def report(
+    record_property: Callable[[str, object], None], name: str, kind: str, troubles: dict[str, list[str]]
+) -> None:
+    """Put on record how often a command was disturbed, and fail with everything that was not mended."""
+    bad = {moment: found for moment, found in troubles.items() if found}
+    record_property("faults", (name, kind, len(troubles), len(bad)))
+    assert not bad, "\n".join(f"{moment}: {'; '.join(found)}" for moment, found in bad.items())
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ FORK.set_forkserver_preload(
     ]
 )
 
-Kind = Literal["kill", "full disk", "read-only", "no permission", "vanish"]
+Kind = Literal["kill", "full disk", "read-only", "no permission", "vanished", "replaced"]
 ERRORS = {"full disk": errno.ENOSPC, "read-only": errno.EROFS, "no permission": errno.EACCES}
 MAKING = {"open", "os.mkdir", "os.symlink", "os.link"}
 """Operations that need room on the disk; renaming and removing do not."""
@@ -62,7 +62,7 @@ class Fault:
     kind: Kind
     at: int
     path: Path | None = None
-    """What vanishes."""
+    """What vanishes, or is replaced by other bytes."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,20 @@ class Ended:
     @property
     def was_killed(self) -> bool:
         return self.code == -signal.SIGKILL
+
+    @property
+    def outcries(self) -> list[str]:
+        return outcries(self.code, self.output)
+
+
+def outcries(code: int, output: str) -> list[str]:
+    """What no user should see, with the output, to find the cause."""
+    seen = [word for word in ("Traceback", "unexpected", "Exception ignored") if word in output]
+    if code not in (0, 1, 2):
+        seen.append(f"exit code {code}")
+    if code and not output.strip():
+        seen.append("no word")
+    return [f"{', '.join(seen)}: {output[-1500:]}"] if seen else []
 
 
 def run_command(
@@ -116,12 +130,12 @@ class Running:
             self.process.exitcode,
             self._output(),
             seconds,
-            tuple(_text(_beside(self.folder, f"operations.{self.process.pid}")).splitlines()),
+            tuple(_text(beside(self.folder, f"operations.{self.process.pid}")).splitlines()),
             _orphans(self.process.pid),
         )
 
     def _output(self) -> str:
-        return _text(_beside(self.folder, f"output.{self.process.pid}"))
+        return _text(beside(self.folder, f"output.{self.process.pid}"))
 
 
 @contextlib.contextmanager
@@ -142,24 +156,29 @@ def started_command(
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
         for name in ("output", "operations"):
-            _beside(folder, f"{name}.{process.pid}").unlink(missing_ok=True)
+            beside(folder, f"{name}.{process.pid}").unlink(missing_ok=True)
         process.close()
 
 
 def _child(ready: Any, arguments: list[str], folder: Path, fault: Fault | None) -> None:
     # A session of its own: its workers can be found when it is gone, and Ctrl-C reaches them all.
     os.setsid()
+    sys.addaudithook(_Ear(folder, fault))
+    ready.send_bytes(b"ready")
+    become_command(arguments, folder, beside(folder, f"output.{os.getpid()}"))
+
+
+def become_command(arguments: Sequence[str], folder: Path, output: Path) -> None:
+    """What the shell does: in the folder, with the output in a file, until the command exits."""
     os.chdir(folder)
-    output = os.open(_beside(folder, f"output.{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    sys.addaudithook(_Ear(folder, fault))
     sys.argv = ["gcemil", *arguments]
     from gcemil.cli.main import main
 
-    ready.send_bytes(b"ready")
     main()
 
 
@@ -169,7 +188,7 @@ class _Ear:
     def __init__(self, folder: Path, fault: Fault | None) -> None:
         self._folder, self._fault, self._heard = os.fspath(folder), fault, 0
         self._notes = os.open(
-            _beside(folder, f"operations.{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            beside(folder, f"operations.{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
         )
         self._owner = os.getpid()
 
@@ -196,18 +215,25 @@ class _Ear:
     def _strike(self, fault: Fault, event: str, path: str) -> None:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind == "vanish":
-            if self._heard == fault.at and fault.path is not None:
-                self._owner = 0
-                fault.path.unlink()
-                self._owner = os.getpid()
+        if fault.path is not None:
+            if self._heard == fault.at:
+                self._rob(fault.kind, fault.path)
             return
         if fault.kind != "full disk" or event in MAKING:
             number = ERRORS[fault.kind]
             raise OSError(number, os.strerror(number), os.path.join(self._folder, path))  # noqa: PTH118
 
+    def _rob(self, kind: Kind, path: Path) -> None:
+        # What is done here is not to be heard.
+        self._owner = 0
+        content = path.read_bytes()
+        path.unlink()
+        if kind == "replaced":
+            path.write_bytes(content[::-1])
+        self._owner = os.getpid()
 
-def _beside(folder: Path, name: str) -> Path:
+
+def beside(folder: Path, name: str) -> Path:
     return folder.with_name(f"{folder.name}.{name}")
 
 

@@ -3,10 +3,9 @@
 Moments are drawn from a seed: file operations, before which the process ends, and shares of the undisturbed time.
 """
 
-import numpy as np
 import pytest
 
-from fault_builders import SCENES, Scene, Stage
+from fault_builders import SCENES, Scene, Stage, draws, report
 from fault_process import Ended, Fault, run_command
 
 KILLS = 20
@@ -58,13 +57,3 @@ def troubles_after(stage: Stage, scene: Scene, killed: Ended) -> list[str]:
     found = [f"orphan {pid}" for pid in killed.orphans]
     found += [] if killed.was_killed else [f"was not killed: {killed.code} {killed.output[-300:]}"]
     return found + stage.troubles_when_repeated(scene)
-
-
-def draws(name: str, kind: int) -> np.random.Generator:
-    return np.random.default_rng([2026, kind, *name.encode()])
-
-
-def report(record_property, name: str, kind: str, troubles: dict[str, list[str]]) -> None:
-    bad = {moment: found for moment, found in troubles.items() if found}
-    record_property("faults", (name, kind, len(troubles), len(bad)))
-    assert not bad, "\n".join(f"{moment}: {'; '.join(found)}" for moment, found in bad.items())

@@ -153,7 +153,8 @@ def is_read_no_more() -> bool:
     try:
         sys.stdout.flush()
         left = _has_no_reader(sys.stdout)
-    except BrokenPipeError:
+    except OSError:
+        # No reader, or no room where the output is kept.
         left = True
     if left:
         # Python flushes once more at its end, and would complain there.

@@ -112,9 +112,11 @@ def test_chosen_rows_alone_can_be_encoded(batch):
 
 def test_a_second_run_reads_no_pixel(batch):
     encoded(batch)
+    table = (batch / "encoding.csv").read_bytes()
     encoder = colour_encoder()
     assert statuses(encoded(batch, encoder)) == ["already done"] * 3
     assert encoder.network.calls == 0
+    assert (batch / "encoding.csv").read_bytes() == table
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(batch):
