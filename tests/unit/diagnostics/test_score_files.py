@@ -111,5 +111,5 @@ def test_missing_ambiguous_and_broken_files_are_named(tmp_path):
         bag_scores(tmp_path, BAG)
     (tmp_path / "a.1.csv").unlink()
     written(tmp_path, "a.1.npy", "no array")
-    with pytest.raises(StoreError, match="is no array of numbers"):
+    with pytest.raises(StoreError, match="cannot be read as a NumPy array"):
         bag_scores(tmp_path, BAG)

@@ -79,8 +79,8 @@ def test_an_unknown_family_or_dataset_is_refused_with_the_known_ones() -> None:
             "family: x\nsource: prior\ndatasets: []\nprompts: [{concept: a, wording: abc}, {concept: a, wording: abd}]",
             "same concept",
         ),
-        ("family: [", "not an anchor family"),
-        ("family: !!python/object:os.system x", "not an anchor family"),
+        ("family: [", "not valid YAML"),
+        ("family: !!python/object:os.system x", "not valid YAML"),
     ],
 )
 def test_a_malformed_family_file_is_refused(tmp_path: Path, text: str, fault: str) -> None:
