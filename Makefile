@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
 CODE := src tests benchmarks
 
-.PHONY: install demo test test-all browser check clean
+.PHONY: install demo test test-all fuzz faults browser check clean
 
 install: $(INSTALLED)
 
@@ -34,6 +34,16 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search
+
+# Damaged, hostile and huge files at every reader: make fuzz INPUTS=20000 SEED=1
+INPUTS ?= 2000
+SEED ?= 0
+fuzz: install
+	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
+
+# Commands killed at random moments, failing disks, two processes on one folder.
+faults: install
+	$(BIN)/python -m pytest -n 2 -m '' tests/faults
 
 # Debian's Chromium for tests/browser; without it they skip. Playwright's own download is not used.
 browser: install
