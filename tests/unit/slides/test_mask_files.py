@@ -122,7 +122,7 @@ def test_a_polygon_that_leaves_the_slide_is_cut_off():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no GeoJSON of polygons"),
+        ("{", "is not valid JSON"),
         ('{"features": []}', "is no GeoJSON of polygons"),
         ('{"type": "FeatureCollection", "features": []}', "holds no polygon"),
         ('{"type": "Point", "coordinates": [1, 2]}', "holds no polygon"),
