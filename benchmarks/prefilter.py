@@ -33,9 +33,9 @@ from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.findings import write_finding
+from gcemil.prefilter.cost import measure_cost
+from gcemil.prefilter.distil import fit_prefilter
 from gcemil.slides.grid import PatchSettings
-from gcemil.training.distil import fit_prefilter
-from gcemil.training.prefilter_cost import measure_cost
 from gcemil.training.run import train_run
 
 LARGEST_TIME, SMALLEST_UTILITY = 0.25, 0.98

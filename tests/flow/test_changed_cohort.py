@@ -17,10 +17,10 @@ from gcemil.config import HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import BusyError, CohortError, RunError
 from gcemil.files import LOCK_NAME, locked_folder
+from gcemil.prefilter.slide_files import read_run_origin
 from gcemil.report.run_report import write_report
 from gcemil.training.reevaluate import evaluate_run
 from gcemil.training.run import train_run
-from gcemil.training.slide_files import run_origin
 from run_builders import TrainedRuns
 
 COMMANDS = {
@@ -29,7 +29,7 @@ COMMANDS = {
     "diagnose": lambda run, cohort: diagnose_run(Comparison(run), names=["snr"], folds=[0], jobs=1),
     "report": lambda run, cohort: write_report(run, run / "report.html"),
     "explain": lambda run, cohort: fold_of(run, Cohort.load(cohort).slides[0].slide_id, None),
-    "predict": lambda run, cohort: run_origin(run),
+    "predict": lambda run, cohort: read_run_origin(run),
 }
 
 

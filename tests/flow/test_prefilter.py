@@ -23,8 +23,8 @@ from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
-from gcemil.features.prefilter_file import FILE, load_prefilter, save_prefilter
 from gcemil.files import write_table
+from gcemil.prefilter.student import PREFILTER_FILE, load_prefilter, save_prefilter
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 from run_builders import TrainedRuns
@@ -66,7 +66,7 @@ def test_the_prefilter_of_a_fold_is_fitted_and_settled_on_its_validation_slides(
     _, run, found = drawn
     (report,) = found["folds"]
     assert (report["n_train"], report["n_val"]) == (2, 2)
-    fitted = load_prefilter(run / "fold_0" / FILE)
+    fitted = load_prefilter(run / "fold_0" / PREFILTER_FILE)
     assert fitted.keep_rate == report["chosen"]["keep_rate"]
     assert fitted.origin.encoder == "efficientnet_lite0"
     assert [one["keep_rate"] for one in report["ladder"]] == sorted(
@@ -83,7 +83,7 @@ def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, t
     verdicts = {}
     for limit in (1.0, None):
         copied = shutil.copytree(run, tmp_path / f"run_{limit}")
-        changed(copied / "fold_0" / FILE, keep_rate=0.5, doubt_limit=limit)
+        changed(copied / "fold_0" / PREFILTER_FILE, keep_rate=0.5, doubt_limit=limit)
         result = invoke(
             predict, copied, slide, "--mode", "prefilter", "--json", "--out", tmp_path / f"{limit}"
         )
@@ -110,9 +110,9 @@ def test_folds_are_averaged_over_the_union_of_what_they_keep_and_all_must_certif
     cohort, run, _ = drawn
     slide = sorted((cohort / "slides").glob("*.tif"))[5]
     both = shutil.copytree(run, tmp_path / "both")
-    changed(both / "fold_0" / FILE, keep_rate=0.25, doubt_limit=1.0)
+    changed(both / "fold_0" / PREFILTER_FILE, keep_rate=0.25, doubt_limit=1.0)
     shutil.copytree(both / "fold_0", both / "fold_1")
-    changed(both / "fold_1" / FILE, keep_rate=0.5, doubt_limit=1.0)
+    changed(both / "fold_1" / PREFILTER_FILE, keep_rate=0.5, doubt_limit=1.0)
     (mean,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
     singles = [
         json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--fold", fold, "--json").stdout)[0]
@@ -121,7 +121,7 @@ def test_folds_are_averaged_over_the_union_of_what_they_keep_and_all_must_certif
     assert mean["prob_tumor"] == pytest.approx(np.mean([one["prob_tumor"] for one in singles]))
     # Both have the same student, so the larger share holds the smaller one.
     assert mean["n_encoded"] == singles[1]["n_encoded"] > singles[0]["n_encoded"]
-    changed(both / "fold_1" / FILE, doubt_limit=None)
+    changed(both / "fold_1" / PREFILTER_FILE, doubt_limit=None)
     (fallen,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
     assert (fallen["certified"], fallen["n_encoded"]) == (False, fallen["n_patches"])
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):
     empty = write_slide(tmp_path / "empty.tif", glass())
     assert "no patch with enough tissue" in str(invoke(predict, run, empty, "--mode", "prefilter").exception)
     bare = shutil.copytree(run, tmp_path / "bare")
-    (bare / "fold_0" / FILE).unlink()
+    (bare / "fold_0" / PREFILTER_FILE).unlink()
     error = invoke(predict, bare, no_mpp, "--mode", "prefilter").exception
     assert isinstance(error, UsageError)
     assert "Fit it with 'gcemil prefilter" in str(error)
@@ -181,7 +181,7 @@ def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):
 def test_a_prefilter_of_another_model_is_refused(drawn, tmp_path):
     cohort, run, _ = drawn
     other = shutil.copytree(run, tmp_path / "other")
-    changed(other / "fold_0" / FILE, model_hash="another")
+    changed(other / "fold_0" / PREFILTER_FILE, model_hash="another")
     slide = next((cohort / "slides").glob("*.tif"))
     error = invoke(predict, other, slide, "--mode", "prefilter").exception
     assert isinstance(error, RunError)

@@ -61,11 +61,17 @@ from gcemil.families import read_family
 from gcemil.features.embed_prompts import read_templates
 from gcemil.features.origin import encoded_grid, feature_origin
 from gcemil.features.pairs import write_pairs
-from gcemil.features.prefilter import PrefilterSettings, Student
-from gcemil.features.prefilter_file import FittedPrefilter, load_prefilter, save_prefilter
 from gcemil.files import write_json, write_text
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
+from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, write_cost
+from gcemil.prefilter.student import (
+    FittedPrefilter,
+    PrefilterSettings,
+    Student,
+    load_prefilter,
+    save_prefilter,
+)
 from gcemil.report.certificate import read_certificate
 from gcemil.report.overlay import read_thumbnail
 from gcemil.report.run_data import read_run_data
@@ -77,7 +83,7 @@ from gcemil.report.sections.representations import (
 )
 from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
 from gcemil.runs.network import load_network, save_network
-from gcemil.runs.prefilter_cost import PrefilterCost, SlideCost, read_cost, write_cost
+from gcemil.runs.predict import evaluate_bags, load_fold_models
 from gcemil.runs.records import read_history
 from gcemil.runs.summary import summarise
 from gcemil.slides.grid import PatchSettings, patch_grid
@@ -86,8 +92,6 @@ from gcemil.slides.patches import probe_patches
 from gcemil.slides.reader import open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.training import loop
-from gcemil.training.evaluate import evaluate_bags
-from gcemil.training.fold_model import fold_models
 from gcemil.training.objective import create_null
 from gcemil.training.optimizer import create_optimizer
 from gcemil.training.reevaluate import predict_slide
@@ -784,7 +788,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
             each(
                 partial(evaluated, fold),
                 partial(trained_folds, fold.parent),
-                partial(fold_models, fold.parent, fold=None, needs_evidence=False),
+                partial(load_fold_models, fold.parent, fold=None, needs_evidence=False),
                 partial(predict_slide, fold.parent, cohort_file, mode="full"),
             )
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from gcemil.training.evaluate import Mode as FeatureMode
+    from gcemil.prefilter.slide_files import SlideFilePrediction, SlidePredictor
+    from gcemil.runs.predict import Mode as FeatureMode
     from gcemil.training.reevaluate import SlidePrediction
-    from gcemil.training.slide_files import SlideFilePrediction, SlidePredictor
 
 
 class Mode(StrEnum):
@@ -50,9 +50,9 @@ def predict(
     from gcemil.cli.console import print_json, progress
     from gcemil.errors import UsageError
     from gcemil.features.loaders import WeightSource
+    from gcemil.prefilter.slide_files import SlidePredictor, is_slide_file
     from gcemil.training.fold import write_slide_evidence
     from gcemil.training.reevaluate import predict_slide
-    from gcemil.training.slide_files import SlidePredictor, is_slide_file
 
     predictor: SlidePredictor | None = None
     found: list[SlidePrediction | SlideFilePrediction] = []
@@ -92,7 +92,7 @@ def feature_mode(mode: Mode) -> FeatureMode:
 
 def as_record(prediction: SlidePrediction | SlideFilePrediction) -> dict[str, object]:
     """One prediction for a script; evidence is given as rows of the feature file or of the slide's grid."""
-    from gcemil.training.slide_files import SlideFilePrediction
+    from gcemil.prefilter.slide_files import SlideFilePrediction
 
     evidence = prediction.evidence
     record: dict[str, object] = {"slide_id": prediction.slide_id, **prediction.values}
@@ -114,7 +114,7 @@ def as_record(prediction: SlidePrediction | SlideFilePrediction) -> dict[str, ob
 def show(title: str, found: list[SlidePrediction | SlideFilePrediction]) -> None:
     """A table; what was encoded has columns where slide files were given."""
     from gcemil.cli.console import print_table
-    from gcemil.training.slide_files import SlideFilePrediction
+    from gcemil.prefilter.slide_files import SlideFilePrediction
 
     names = list(found[0].values)
     any_file = any(isinstance(one, SlideFilePrediction) for one in found)

@@ -38,12 +38,12 @@ def prefilter(
     """
     from gcemil.bags.patching import found_slides
     from gcemil.cli.console import print_json, print_table, progress, say
-    from gcemil.features.prefilter import PrefilterSettings
     from gcemil.files import working_in
+    from gcemil.prefilter.certificate import CertificateSettings
+    from gcemil.prefilter.cost import measure_cost
+    from gcemil.prefilter.distil import fit_prefilter
+    from gcemil.prefilter.student import PrefilterSettings
     from gcemil.runs.folder import trained_folds
-    from gcemil.training.distil import fit_prefilter
-    from gcemil.training.keep_rate import CertificateSettings
-    from gcemil.training.prefilter_cost import measure_cost
 
     found = found_slides(slides)
     folds = (

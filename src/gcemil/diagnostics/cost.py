@@ -39,15 +39,20 @@ from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.attribution.table import supported
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
 from gcemil.diagnostics.peak_memory import peak_bytes
-from gcemil.diagnostics.prefilter_row import PREFILTER, encoding_note, prefilter_cost, with_encoding
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import recovered
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.interventions import Interventions
+from gcemil.prefilter.cost import (
+    PREFILTER_MODE,
+    PrefilterCost,
+    add_encoding_cost,
+    describe_encoding,
+    read_matching_cost,
+)
 from gcemil.recovery.rules import members, subset_size, top_k
-from gcemil.runs.prefilter_cost import PrefilterCost
 from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
@@ -91,7 +96,8 @@ def measured(
     per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     logits: dict[str, list[Logits]] = {}
     slides = []
-    filtered = prefilter_cost(fold)
+    folder = fold.run / f"fold_{fold.fold}"
+    filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     for number, bench in enumerate(fold.bags("test", on_bag)):
         ways = [*ways_of(bench, fold, budget), *prefiltered_way(bench, fold, filtered)]
@@ -104,7 +110,7 @@ def measured(
             slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
     rows = [with_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
-    rows = [with_encoding(row, filtered) for row in rows]
+    rows = [add_encoding_cost(row, filtered) for row in rows]
     return Finding(
         name="cost",
         rows=tuple(rows),
@@ -180,7 +186,7 @@ def prefiltered_way(bench: BagBench, fold: FoldBench, filtered: PrefilterCost | 
             "Measure again with 'gcemil prefilter --measure'."
         )
     selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bench))
-    yield subset_way(PREFILTER, "wrapped", fold.host, bench, selected, None)
+    yield subset_way(PREFILTER_MODE, "wrapped", fold.host, bench, selected, None)
 
 
 def subset_way(
@@ -219,7 +225,7 @@ def costs(
             {
                 "aggregation_time": predicted / unit,
                 # A prefilter finds its subset while it encodes, which end_to_end_time counts.
-                "explained_time": None if way.mode == PREFILTER else explained,
+                "explained_time": None if way.mode == PREFILTER_MODE else explained,
                 "peak_memory": memory[way.mode] / memory["full"],
                 "patch_ratio": float(way.selected.double().mean()),
             },
@@ -273,7 +279,7 @@ def with_utility(row: Row, utility: dict[str, float]) -> Row:
 
 
 def notes(fold: FoldBench, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:
-    yield encoding_note(filtered)
+    yield describe_encoding(filtered)
     if fold.model is None:
         yield "The run has no wrapper: no rows 'soft' and 'discrete'."
     if CLOSED_FORM not in utility:

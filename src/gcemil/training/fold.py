@@ -25,9 +25,9 @@ from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
 from gcemil.runs.network import Ingredients, save_network
+from gcemil.runs.predict import Mode, available_modes, evaluate_bags
 from gcemil.runs.trained_on import check_cohort, read_training_cohort
 from gcemil.tasks.task import Task
-from gcemil.training.evaluate import Mode, evaluate_bags, modes_of
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.seeding import seed_torch, stream_seed
 from gcemil.training.setup import create_network
@@ -101,7 +101,7 @@ def evaluate_fold(
     before_saving: Callable[[], object],
 ) -> None:
     """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete."""
-    modes = modes_of(ingredients)
+    modes = available_modes(ingredients)
     model_hash = content_hash(folder / "checkpoint.safetensors")
 
     def write_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:

@@ -32,10 +32,10 @@ from gcemil.model import EvidenceOutput
 from gcemil.runs import checkpoint
 from gcemil.runs.folder import FoldParts, stacked_targets, target_tensor
 from gcemil.runs.network import Ingredients
+from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task
 from gcemil.training import watch
 from gcemil.training.epoch_statistics import GateStatistics, LossMeans
-from gcemil.training.evaluate import Mode, evaluate_bags
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import create_optimizer
 from gcemil.training.schedule import (

@@ -20,12 +20,11 @@ from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import create_task, fold_parts, open_cohort, trained_folds
 from gcemil.runs.network import load_network
+from gcemil.runs.predict import Mode, average_folds, load_fold_models
 from gcemil.runs.records import read_metrics
 from gcemil.runs.summary import write_summary
 from gcemil.runs.trained_on import check_cohort, read_training_cohort
-from gcemil.training.evaluate import Mode
 from gcemil.training.fold import evaluate_fold
-from gcemil.training.fold_model import fold_models, mean_values
 from gcemil.units import LevelZeroPx
 
 
@@ -66,10 +65,10 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
 
 def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
     """One new slide from its feature file: averaged over all folds, or by one of them."""
-    models = fold_models(run, fold=fold, needs_evidence=mode != "full")
+    models = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
     answers = [one.answer(read_slide(features_file, one.meta), mode) for one in models]
     per_fold = [one.values(logits) for one, (logits, _) in zip(models, answers, strict=True)]
-    return SlidePrediction(features_file.stem, mean_values(models, per_fold), per_fold, answers[0][1])
+    return SlidePrediction(features_file.stem, average_folds(models, per_fold), per_fold, answers[0][1])
 
 
 def read_slide(path: Path, meta: dict[str, Any]) -> Bag:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gcemil.errors import UsageError
-from gcemil.features.prefilter_view import LowView, densities, density_table, low_view, patch_crops
+from gcemil.prefilter.student import LowView, cut_crops, densities, density_table, read_view
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, open_slide
 from slide_builders import write_slide
@@ -24,7 +24,7 @@ def grid(*corners, mpp=0.5):
 
 
 def test_a_crop_is_centred_on_its_patch():
-    crops = patch_crops(numbered_view(), grid((32, 16), (16, 32)), 3)
+    crops = cut_crops(numbered_view(), grid((32, 16), (16, 32)), 3)
     assert crops.shape == (2, 3, 3, 3)
     # The patch at (32, 16) is pixel (2, 1), which has grey 1 * 6 + 2.
     assert crops[0, ..., 0].tolist() == [[1, 2, 3], [7, 8, 9], [13, 14, 15]]
@@ -32,35 +32,33 @@ def test_a_crop_is_centred_on_its_patch():
 
 
 def test_what_lies_beyond_the_image_is_white():
-    corner, last = patch_crops(numbered_view(), grid((0, 0), (80, 48)), 3)[..., 1]
+    corner, last = cut_crops(numbered_view(), grid((0, 0), (80, 48)), 3)[..., 1]
     assert corner.tolist() == [[255, 255, 255], [255, 0, 1], [255, 6, 7]]
     assert last.tolist() == [[16, 17, 255], [22, 23, 255], [255, 255, 255]]
 
 
 def test_a_crop_of_one_pixel_and_no_patches_at_all():
-    assert patch_crops(numbered_view(), grid((48, 0)), 1)[0, 0, 0].tolist() == [3, 3, 3]
-    assert patch_crops(numbered_view(), PatchGrid(np.empty((0, 2), np.int64), SETTINGS, 0.5, np.empty(0)), 5).shape == (
+    assert cut_crops(numbered_view(), grid((48, 0)), 1)[0, 0, 0].tolist() == [3, 3, 3]
+    assert cut_crops(numbered_view(), PatchGrid(np.empty((0, 2), np.int64), SETTINGS, 0.5, np.empty(0)), 5).shape == (
         0, 5, 5, 3,
     )  # fmt: skip
     with pytest.raises(UsageError, match="at least one pixel"):
-        patch_crops(numbered_view(), grid((0, 0)), 0)
+        cut_crops(numbered_view(), grid((0, 0)), 0)
 
 
 def test_the_view_begins_where_the_scan_begins():
     moved = numbered_view(Bounds(1000, 500, 96, 64))
-    assert patch_crops(moved, grid((1032, 516)), 1)[0, 0, 0, 0] == 8
+    assert cut_crops(moved, grid((1032, 516)), 1)[0, 0, 0, 0] == 8
 
 
 def test_the_view_of_a_slide_is_read_at_its_resolution(tmp_path):
     image = np.full((512, 512, 3), 250, np.uint8)
     image[128:256, 256:384] = (200, 100, 150)
     with open_slide(write_slide(tmp_path / "slide.tif", image)) as slide:
-        view = low_view(slide, 4.0)
+        view = read_view(slide, 4.0)
     assert view.image.shape == (64, 64, 3)
     assert view.scale == (8.0, 8.0)
-    crops = patch_crops(
-        view, PatchGrid(np.array([[256, 128], [0, 0]]), PatchSettings(128), 0.5, np.ones(2)), 8
-    )
+    crops = cut_crops(view, PatchGrid(np.array([[256, 128], [0, 0]]), PatchSettings(128), 0.5, np.ones(2)), 8)
     assert np.abs(crops[0].astype(int) - (200, 100, 150)).max() <= 2
     assert np.abs(crops[1].astype(int) - 250).max() <= 2
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from gcemil.training.keep_rate import (
+from gcemil.prefilter.certificate import (
     CertificateSettings,
     RateOutcome,
     Trial,
-    allowed_limits,
-    chosen_outcome,
-    outcome_of,
+    _allowed_limits,
+    choose_rate,
+    settle_limit,
 )
 
 LOOSE = CertificateSettings(risk=0.2)
@@ -28,33 +28,33 @@ def trial(doubts, changed, *, rate=0.1, worth=None):
 
 
 def test_slides_that_never_change_are_all_certified():
-    found = outcome_of(trial([0.1, 0.4, 0.2, 0.3], [0, 0, 0, 0]), LOOSE)
+    found = settle_limit(trial([0.1, 0.4, 0.2, 0.3], [0, 0, 0, 0]), LOOSE)
     assert (found.doubt_limit, found.fall_back, found.cost) == pytest.approx((0.4, 0.0, 0.1))
     assert (found.utility, found.relative_utility, found.changed) == pytest.approx((1.0, 1.0, 0.0))
 
 
 def test_doubts_from_the_first_change_on_are_not_certified():
     # Four slides and risk 0.2: (0 + 1) / 5 is just allowed, a single change is not.
-    found = outcome_of(trial([0.1, 0.4, 0.2, 0.3], [0, 0, 0, 1]), LOOSE)
+    found = settle_limit(trial([0.1, 0.4, 0.2, 0.3], [0, 0, 0, 1]), LOOSE)
     assert found.doubt_limit == pytest.approx(0.2)
     assert found.fall_back == pytest.approx(0.5)
     assert found.cost == pytest.approx(0.1 + 0.5 * 0.9)
 
 
 def test_too_few_slides_certify_nothing():
-    found = outcome_of(trial([0.1, 0.2, 0.3], [0, 0, 0]), LOOSE)
+    found = settle_limit(trial([0.1, 0.2, 0.3], [0, 0, 0]), LOOSE)
     assert found.doubt_limit is None
     assert (found.fall_back, found.cost) == pytest.approx((1.0, 1.0))
     assert found.utility == pytest.approx(1.0)
 
 
 def test_nine_slides_are_just_enough_for_a_tenth():
-    assert allowed_limits(np.linspace(0, 0.8, 9), np.zeros(9, dtype=bool), 0.1)[0] == pytest.approx(0.8)
-    assert allowed_limits(np.linspace(0, 0.7, 8), np.zeros(8, dtype=bool), 0.1) == []
+    assert _allowed_limits(np.linspace(0, 0.8, 9), np.zeros(9, dtype=bool), 0.1)[0] == pytest.approx(0.8)
+    assert _allowed_limits(np.linspace(0, 0.7, 8), np.zeros(8, dtype=bool), 0.1) == []
 
 
 def test_equal_doubts_are_certified_together_or_not_at_all():
-    assert allowed_limits(
+    assert _allowed_limits(
         np.array([0.1, 0.2, 0.2, 0.3]), np.array([False, False, True, False]), 0.2
     ) == pytest.approx([0.1])
 
@@ -62,16 +62,16 @@ def test_equal_doubts_are_certified_together_or_not_at_all():
 def test_a_limit_that_costs_utility_is_lowered():
     # Ten slides at risk 0.2 may change once, but the share of right answers must stay at 0.98.
     doubts, changed = np.arange(10) / 10, np.arange(10) == 6
-    found = outcome_of(trial(doubts, changed), LOOSE)
+    found = settle_limit(trial(doubts, changed), LOOSE)
     assert found.doubt_limit == pytest.approx(0.5)
-    gained = outcome_of(trial(doubts, changed, worth=np.zeros(10)), LOOSE)
+    gained = settle_limit(trial(doubts, changed, worth=np.zeros(10)), LOOSE)
     assert gained.doubt_limit == pytest.approx(0.9)
     assert gained.changed == pytest.approx(0.1)
 
 
 def test_a_metric_of_zero_has_no_relative_utility():
     nothing = Trial(0.1, np.zeros(9), np.zeros(9, dtype=bool), lambda certified: 0.0, recall=0.0)
-    assert outcome_of(nothing, CertificateSettings()).relative_utility is None
+    assert settle_limit(nothing, CertificateSettings()).relative_utility is None
 
 
 def rate(keep, cost):
@@ -93,4 +93,4 @@ def test_the_cheapest_rate_with_room_for_the_evidence_is_chosen_and_ties_go_to_t
     costs, share, chosen
 ):
     rates = [rate(keep, cost) for keep, cost in costs.items()]
-    assert chosen_outcome(rates, evidence_share=share).keep_rate == chosen
+    assert choose_rate(rates, evidence_share=share).keep_rate == chosen

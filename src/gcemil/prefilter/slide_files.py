@@ -9,39 +9,98 @@ prefilter              per fold, the patches its student keeps; encoded is the u
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
+from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.extract import EncodeSettings
+from gcemil.features.extract import EncodeSettings, encode_patches
 from gcemil.features.loaders import WeightSource
 from gcemil.features.origin import FeatureOrigin, feature_origin, matching_encoder
-from gcemil.features.prefilter import kept_rows, view_scores
-from gcemil.features.prefilter_file import FILE, FittedPrefilter, load_prefilter
-from gcemil.features.prefilter_view import LowView, low_view
 from gcemil.model import GceMil
+from gcemil.prefilter.certificate import KeptAnswer, answer_from_kept
+from gcemil.prefilter.student import (
+    PREFILTER_FILE,
+    FittedPrefilter,
+    LowView,
+    keep_rows,
+    load_prefilter,
+    read_view,
+    score_view,
+)
 from gcemil.records import SlideEvidence
 from gcemil.runs.folder import open_cohort
+from gcemil.runs.predict import FoldModel, Mode, average_folds, load_fold_models
 from gcemil.shapes import Logits
-from gcemil.slides.grid import patch_grid
-from gcemil.slides.reader import open_slide
+from gcemil.slides.grid import PatchGrid, patch_grid
+from gcemil.slides.reader import SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
-from gcemil.training.evaluate import Mode
-from gcemil.training.fold_model import FoldModel, fold_models, mean_values
-from gcemil.training.patch_source import Clock, PatchSource, Stopwatch
-from gcemil.training.prefiltered import KeptAnswer, answer_from_kept
+from gcemil.units import LevelZeroPx
+
+Clock = Callable[[], float]
+
 
 FileMode = Literal["full", "soft", "discrete", "prefilter"]
+
+
+@dataclass(eq=False)
+class PatchSource:
+    """The patches of an open slide; their features are made when they are first asked for."""
+
+    slide: SlideReader
+    grid: PatchGrid
+    encoder: PatchEncoder
+    settings: EncodeSettings
+    _features: Float[np.ndarray, "n d"] = field(init=False)
+    _known: Bool[np.ndarray, "n"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._features = np.zeros((len(self.grid), self.encoder.spec.dim), self.settings.dtype)
+        self._known = np.zeros(len(self.grid), dtype=bool)
+
+    @property
+    def n_encoded(self) -> int:
+        return int(self._known.sum())
+
+    def encode(self, rows: Int[np.ndarray, "k"]) -> None:
+        """Make the features of these patches that are not there yet."""
+        missing = rows[~self._known[rows]]
+        if len(missing):
+            self._features[missing] = encode_patches(
+                self.slide, self.grid, self.encoder, self.settings, rows=missing
+            )
+            self._known[missing] = True
+
+    def bag(self, slide_id: str) -> Bag:
+        """All patches; those never encoded have features of 0 and must be left out by whoever uses it."""
+        return slide_bag(
+            slide_id, self._features, self.grid.coords, LevelZeroPx(int(self.grid.patch_size_level0))
+        )
+
+
+@dataclass(eq=False)
+class Stopwatch:
+    """Seconds by part of the work."""
+
+    clock: Clock
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        before = self.clock()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - before
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +150,9 @@ class SlidePredictor:
         encoder: PatchEncoder | None = None,
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder already loaded may be handed in."""
-        folds = fold_models(run, fold=fold, needs_evidence=mode != "full")
-        fitted = tuple(fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
-        origin = fitted[0].origin if fitted else run_origin(run)
+        folds = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
+        fitted = tuple(_load_fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
+        origin = fitted[0].origin if fitted else read_run_origin(run)
         if any(one.origin != origin for one in fitted):
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
@@ -127,21 +186,23 @@ class SlidePredictor:
 
     def _prefiltered(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
         with watch.part("prefilter"):
-            kept = kept_by_folds(self.prefilters, source)
+            kept = _keep_rows_of_folds(self.prefilters, source)
         with watch.part("encoding"):
             source.encode(np.unique(np.concatenate(kept)))
         bag = source.bag(slide_id)
         answers: list[KeptAnswer] = []
         with watch.part("prediction"):
             for one, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
-                answer = answer_from_kept(wrapped(one), bag, rows, deviation=fitted.risk_deviation)
+                answer = answer_from_kept(_wrapped_model(one), bag, rows, deviation=fitted.risk_deviation)
                 if not fitted.certifies(answer.doubt):
                     break
                 answers.append(answer)
         if len(answers) < len(self.folds):
             return self._whole(source, slide_id, watch, "full", certified=False)
         first = answers[0]
-        evidence = slide_evidence(wrapped(self.folds[0]), bag.sampled(first.rows), first.explanation)[0]
+        evidence = slide_evidence(_wrapped_model(self.folds[0]), bag.sampled(first.rows), first.explanation)[
+            0
+        ]
         logits = [answer.logits for answer in answers]
         return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
 
@@ -171,7 +232,7 @@ class SlidePredictor:
         per_fold = [one.values(answer) for one, answer in zip(self.folds, logits, strict=True)]
         return SlideFilePrediction(
             slide_id=slide_id,
-            values=mean_values(self.folds, per_fold),
+            values=average_folds(self.folds, per_fold),
             per_fold=per_fold,
             evidence=evidence,
             rows=rows,
@@ -187,15 +248,15 @@ def is_slide_file(path: Path) -> bool:
     return path.name.lower().endswith(SLIDE_EXTENSIONS)
 
 
-def run_origin(run: Path) -> FeatureOrigin:
+def read_run_origin(run: Path) -> FeatureOrigin:
     """How the features were made that a run was trained on."""
     _, cohort = open_cohort(run)
     return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 
-def fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
+def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     """The prefilter of a fold, which must have been distilled from this very model."""
-    path = one.folder / FILE
+    path = one.folder / PREFILTER_FILE
     fitted = load_prefilter(path)
     if fitted.model_hash != content_hash(one.checkpoint):
         raise RunError(
@@ -204,20 +265,22 @@ def fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     return fitted
 
 
-def wrapped(one: FoldModel) -> GceMil:
+def _wrapped_model(one: FoldModel) -> GceMil:
     """The wrapper of a fold; plain hosts were refused when the run was opened."""
     model: GceMil = one.ingredients.model  # type: ignore[assignment]
     return model
 
 
-def kept_by_folds(prefilters: Sequence[FittedPrefilter], source: PatchSource) -> list[Int[np.ndarray, "_"]]:
+def _keep_rows_of_folds(
+    prefilters: Sequence[FittedPrefilter], source: PatchSource
+) -> list[Int[np.ndarray, "_"]]:
     """The rows that each fold's student keeps; folds that see alike share one view of the slide."""
     views: dict[float, LowView] = {}
     kept = []
     for fitted in prefilters:
         mpp = fitted.settings.view_mpp
         if mpp not in views:
-            views[mpp] = low_view(source.slide, mpp)
-        scores = view_scores(fitted.student, views[mpp], source.grid, fitted.settings)
-        kept.append(kept_rows(scores, fitted.keep_rate))
+            views[mpp] = read_view(source.slide, mpp)
+        scores = score_view(fitted.student, views[mpp], source.grid, fitted.settings)
+        kept.append(keep_rows(scores, fitted.keep_rate))
     return kept

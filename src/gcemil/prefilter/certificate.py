@@ -1,4 +1,7 @@
-"""How many patches the prefilter keeps, and when a prediction from them is trusted; both settled on validation slides.
+"""When a prediction from the patches that a prefilter kept is trusted, and how many patches it keeps.
+
+The wrapper's budget and the cap of recovery are shares of the slide. On a bag of kept patches they are scaled up, so that the same
+number of patches may be evidence as on the whole bag: budget N / k, at most 1. A least number of patches is one already and stays.
 
   doubt        of a prediction from kept patches: 1 - min(P(c | evidence), P(c | all kept)), c the class of the evidence;
                for a risk, |risk of the evidence - risk of all kept| in deviations of the training risks
@@ -18,17 +21,84 @@ the limit the only thing chosen. Few slides promise little: below 1 / risk - 1 o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
+from gcemil.bags.bag import Bag
 from gcemil.config import Settings
+from gcemil.explain import Explanation, explain_bag
+from gcemil.model import GceMil
+from gcemil.shapes import Logits
 
 Certified = Bool[np.ndarray, "n"]
 UtilityOf = Callable[[Certified], float]
 """The task metric when these slides are predicted from kept patches and the others from all."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptAnswer:
+    """What the model says of the kept patches of a bag."""
+
+    rows: Int[np.ndarray, "k"]
+    """The kept patches, as rows of the whole bag."""
+    explanation: Explanation
+    doubt: float
+
+    @property
+    def logits(self) -> Logits:
+        """The prediction: the host on the evidence found among the kept patches."""
+        return self.explanation.discrete.logits
+
+    @property
+    def evidence_rows(self) -> Int[np.ndarray, "e"]:
+        """The evidence, as rows of the whole bag."""
+        return self.rows[self.explanation.recovery.selected.cpu().numpy()]
+
+
+def answer_from_kept(model: GceMil, bag: Bag, rows: Int[np.ndarray, "k"], *, deviation: float) -> KeptAnswer:
+    """Evidence and prediction from these sorted rows of a bag; `deviation` is that of the training risks."""
+    explanation = explain_bag(scale_budget(model, share=len(rows) / len(bag)), bag.sampled(rows))
+    doubt = measure_doubt(explanation.discrete.logits, explanation.output.full_logits, deviation=deviation)
+    return KeptAnswer(rows, explanation, doubt)
+
+
+def scale_budget(model: GceMil, *, share: float) -> GceMil:
+    """The same weights with a budget and a cap that count patches of the whole bag, of which this share is left."""
+    settings = model.settings
+    budget = min(1.0, settings.budget / share)
+    recovery = settings.recovery.model_copy(
+        update={"max_fraction": min(1.0, settings.recovery.max_fraction / share)}
+    )
+    gate = copy(model.gate)
+    gate.budget = budget
+    scaled = copy(model)
+    # A shallow copy shares its table of modules; the gate with the other budget goes into a table of its own.
+    scaled._modules = {**model._modules, "gate": gate}
+    scaled.settings = settings.model_copy(update={"budget": budget, "recovery": recovery})
+    return scaled
+
+
+def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> float:
+    """How far the evidence is from deciding alone what all kept patches decide."""
+    if len(evidence) == 1:
+        return abs(float(evidence[0]) - float(everyone[0])) / deviation
+    said = int(evidence.argmax())
+    sure = torch.minimum(
+        torch.softmax(evidence.double(), dim=0)[said], torch.softmax(everyone.double(), dim=0)[said]
+    )
+    return 1 - float(sure)
+
+
+def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
+    """Whether an answer is another one than that of the whole bag."""
+    if len(full) == 1:
+        return abs(float(answer[0]) - float(full[0])) > tolerance * deviation
+    return int(answer.argmax()) != int(full.argmax())
 
 
 class CertificateSettings(Settings):
@@ -78,12 +148,12 @@ class RateOutcome:
     """Share of slides that are certified and answered otherwise."""
 
 
-def outcome_of(trial: Trial, settings: CertificateSettings) -> RateOutcome:
+def settle_limit(trial: Trial, settings: CertificateSettings) -> RateOutcome:
     """The largest limit that keeps both promises, and what it costs."""
     nobody = np.zeros(len(trial.doubts), dtype=bool)
     full = trial.utility_of(nobody)
     limit, certified, utility = None, nobody, full
-    for candidate in allowed_limits(trial.doubts, trial.changed, settings.risk):
+    for candidate in _allowed_limits(trial.doubts, trial.changed, settings.risk):
         accepted = trial.doubts <= candidate
         reached = trial.utility_of(accepted)
         if reached >= settings.utility_share * full:
@@ -102,7 +172,7 @@ def outcome_of(trial: Trial, settings: CertificateSettings) -> RateOutcome:
     )
 
 
-def allowed_limits(
+def _allowed_limits(
     doubts: Float[np.ndarray, "n"], changed: Bool[np.ndarray, "n"], risk: float
 ) -> list[float]:
     """Doubts that may serve as limit, the largest first."""
@@ -113,7 +183,7 @@ def allowed_limits(
     return [float(value) for value in candidates[allowed][::-1]]
 
 
-def chosen_outcome(outcomes: Sequence[RateOutcome], *, evidence_share: float) -> RateOutcome:
+def choose_rate(outcomes: Sequence[RateOutcome], *, evidence_share: float) -> RateOutcome:
     """The cheapest that has room for the evidence, else the largest; of equally cheap ones that which keeps most."""
     roomy = [one for one in outcomes if one.keep_rate >= evidence_share]
     if not roomy:

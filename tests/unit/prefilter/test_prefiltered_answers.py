@@ -8,9 +8,9 @@ import torch
 
 from gcemil.bags.cohort import Cohort
 from gcemil.explain import explain_bag
+from gcemil.prefilter.certificate import answer_from_kept, is_changed, measure_doubt, scale_budget
+from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, write_cost
 from gcemil.runs.network import load_network
-from gcemil.runs.prefilter_cost import PrefilterCost, SlideCost, read_cost, write_cost
-from gcemil.training.prefiltered import answer_from_kept, doubt_of, is_changed, scaled_to_bag
 from run_builders import TrainedRuns
 
 
@@ -19,14 +19,14 @@ def logits(*probabilities):
 
 
 def test_doubt_is_what_the_less_sure_of_two_answers_leaves_open():
-    assert doubt_of(logits(0.9, 0.1), logits(0.7, 0.3), deviation=1) == pytest.approx(0.3)
-    assert doubt_of(logits(0.7, 0.3), logits(0.9, 0.1), deviation=1) == pytest.approx(0.3)
+    assert measure_doubt(logits(0.9, 0.1), logits(0.7, 0.3), deviation=1) == pytest.approx(0.3)
+    assert measure_doubt(logits(0.7, 0.3), logits(0.9, 0.1), deviation=1) == pytest.approx(0.3)
     # All kept patches say the other class, so the evidence's class has little.
-    assert doubt_of(logits(0.8, 0.2), logits(0.2, 0.8), deviation=1) == pytest.approx(0.8)
+    assert measure_doubt(logits(0.8, 0.2), logits(0.2, 0.8), deviation=1) == pytest.approx(0.8)
 
 
 def test_doubt_of_a_risk_is_its_move_in_deviations():
-    assert doubt_of(torch.tensor([1.5]), torch.tensor([1.0]), deviation=2) == pytest.approx(0.25)
+    assert measure_doubt(torch.tensor([1.5]), torch.tensor([1.0]), deviation=2) == pytest.approx(0.25)
 
 
 def test_another_class_is_a_change_and_so_is_a_risk_that_moved_too_far():
@@ -54,7 +54,7 @@ def test_keeping_every_patch_is_the_whole_bag(model_and_bag):
 def test_a_tenth_of_the_bag_may_have_as_many_patches_of_evidence_as_the_whole(model_and_bag):
     model, bag = model_and_bag
     before = (model.gate.budget, model.settings)
-    scaled = scaled_to_bag(model, share=0.1)
+    scaled = scale_budget(model, share=0.1)
     assert scaled.gate.budget == pytest.approx(10 * model.gate.budget)
     assert scaled.settings.recovery.max_fraction == pytest.approx(1.0)
     assert (model.gate.budget, model.settings) == before

@@ -8,16 +8,18 @@ import torch
 
 from gcemil.errors import RunError, UsageError
 from gcemil.features.origin import FeatureOrigin
-from gcemil.features.prefilter import (
+from gcemil.prefilter.student import (
+    FittedPrefilter,
     PrefilterSettings,
     Student,
+    _standardise,
+    draw_lesson,
     fit_student,
-    kept_rows,
-    lesson,
-    standardised,
-    student_scores,
+    keep_rows,
+    load_prefilter,
+    save_prefilter,
+    score_crops,
 )
-from gcemil.features.prefilter_file import FittedPrefilter, load_prefilter, save_prefilter
 from gcemil.slides.grid import PatchSettings
 
 QUICK = PrefilterSettings(width=4, epochs=8, slides_per_step=1, learning_rate=0.01)
@@ -38,7 +40,7 @@ def slide_of(seed, n=40, marked=6, px=12):
 
 def lessons(count=4):
     return [
-        lesson(crops, scores, wanted=64, generator=np.random.default_rng(0))
+        draw_lesson(crops, scores, wanted=64, generator=np.random.default_rng(0))
         for crops, scores, _ in (slide_of(seed) for seed in range(count))
     ]
 
@@ -47,7 +49,7 @@ def test_a_texture_of_the_same_mean_colour_is_found_on_a_new_slide():
     student = fit_student(lessons(), QUICK)
     for seed in (100, 101):
         crops, _, marked = slide_of(seed)
-        assert set(kept_rows(student_scores(student, crops), 6 / 40).tolist()) == marked
+        assert set(keep_rows(score_crops(student, crops), 6 / 40).tolist()) == marked
 
 
 def test_equal_seeds_give_equal_students_and_leave_the_global_generator_alone():
@@ -63,24 +65,24 @@ def test_equal_seeds_give_equal_students_and_leave_the_global_generator_alone():
 
 def test_scores_do_not_depend_on_how_many_patches_are_put_in_at_once(monkeypatch):
     student, crops = Student(4).eval(), slide_of(0)[0]
-    whole = student_scores(student, crops)
-    monkeypatch.setattr("gcemil.features.prefilter.SCORED_AT_ONCE", 7)
-    assert torch.allclose(student_scores(student, crops), whole, atol=1e-5)
-    assert len(student_scores(student, crops[:0])) == 0
+    whole = score_crops(student, crops)
+    monkeypatch.setattr("gcemil.prefilter.student.SCORED_AT_ONCE", 7)
+    assert torch.allclose(score_crops(student, crops), whole, atol=1e-5)
+    assert len(score_crops(student, crops[:0])) == 0
 
 
 def test_a_large_slide_teaches_its_first_patches_and_some_others():
     crops, _, _ = slide_of(0, n=40)
     scores = torch.arange(40.0)
-    taught = lesson(crops, scores, wanted=10, generator=np.random.default_rng(0))
+    taught = draw_lesson(crops, scores, wanted=10, generator=np.random.default_rng(0))
     assert len(taught.crops) == 10
-    assert taught.targets[:5].tolist() == pytest.approx(standardised(scores)[[39, 38, 37, 36, 35]].tolist())
+    assert taught.targets[:5].tolist() == pytest.approx(_standardise(scores)[[39, 38, 37, 36, 35]].tolist())
     assert taught.targets[5:].max() < taught.targets[:5].min()
 
 
 def test_scores_are_standardised_and_equal_ones_become_zero():
-    assert standardised(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1, 1])
-    assert standardised(torch.full((3,), 0.7)).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert _standardise(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1, 1])
+    assert _standardise(torch.full((3,), 0.7)).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,13 @@ def test_scores_are_standardised_and_equal_ones_become_zero():
     [(0.05, [3]), (0.2, [3]), (0.3, [1, 3]), (0.6, [1, 2, 3]), (1.0, [0, 1, 2, 3, 4])],
 )
 def test_the_best_share_of_a_slide_is_kept_and_ties_go_to_the_lower_row(rate, kept):
-    assert kept_rows(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), rate).tolist() == kept
+    assert keep_rows(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), rate).tolist() == kept
 
 
 def test_a_tenth_of_thirty_patches_is_three():
-    assert len(kept_rows(torch.rand(30), 0.1)) == 3
+    assert len(keep_rows(torch.rand(30), 0.1)) == 3
     with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0"):
-        kept_rows(torch.rand(3), 0.0)
+        keep_rows(torch.rand(3), 0.0)
 
 
 def test_a_student_needs_a_slide():
@@ -119,7 +121,7 @@ def test_a_saved_prefilter_gives_the_same_scores(tmp_path):
     save_prefilter(tmp_path / "one.safetensors", before)
     after = load_prefilter(tmp_path / "one.safetensors")
     crops = slide_of(0)[0]
-    torch.testing.assert_close(student_scores(after.student, crops), student_scores(before.student, crops))
+    torch.testing.assert_close(score_crops(after.student, crops), score_crops(before.student, crops))
     for name in (
         "settings",
         "origin",

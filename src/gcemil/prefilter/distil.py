@@ -2,7 +2,7 @@
 
   teacher    the selector's scores, from which its gates are made, on every patch of the training slides
   student    learns to rank the patches of a slide as the teacher does, from the low-magnification view alone
-  then       keep rate and limit of doubt are settled on the validation slides (keep_rate.py); test slides are never looked at
+  then       keep rate and limit of doubt are settled on the validation slides (certificate.py); test slides are never looked at
 
 Files of the fold: prefilter.safetensors (the student and what predicting takes), prefilter.json (every keep rate that was tried).
 """
@@ -20,40 +20,118 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil import __version__
+from gcemil.bags import store
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec
+from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash, record_cohort
+from gcemil.bags.folds import read_fold
 from gcemil.bags.patching import PatchingRules, rules_fingerprint
+from gcemil.bags.tables import file_fingerprint
+from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag
-from gcemil.features.prefilter import (
-    Lesson,
-    PrefilterSettings,
-    Student,
-    fit_student,
-    kept_rows,
-    lesson,
-    student_scores,
-)
-from gcemil.features.prefilter_file import FILE, FittedPrefilter, save_prefilter
+from gcemil.features.origin import FeatureOrigin, encoded_grid, one_origin
 from gcemil.files import write_json
-from gcemil.runs.environment import package_version
-from gcemil.runs.folder import stacked_targets
-from gcemil.shapes import Logits
-from gcemil.tasks import classification
-from gcemil.tasks.task import Task, as_array
-from gcemil.training.keep_rate import (
+from gcemil.model import GceMil
+from gcemil.prefilter.certificate import (
     CertificateSettings,
     Certified,
     RateOutcome,
     Trial,
-    chosen_outcome,
-    outcome_of,
+    answer_from_kept,
+    choose_rate,
+    is_changed,
+    settle_limit,
 )
-from gcemil.training.prefiltered import answer_from_kept, is_changed
-from gcemil.training.taught_fold import TaughtFold, opened_fold
+from gcemil.prefilter.student import (
+    PREFILTER_FILE,
+    Crops,
+    FittedPrefilter,
+    Lesson,
+    PrefilterSettings,
+    Student,
+    cut_crops,
+    draw_lesson,
+    fit_student,
+    keep_rows,
+    read_view,
+    save_prefilter,
+    score_crops,
+)
+from gcemil.runs.environment import package_version
+from gcemil.runs.folder import FoldParts, create_task, fold_parts, open_cohort, stacked_targets
+from gcemil.runs.network import load_network
+from gcemil.runs.records import read_metrics
+from gcemil.shapes import Logits
+from gcemil.slides.reader import open_slide
+from gcemil.tasks import classification
+from gcemil.tasks.task import Task, as_array
 
 Advance = Callable[[int, int], None]
 REPORT = "prefilter.json"
+
+
+@dataclass(frozen=True, eq=False)
+class TaughtFold:
+    """A trained fold whose selector is to be imitated, and the slide files of its bags."""
+
+    folder: Path
+    cohort: Cohort
+    parts: FoldParts
+    task: Task
+    model: GceMil
+    slides: Mapping[str, Path]
+    origin: FeatureOrigin
+    risk_deviation: float
+
+    def crops(self, slide_id: str, settings: PrefilterSettings) -> Crops:
+        """The low-magnification view around every patch of a slide, in the order of its features."""
+        grid = encoded_grid(self.cohort.feature_file(slide_id))
+        # The pixel size that placed the patches, not the one the file may state.
+        with open_slide(self.slides[slide_id], mpp=grid.mpp) as slide:
+            return cut_crops(read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings))
+
+
+def open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
+    """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
+    card, cohort = open_cohort(run)
+    folder = run / f"fold_{fold}"
+    model = load_network(folder / "checkpoint.safetensors")[0].model
+    if model is None:
+        raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
+    parts = fold_parts(cohort, read_fold(cohort, fold))
+    needed = [slide_id for spec in (*parts.train, *parts.val) for slide_id in spec.slide_ids]
+    origin = one_origin(cohort.feature_file(slide_id) for slide_id in needed)
+    _refuse_missing(needed, slides, cohort)
+    return TaughtFold(
+        folder,
+        cohort,
+        parts,
+        create_task(cohort, card.settings),
+        model,
+        slides,
+        origin,
+        _read_risk_deviation(folder),
+    )
+
+
+def _refuse_missing(needed: Sequence[str], slides: Mapping[str, Path], cohort: Cohort) -> None:
+    """Every slide needs its file, and the very file that was patched."""
+    if missing := [slide_id for slide_id in needed if slide_id not in slides]:
+        raise UsageError(
+            f"{len(missing)} of {len(needed)} training and validation slides have no file, the first is '{missing[0]}'. "
+            "Give the folder that 'gcemil encode' was given."
+        )
+    for slide_id in needed:
+        stated = store.attributes(cohort.feature_file(slide_id), "coords").get("slide_fingerprint")
+        if stated is not None and stated != file_fingerprint(slides[slide_id]):
+            raise UsageError(
+                f"{slides[slide_id]} is not the file that {cohort.feature_file(slide_id)} was made from. Give the same slides."
+            )
+
+
+def _read_risk_deviation(folder: Path) -> float:
+    """Deviation of the training risks as training wrote it; 1 for classification."""
+    return read_metrics(folder).details.risk_deviation
 
 
 @dataclass(frozen=True)
@@ -81,22 +159,24 @@ def fit_prefilter(
     """Distil, settle, and write the prefilter of one fold; `slides` gives the file of every slide by id."""
     started = time.monotonic()
     sight, promise = settings or PrefilterSettings(), certificate or CertificateSettings()
-    taught = opened_fold(run, fold, slides)
+    taught = open_taught_fold(run, fold, slides)
     n_train, n_val = len(taught.parts.train), len(taught.parts.val)
     tell = on_slide or (lambda done, total: None)
     lessons = []
     for done, spec in enumerate(taught.parts.train, start=1):
-        lessons += lessons_of(taught, spec, sight)
+        lessons += _draw_lessons(taught, spec, sight)
         tell(done, n_train + n_val)
     student = fit_student(lessons, sight)
     bags = []
     for done, spec in enumerate(taught.parts.val, start=n_train + 1):
-        bags.append(bag_trial(taught, student, spec, sight, promise))
+        bags.append(_try_rates(taught, student, spec, sight, promise))
         tell(done, n_train + n_val)
     targets = stacked_targets(taught.parts.val)
-    outcomes = [outcome_of(trial, promise) for trial in trials(taught.task, targets, bags, promise.ladder)]
+    outcomes = [
+        settle_limit(trial, promise) for trial in _group_by_rate(taught.task, targets, bags, promise.ladder)
+    ]
     share = float(np.mean([bag.evidence_share for bag in bags]))
-    chosen = chosen_outcome(outcomes, evidence_share=share)
+    chosen = choose_rate(outcomes, evidence_share=share)
     report = PrefilterReport(
         fold,
         chosen,
@@ -104,9 +184,11 @@ def fit_prefilter(
         n_train,
         n_val,
         time.monotonic() - started,
-        tuple(notes(taught, chosen, promise)),
+        tuple(_write_notes(taught, chosen, promise)),
     )
-    save_prefilter(taught.folder / FILE, fitted_of(taught, student, sight, promise, chosen))
+    save_prefilter(
+        taught.folder / PREFILTER_FILE, _assemble_prefilter(taught, student, sight, promise, chosen)
+    )
     write_json(
         taught.folder / REPORT,
         {
@@ -119,14 +201,14 @@ def fit_prefilter(
 
 
 @torch.no_grad()
-def lessons_of(taught: TaughtFold, spec: BagSpec, settings: PrefilterSettings) -> list[Lesson]:
+def _draw_lessons(taught: TaughtFold, spec: BagSpec, settings: PrefilterSettings) -> list[Lesson]:
     """What the selector says of each slide of a training bag, beside what the student sees of it."""
     bag = taught.cohort.read_bag(spec)
     features, coords = bag_tensors(bag)
     scores = taught.model(features, coords, step=bag.patch_size).scores
     draws = np.random.default_rng([settings.seed, *spec.bag_id.encode()])
     return [
-        lesson(
+        draw_lesson(
             taught.crops(span.slide_id, settings),
             scores[span.start : span.stop],
             wanted=settings.patches_per_slide,
@@ -151,7 +233,7 @@ class BagTrial:
     """Share of the whole bag that is evidence."""
 
 
-def bag_trial(
+def _try_rates(
     taught: TaughtFold,
     student: Student,
     spec: BagSpec,
@@ -161,9 +243,9 @@ def bag_trial(
     bag, deviation = taught.cohort.read_bag(spec), taught.risk_deviation
     whole = explain_bag(taught.model, bag)
     full, evidence = whole.output.full_logits, whole.recovery.selected.numpy()
-    scores = {name: student_scores(student, taught.crops(name, settings)) for name in spec.slide_ids}
+    scores = {name: score_crops(student, taught.crops(name, settings)) for name in spec.slide_ids}
     answers = [
-        answer_from_kept(taught.model, bag, kept_of_bag(bag, scores, rate), deviation=deviation)
+        answer_from_kept(taught.model, bag, _keep_rows_of_bag(bag, scores, rate), deviation=deviation)
         for rate in certificate.ladder
     ]
     tolerance = certificate.risk_tolerance
@@ -177,14 +259,18 @@ def bag_trial(
     )
 
 
-def trials(task: Task, targets: Tensor, bags: Sequence[BagTrial], ladder: Sequence[float]) -> Iterator[Trial]:
+def _group_by_rate(
+    task: Task, targets: Tensor, bags: Sequence[BagTrial], ladder: Sequence[float]
+) -> Iterator[Trial]:
     """The same bags, keep rate by keep rate."""
     full = torch.stack([bag.full for bag in bags])
     for place, rate in enumerate(ladder):
         kept = torch.stack([bag.kept[place] for bag in bags])
 
         def utility_of(certified: Certified, kept: Tensor = kept) -> float:
-            return utility(task, targets, torch.where(torch.from_numpy(certified)[:, None], kept, full))
+            return measure_utility(
+                task, targets, torch.where(torch.from_numpy(certified)[:, None], kept, full)
+            )
 
         yield Trial(
             keep_rate=rate,
@@ -195,13 +281,15 @@ def trials(task: Task, targets: Tensor, bags: Sequence[BagTrial], ladder: Sequen
         )
 
 
-def kept_of_bag(bag: Bag, scores: Mapping[str, Float[Tensor, "_"]], keep_rate: float) -> Int[np.ndarray, "k"]:
+def _keep_rows_of_bag(
+    bag: Bag, scores: Mapping[str, Float[Tensor, "_"]], keep_rate: float
+) -> Int[np.ndarray, "k"]:
     """The rows of a bag that the student keeps: the same share of each of its slides."""
-    parts = [span.start + kept_rows(scores[span.slide_id], keep_rate) for span in bag.spans]
+    parts = [span.start + keep_rows(scores[span.slide_id], keep_rate) for span in bag.spans]
     return np.concatenate(parts)
 
 
-def utility(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
+def measure_utility(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
     """Macro-F1 or C-index."""
     predictions = task.prediction(logits)
     if task.task_metric == "macro_f1":
@@ -210,7 +298,7 @@ def utility(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
     return task.metrics(targets, predictions)[task.task_metric]
 
 
-def fitted_of(
+def _assemble_prefilter(
     taught: TaughtFold,
     student: Student,
     settings: PrefilterSettings,
@@ -237,7 +325,7 @@ def fitted_of(
     )
 
 
-def notes(taught: TaughtFold, chosen: RateOutcome, certificate: CertificateSettings) -> Iterator[str]:
+def _write_notes(taught: TaughtFold, chosen: RateOutcome, certificate: CertificateSettings) -> Iterator[str]:
     n_val, risk = len(taught.parts.val), certificate.risk
     if chosen.doubt_limit is None:
         yield (

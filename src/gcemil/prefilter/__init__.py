@@ -1,0 +1,1 @@
+"""A student at low magnification that spares most patches of a slide the encoder."""

@@ -1,0 +1,259 @@
+"""What the prefilter saves on the test slides of a fold: measured here, read by the diagnostic `cost`.
+
+Every slide goes from its file to its prediction twice, with all patches and with those the prefilter keeps; which way comes first
+alternates, so that neither has all the warm files. One prediction before the first counts for nothing.
+
+fold_<k>/prefilter_cost.json holds per slide the seconds of each part both ways, and the patches the host pooled in the end.
+
+  extraction_time    tissue, view, student and encoder, whole bag = 1
+  end_to_end_time    the same with the prediction
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from gcemil.bags.cohort import BagSpec
+from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.folds import read_fold
+from gcemil.errors import RunError, UsageError
+from gcemil.features.encoders import PatchEncoder
+from gcemil.features.origin import encoded_grid
+from gcemil.files import is_file, read_record, write_json
+from gcemil.findings import Row
+from gcemil.prefilter.distil import measure_utility
+from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredictor
+from gcemil.runs.folder import create_task, fold_parts, open_cohort, stacked_targets
+
+COST_FILE = "prefilter_cost.json"
+PREDICTION = "prediction"
+"""The part of the work that comes after feature extraction."""
+Seconds = dict[str, float]
+
+
+PREFILTER_MODE = "prefilter"
+
+
+@dataclass(frozen=True)
+class SlideCost:
+    """One test slide, with all its patches and with those the prefilter keeps."""
+
+    bag_id: str
+    n_patches: int
+    n_encoded: int
+    certified: bool
+    selected: list[int]
+    """Rows that the host pooled: the evidence, or all of them after a fall-back."""
+    full: list[float]
+    """prob_<class>, or risk, from all patches."""
+    prefiltered: list[float]
+    full_seconds: Seconds
+    prefilter_seconds: Seconds
+
+    @property
+    def change(self) -> float:
+        """|Change| of the probability of the class that all patches say, or of the risk."""
+        place = max(range(len(self.full)), key=self.full.__getitem__)
+        return abs(self.prefiltered[place] - self.full[place])
+
+
+@dataclass(frozen=True)
+class PrefilterCost:
+    """The test slides of one fold."""
+
+    fold: int
+    keep_rate: float
+    threads: int
+    model_hash: str
+    full_utility: float
+    prefilter_utility: float
+    slides: tuple[SlideCost, ...]
+
+    @property
+    def end_to_end_time(self) -> float:
+        """Seconds with the prefilter over seconds without, all slides together."""
+        full = sum(sum(slide.full_seconds.values()) for slide in self.slides)
+        return sum(sum(slide.prefilter_seconds.values()) for slide in self.slides) / full
+
+    @property
+    def extraction_time(self) -> float:
+        """The same up to the features: tissue, view, student and encoder."""
+        full = sum(_extraction_seconds(slide.full_seconds) for slide in self.slides)
+        return sum(_extraction_seconds(slide.prefilter_seconds) for slide in self.slides) / full
+
+    @property
+    def relative_utility(self) -> float | None:
+        return self.prefilter_utility / self.full_utility if self.full_utility else None
+
+    @property
+    def fall_back(self) -> float:
+        """Share of slides that fell back to all their patches."""
+        return fmean(not slide.certified for slide in self.slides)
+
+    @property
+    def encoded(self) -> float:
+        """Share of all patches that were encoded."""
+        return sum(slide.n_encoded for slide in self.slides) / sum(slide.n_patches for slide in self.slides)
+
+    @property
+    def mean_change(self) -> float:
+        return fmean(slide.change for slide in self.slides)
+
+    @property
+    def sentence(self) -> str:
+        relative = "undefined" if self.relative_utility is None else f"{self.relative_utility:.3f}x"
+        return (
+            f"fold {self.fold}, {len(self.slides)} test slides: time {self.end_to_end_time:.3f}x, utility {relative}, keep rate "
+            f"{self.keep_rate:g}, fall-back {self.fall_back:.3f}, patches encoded {self.encoded:.3f}, "
+            f"mean change of the prediction {self.mean_change:.4f}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        derived = ("end_to_end_time", "extraction_time", "relative_utility", "fall_back", "encoded", "mean_change")  # fmt: skip
+        return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
+
+
+def _extraction_seconds(seconds: Seconds) -> float:
+    return sum(spent for part, spent in seconds.items() if part != PREDICTION)
+
+
+def write_cost(folder: Path, cost: PrefilterCost) -> None:
+    write_json(folder / COST_FILE, cost.to_json())
+
+
+def read_cost(folder: Path) -> PrefilterCost | None:
+    """What was measured for a fold; None where nothing was."""
+    path = folder / COST_FILE
+    if not is_file(path):
+        return None
+    remedy = "It is no measurement of gcemil; make it again with 'gcemil prefilter --measure'."
+    return read_record(path, PrefilterCost, error=RunError, remedy=remedy)
+
+
+def measure_cost(
+    run: Path,
+    fold: int,
+    slides: Mapping[str, Path],
+    *,
+    encoder: PatchEncoder | None = None,
+    on_slide: Callable[[int, int], None] | None = None,
+    clock: Clock = time.perf_counter,
+) -> PrefilterCost:
+    """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
+    card, cohort = open_cohort(run)
+    specs = fold_parts(cohort, read_fold(cohort, fold)).test
+    filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
+    whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
+    found: list[SlideCost] = []
+    # The first batch of a process allocates memory that all later ones find there.
+    first = encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
+    filtered.predict(_find_file(specs[0], slides), mpp=first.mpp, clock=clock)
+    for done, spec in enumerate(specs, start=1):
+        path, grid = _find_file(spec, slides), encoded_grid(cohort.feature_file(spec.slide_ids[0]))
+        order = (whole, filtered) if done % 2 else (filtered, whole)
+        made = {one.mode: one.predict(path, mpp=grid.mpp, clock=clock) for one in order}
+        _check_same_patches(spec, made["full"], expected=len(grid))
+        found.append(_compare_slide(spec, made["full"], made["prefilter"]))
+        if on_slide:
+            on_slide(done, len(specs))
+    task, targets = create_task(cohort, card.settings), stacked_targets(specs)
+    fitted = filtered.prefilters[0]
+    cost = PrefilterCost(
+        fold=fold,
+        keep_rate=fitted.keep_rate,
+        threads=torch.get_num_threads(),
+        model_hash=fitted.model_hash,
+        full_utility=measure_utility(task, targets, _as_logits([one.full for one in found])),
+        prefilter_utility=measure_utility(task, targets, _as_logits([one.prefiltered for one in found])),
+        slides=tuple(found),
+    )
+    write_cost(run / f"fold_{fold}", cost)
+    return cost
+
+
+def _compare_slide(spec: BagSpec, full: SlideFilePrediction, prefiltered: SlideFilePrediction) -> SlideCost:
+    pooled = prefiltered.evidence_rows if prefiltered.certified else list(range(full.n_patches))
+    return SlideCost(
+        bag_id=spec.bag_id,
+        n_patches=full.n_patches,
+        n_encoded=prefiltered.n_encoded,
+        certified=bool(prefiltered.certified),
+        selected=pooled,
+        full=full.per_fold[0],
+        prefiltered=prefiltered.per_fold[0],
+        full_seconds=full.seconds,
+        prefilter_seconds=prefiltered.seconds,
+    )
+
+
+def _as_logits(values: list[list[float]]) -> torch.Tensor:
+    """Logits that a task turns back into these probabilities; a risk is its own logit."""
+    found = torch.tensor(values, dtype=torch.float64)
+    return found if found.shape[1] == 1 else found.clamp_min(1e-300).log()
+
+
+def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
+    """The slide of a test bag."""
+    if len(spec.slide_ids) != 1:
+        raise UsageError(
+            f"Case '{spec.bag_id}' has {len(spec.slide_ids)} slides; the cost is measured where a bag is one slide. "
+            "Leave out --measure."
+        )
+    if spec.slide_ids[0] not in slides:
+        raise UsageError(
+            f"The test slide '{spec.slide_ids[0]}' has no file. Give the folder that 'gcemil encode' was given."
+        )
+    return slides[spec.slide_ids[0]]
+
+
+def _check_same_patches(spec: BagSpec, full: SlideFilePrediction, *, expected: int) -> None:
+    """Rows are kept for later, so they must mean the patches of the cohort's own files."""
+    if full.n_patches != expected:
+        raise UsageError(
+            f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, {expected} in the cohort: it was patched "
+            "by a mask or by other rules, so its cost cannot be compared. Leave out --measure."
+        )
+
+
+def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost | None:
+    """What was measured from slide files, if it was with the very model of this fold and on these very bags."""
+    found = read_cost(folder)
+    if found is None:
+        return None
+    same_model = found.model_hash == content_hash(folder / "checkpoint.safetensors")
+    same_bags = [slide.bag_id for slide in found.slides] == [spec.bag_id for spec in bags]
+    return found if same_model and same_bags else None
+
+
+def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:
+    """The row with what encoding takes, where that was measured; every way but one encodes all patches."""
+    if filtered is None:
+        return row
+    mode = row.labels["mode"]
+    figures: dict[str, float | None] = {
+        "extraction_time": filtered.extraction_time if mode == PREFILTER_MODE else 1.0
+    }
+    if mode in ("full", PREFILTER_MODE):
+        figures["end_to_end_time"] = filtered.end_to_end_time if mode == PREFILTER_MODE else 1.0
+    return Row(row.labels, {**row.values, **figures}, row.deviations)
+
+
+def describe_encoding(filtered: PrefilterCost | None) -> str:
+    """What a reader of the table must know about encoding."""
+    if filtered is None:
+        return (
+            "No prefilter measured in this run, so encoding is not made cheaper: the row 'discrete + prefilter' is absent. "
+            "'gcemil prefilter RUN SLIDES --measure' adds it."
+        )
+    return (
+        f"Prefilter: keep rate {filtered.keep_rate:g}, {filtered.fall_back:.3f} of the slides fell back to all patches, "
+        f"{filtered.encoded:.3f} of all patches were encoded, {filtered.threads} thread; mean change of the prediction "
+        f"{filtered.mean_change:.4f}."
+    )

@@ -1,0 +1,114 @@
+"""Trained networks that predict whole bags: full, soft, and from the discrete evidence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.errors import UsageError
+from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
+from gcemil.records import SlideEvidence
+from gcemil.runs.folder import trained_folds
+from gcemil.runs.network import Ingredients, load_network
+from gcemil.shapes import Logits
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+
+
+@dataclass(frozen=True, eq=False)
+class FoldModel:
+    """One trained fold, built from its checkpoint alone."""
+
+    folder: Path
+    ingredients: Ingredients
+    meta: dict[str, Any]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    @property
+    def task(self) -> Task:
+        survival = self.meta["task"] == "survival"
+        return SurvivalTask() if survival else ClassificationTask(tuple(self.meta["classes"]))
+
+    def values(self, logits: Logits) -> list[float]:
+        """prob_<class>, or the risk."""
+        return self.task.prediction(logits).double().reshape(-1).tolist()
+
+    def answer(self, bag: Bag, mode: Mode) -> tuple[Logits, SlideEvidence | None]:
+        """What the fold says of a bag of one slide, and on what evidence."""
+        logits, explanation = predict_bag(self.ingredients, bag, modes=("full", "soft", "discrete"))
+        if explanation is None or self.ingredients.model is None:
+            return logits[mode], None
+        return logits[mode], slide_evidence(self.ingredients.model, bag, explanation)[0]
+
+
+def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
+    """All trained folds of a run, or one."""
+    folders = [run / f"fold_{fold}"] if fold is not None else trained_folds(run)
+    models = tuple(FoldModel(folder, *load_network(folder / "checkpoint.safetensors")) for folder in folders)
+    if needs_evidence and any(one.ingredients.model is None for one in models):
+        raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
+    return models
+
+
+def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The prediction of a run: the mean over its folds, by name."""
+    means = torch.tensor(per_fold, dtype=torch.float64).mean(dim=0).tolist()
+    return dict(zip(models[0].task.prediction_names, means, strict=True))
+
+
+Mode = Literal["full", "soft", "discrete"]
+
+
+def available_modes(ingredients: Ingredients) -> tuple[Mode, ...]:
+    return ("full",) if ingredients.model is None else ("full", "soft", "discrete")
+
+
+def evaluate_bags(
+    ingredients: Ingredients,
+    cohort: Cohort,
+    bags: Sequence[BagSpec],
+    *,
+    modes: Sequence[Mode],
+    on_explained: Callable[[BagSpec, Bag, Explanation], None] | None = None,
+) -> dict[Mode, Tensor]:
+    """Logits (bags, outputs) per mode, all patches, in the order given."""
+    rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
+    ingredients.network.eval()
+    for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
+        logits, explanation = predict_bag(ingredients, bag, modes=modes)
+        for mode in modes:
+            rows[mode].append(logits[mode].float().cpu())
+        if on_explained and explanation is not None:
+            on_explained(spec, bag, explanation)
+        # A large bag and its embedding must be gone before the next one is read.
+        del bag, explanation
+    return {mode: torch.stack(found) for mode, found in rows.items()}
+
+
+@torch.no_grad()
+def predict_bag(
+    ingredients: Ingredients, bag: Bag, *, modes: Sequence[Mode]
+) -> tuple[dict[Mode, Tensor], Explanation | None]:
+    """Logits by mode; the subset is recovered only where the discrete mode is asked for."""
+    device = next(ingredients.network.parameters()).device
+    if ingredients.model is None:
+        return {"full": ingredients.host(*bag_tensors(bag, device)).logits}, None
+    if "discrete" in modes:
+        found = explain_bag(ingredients.model, bag)
+        return {
+            "full": found.output.full_logits,
+            "soft": found.output.logits,
+            "discrete": found.discrete.logits,
+        }, found
+    output = ingredients.model(*bag_tensors(bag, device), step=bag.patch_size)
+    return {"full": output.full_logits, "soft": output.logits}, None
