@@ -39,6 +39,8 @@ class Scene:
     """A pattern of the input files that the command reads; the last one vanishes."""
     kills: int | None = None
     """Fewer than usual, for commands that take long and share their code with another."""
+    once: bool = False
+    """Whether it refuses a folder that is already whole."""
 
 
 def nothing(folder: Path) -> None:
@@ -128,11 +130,13 @@ SCENES: dict[str, Scene] = {
         foreign_features,
         ("import", "job", "--labels", "labels.csv", "--out", "cohort"),
         "job/*/features_uni_v1/*.h5",
+        once=True,
     ),
     "import --copy": Scene(
         foreign_features,
         ("import", "job", "--labels", "labels.csv", "--out", "cohort", "--copy"),
         "job/*/features_uni_v1/*.h5",
+        once=True,
     ),
     "encode": Scene(
         slides_to_encode,
@@ -211,10 +215,11 @@ class Stage:
 
     def troubles_when_repeated(self, scene: Scene) -> list[str]:
         """Run the command once more where a disturbed one stopped, and say what is not as if nothing had happened."""
-        usual, again = self.undisturbed(scene), run_command(scene.arguments, self.folder)
-        found = differences(usual.files, snapshot(self.folder))
-        if again.code != usual.code:
-            found.append(f"exit code {again.code}: {again.output[-300:]}")
+        usual, found = self.undisturbed(scene), []
+        if not (scene.once and snapshot(self.folder) == usual.files):
+            again = run_command(scene.arguments, self.folder)
+            found = [] if again.code == usual.code else [f"exit code {again.code}: {again.output[-300:]}"]
+        found += differences(usual.files, snapshot(self.folder))
         found += [f"left: {name}" for name in leftovers(self.folder)]
         return found + [f"held: {name}" for name in held_locks(self.folder)]
 

@@ -21,6 +21,7 @@ from fault_process import FORK, TIMEOUT_S, become_command, beside, leftovers, ou
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+DETACH = 2
 LARGE = 512 * 2**20
 
 
@@ -93,7 +94,8 @@ def _full_disk(arguments: list[str], folder: Path, room: int) -> None:
     second = _forked(arguments, folder)
     shutil.rmtree(outside)
     shutil.copytree(folder, outside, symlinks=True)
-    _call("umount", os.fsencode(folder))
+    # Detached: a helper process of the command may take a moment to go.
+    _call("umount2", os.fsencode(folder), DETACH)
     shutil.rmtree(folder)
     outside.rename(folder)
     _say(folder, [first, second])

@@ -9,7 +9,7 @@ from fault_builders import SCENES, Scene, Stage, draws, report
 from fault_process import Ended, Fault, run_command
 
 KILLS = 20
-QUICK = {"simulate": 3, "annotate": 3, "train": 2}
+QUICK = {"simulate": 2, "annotate": 2}
 """Kills per command in the suite that every change runs; the others take longer."""
 
 

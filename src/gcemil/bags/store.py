@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from os import preadv
 from pathlib import Path
 from typing import Any
@@ -506,23 +506,50 @@ def _native(values: Any) -> Array:
 
 @contextmanager
 def _created(temporary: Path, path: Path) -> Iterator[h5py.File]:
-    """A new file, flushed before it is closed, because closing keeps quiet about a disk that is full."""
-    try:
-        file = h5py.File(temporary, "w", libver="latest", track_order=False)
+    """A new file. What the disk refused on the way is raised at the end, with the number the system gave it."""
+    with _Output(temporary) as output:
         try:
-            yield file
-            file.flush()
-        except BaseException:
-            with suppress(*FAULTS):  # what went wrong first is what is told
-                file.close()
-            raise
-        file.close()
-    except GcemilError:
-        raise
-    except (OSError, RuntimeError) as error:
-        if number := re.search(r"errno = (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise _unwritten(path, error_text(error)) from error
+            with h5py.File(output, "w", libver="latest", track_order=False) as file:
+                yield file
+        except (OSError, RuntimeError) as error:
+            output.raise_refused()
+            raise _unwritten(path, error_text(error)) from error
+        output.raise_refused()
+
+
+class _Output(FileIO):
+    """The file as h5py writes it.
+
+    HDF5 keeps quiet about a disk that fills up while it closes a file, prints what it meets when objects are freed, and
+    may crash afterwards. So it never hears of a refusal: that is kept here, and nothing more is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self._refused: OSError | None = None
+
+    def raise_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    def write(self, content: Any) -> int:
+        rest = memoryview(content)
+        with self._kept_refusal():
+            while len(rest) and self._refused is None:  # one call writes at most 2 GB
+                rest = rest[super().write(rest) :]
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        with self._kept_refusal():
+            super().truncate(size)
+        return self.tell() if size is None else size
+
+    @contextmanager
+    def _kept_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._refused = self._refused or error
 
 
 @contextmanager

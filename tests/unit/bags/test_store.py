@@ -1,3 +1,5 @@
+import gc
+
 import h5py
 import numpy as np
 import pytest
@@ -45,6 +47,66 @@ def test_a_failed_write_leaves_neither_a_file_nor_a_rest(tmp_path):
     with pytest.raises(TypeError, match="[Oo]bject dtype"):
         store.write(tmp_path / "a.h5", {"features": np.array([object()])})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk():
+    """No file of this process may grow beyond 4 KB: the system refuses the rest, as it does when a disk is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("rows", [700, 100_000])
+def test_a_disk_without_room_is_a_sentence_and_the_old_file_stays(tmp_path, small_disk, capfd, rows):
+    path = tmp_path / "a.h5"
+    store.write(path, {"features": np.zeros((2, 2), np.float32)})
+    before = path.read_bytes()
+    many = {"features": np.ones((rows, 2), np.float32), "coords": np.ones((rows, 2), np.int64)}
+    with pytest.raises(StoreError, match=r"a\.h5 cannot be written \(File too large\)\. Free some space"):
+        store.write(path, many, {"encoder": "uni"})
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_repacking_without_room_leaves_the_file_as_it_was(tmp_path, small_disk):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("features", data=np.ones((4000, 2), np.float32), compression="gzip")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"a\.h5 cannot be written \(File too large\)"):
+        store.repack(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "message"),
+    [
+        (lambda content: len(content) == 100 * 6 * 4, "'features' was not stored as it was given"),
+        (lambda content: len(content) == 100 * 2 * 8, "'coords' was not stored as it was given"),
+        (lambda content: len(content) < 50, "cannot be written"),
+    ],
+)
+def test_a_write_that_the_disk_lost_is_noticed_before_the_file_is_replaced(
+    tmp_path, monkeypatch, is_lost, message
+):
+    class Forgetful(store._Output):
+        def write(self, content):
+            return len(content) if is_lost(content) else super().write(content)
+
+    path = tmp_path / "a.h5"
+    store.write(path, {"features": np.zeros((2, 2), np.float32)})
+    before = path.read_bytes()
+    monkeypatch.setattr(store, "_Output", Forgetful)
+    with pytest.raises(StoreError, match=message):
+        store.write(path, {"features": make_features(), "coords": np.ones((100, 2), np.int64)})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_writing_into_a_folder_that_is_a_file_says_so(tmp_path):

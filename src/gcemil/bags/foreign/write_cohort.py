@@ -6,6 +6,7 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,11 @@ from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Tool, the_on
 from gcemil.bags.foreign.splits import placed_folds, read_splits
 from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.foreign.torchmil import patch_truth
-from gcemil.errors import CohortError, StoreError, UsageError
+from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import whole_folder
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+"""What systems and file systems without symbolic links say."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +163,9 @@ def _place(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
         try:
             target.symlink_to(slide.path.resolve())
         except OSError as error:
+            remedy = "Import with --copy." if error.errno in NO_LINKS else write_remedy(error)
             raise StoreError(
-                f"{target} cannot be a link to {slide.path} ({error}). Import with --copy."
+                f"{target} cannot be a link to {slide.path} ({error_text(error)}). {remedy}"
             ) from error
         return True
     features, coords = slide.load()
