@@ -20,9 +20,9 @@ from pathlib import Path
 
 from gcemil.bags.patch_files import patch_file, read_patch_file
 from gcemil.bags.patching import found_slides, patch_slides
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
+from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.patches import PatchBatch, patch_batches
 from gcemil.slides.reader import open_slide

@@ -25,7 +25,6 @@ import torch
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.patching import found_slides, patch_slides
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.cost import measured
@@ -35,6 +34,7 @@ from gcemil.features.extract import encode_slides
 from gcemil.findings import write_finding
 from gcemil.prefilter.cost import measure_cost
 from gcemil.prefilter.distil import fit_prefilter
+from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 

@@ -28,7 +28,6 @@ from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.bags.patching import found_slides, patch_slides
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
 from gcemil.config import RECIPES, HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.patch_overlap import dice
@@ -36,6 +35,7 @@ from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.findings import Finding
+from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 

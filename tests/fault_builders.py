@@ -15,13 +15,13 @@ from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.patching import found_slides, patch_slides
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.bags.tables import read_table
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
+from gcemil.simulation.pixels import simulate_pixels
+from gcemil.simulation.simulate import simulate
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 from slide_builders import tissue_image, write_slide

@@ -14,8 +14,8 @@ import yaml
 from gcemil.bags import arrays
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.simulation.simulate import simulate
 from gcemil.training.run import train_run
 
 PWNED = "document.title='pwned'"

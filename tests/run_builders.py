@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.simulation.simulate import simulate
 from gcemil.training.run import train_run
 
 

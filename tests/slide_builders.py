@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gcemil.slides.drawn.pyramid import write_pyramid
+from gcemil.simulation.drawn_slide import write_pyramid
 from gcemil.slides.reader import Bounds
 
 ROOT = Path(__file__).parent.parent

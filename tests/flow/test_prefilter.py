@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import found_slides, patch_slides
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict
 from gcemil.cli.prefilter import prefilter
@@ -25,6 +24,7 @@ from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.files import write_table
 from gcemil.prefilter.student import PREFILTER_FILE, load_prefilter, save_prefilter
+from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.training.run import train_run
 from run_builders import TrainedRuns

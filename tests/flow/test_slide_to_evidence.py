@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from gcemil.bags import guards, store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds
-from gcemil.bags.simulated.pixel_truth import pixel_truth
 from gcemil.bags.tables import read_table
 from gcemil.cli.main import app
 from gcemil.report.geojson import EVIDENCE
 from gcemil.report.overlay import MARGIN, TITLE_HEIGHT, overlay
 from gcemil.report.overlay import read_thumbnail as read_picture
-from gcemil.slides.drawn.pyramid import write_pyramid
+from gcemil.simulation.drawn_slide import write_pyramid
+from gcemil.simulation.pixels import read_pixel_truth
 from gcemil.slides.reader import open_slide
 
 MASK_UM = 2.0
@@ -170,7 +170,7 @@ def test_the_cohort_has_slides_of_both_scanners_and_is_sound(flow):
 def test_annotations_in_level_0_pixels_give_the_truth_that_the_simulator_knows(flow):
     for name in flow.mpp:
         at_20x = np.rint(flow.coords(name) * flow.mpp[name] / 0.5).astype(np.int64)
-        known = pixel_truth(flow.drawn, name, at_20x, 256.0)
+        known = read_pixel_truth(flow.drawn, name, at_20x, 256.0)
         np.testing.assert_allclose(flow.truth(name), known["overlap"], atol=CLOSE)
         assert (known["evidence"].sum() > 0) == (name in flow.lesions)
         mpp = store.attributes(flow.cohort / "truth" / f"{name}.h5")["microns_per_pixel"]

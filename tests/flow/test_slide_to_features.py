@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from gcemil.bags import guards, store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patch_files import read_patch_file
-from gcemil.bags.simulated.pixel_cohort import simulate_pixels
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.cli.anchors import app as anchors_app
 from gcemil.cli.encode import encode
 from gcemil.errors import UsageError
+from gcemil.simulation.pixels import simulate_pixels
+from gcemil.simulation.simulate import simulate
 from slide_builders import REAL_SLIDE, glass, tissue_image, write_slide
 
 

@@ -39,7 +39,6 @@ from gcemil.bags.foreign.splits import placed_folds, read_splits
 from gcemil.bags.foreign.tables import read_labels
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.recipes import import_recipe
-from gcemil.bags.simulated.pixel_cohort import encoded_card
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.estimate import expected_seconds
 from gcemil.benchmark.grid import Grid
@@ -86,6 +85,7 @@ from gcemil.runs.network import load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models
 from gcemil.runs.records import read_history
 from gcemil.runs.summary import summarise
+from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.grid import PatchSettings, patch_grid
 from gcemil.slides.mask_files import read_mask, tissue_geojson
 from gcemil.slides.patches import probe_patches
@@ -585,7 +585,7 @@ def build_drawn(folder: Path) -> None:
 
 
 def read_drawn(folder: Path) -> None:
-    encoded_card(folder, feature_dim=8, encoder="toy", patch_size_level0=512)
+    read_encoded_card(folder, feature_dim=8, encoder="toy", patch_size_level0=512)
 
 
 def build_scores(folder: Path) -> None:

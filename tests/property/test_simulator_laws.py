@@ -11,15 +11,13 @@ from scipy import ndimage
 from scipy.stats import spearmanr
 
 from gcemil.bags import store
-from gcemil.bags.simulated.dials import Dials
-from gcemil.bags.simulated.labels import classification_cases, true_label
-from gcemil.bags.simulated.outcomes import outcomes, survival_cases
-from gcemil.bags.simulated.profile import profile_named, profile_names
-from gcemil.bags.simulated.simulate import simulate
-from gcemil.bags.simulated.tissue import draw_layout
 from gcemil.bags.tables import check_slide_id
+from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.profile import Dials, load_profile, profile_names
+from gcemil.simulation.simulate import simulate
+from gcemil.simulation.targets import draw_outcomes, plan_classification, plan_survival, true_label
 
-PROFILES = {name: profile_named(name) for name in profile_names()}
+PROFILES = {name: load_profile(name) for name in profile_names()}
 CLASSIFIED = sorted(name for name, profile in PROFILES.items() if profile.task == "classification")
 SEEDS = st.integers(0, 10_000)
 DIALS = st.fixed_dictionaries(
@@ -36,7 +34,7 @@ DIALS = st.fixed_dictionaries(
 
 def cases_of(name, seed, dials, n_slides=8):
     profile = PROFILES[name]
-    plan = classification_cases if profile.task == "classification" else survival_cases
+    plan = plan_classification if profile.task == "classification" else plan_survival
     resolved = Dials.model_validate({**profile.dials, **dials})
     return resolved, plan(profile, resolved, prefix=name, n_slides=n_slides, patches=(150, 500), seed=seed)
 
@@ -126,7 +124,7 @@ def test_risk_and_time_run_in_opposite_directions(name, seed):
         name, seed, {"slides_per_case": 1.5, "risk_effect": 6.0, "censoring": 0.3}, n_slides=200
     )
     risks = np.array([case.target for case in cases])
-    seen = outcomes(risks, dials, np.random.default_rng(seed))
+    seen = draw_outcomes(risks, dials, np.random.default_rng(seed))
     with_event = np.array([outcome.event == 1 for outcome in seen])
     times = np.array([outcome.time for outcome in seen])
     assert spearmanr(risks[with_event], times[with_event]).statistic < -0.3

@@ -13,12 +13,12 @@ from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
 from gcemil.bags.guards import errors_of, validate
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import CohortKey
 from gcemil.benchmark.results import Record, Results, read_failure
 from gcemil.errors import CohortError, RunError
 from gcemil.files import is_file, read_record, whole_folder, write_json
+from gcemil.simulation.simulate import simulate
 
 
 class PatchCounts(BaseModel):

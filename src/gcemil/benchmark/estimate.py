@@ -20,9 +20,6 @@ from statistics import median
 
 from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.simulated.dials import resolved_dials
-from gcemil.bags.simulated.profile import profile_named
-from gcemil.bags.simulated.sizes import patch_bounds, size_named
 from gcemil.benchmark.cohorts import read_cohort_record
 from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import (
@@ -35,6 +32,7 @@ from gcemil.benchmark.plan import (
     work,
 )
 from gcemil.benchmark.results import Results, read_log
+from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
 
 COSTS_US: dict[str, tuple[float, float]] = {
     "abmil": (25, 60),
@@ -140,10 +138,10 @@ def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
 
 def simulated_shape(settings: CohortSettings) -> Shape:
     """Patch counts are log-uniform, so their mean is known."""
-    profile, rung = profile_named(str(settings.profile)), size_named(settings.size)
+    profile, rung = load_profile(str(settings.profile)), find_size(settings.size)
     fewest, most = patch_bounds(profile, settings.size)
     slides = settings.slides or rung.slides or profile.slides
-    per_case = resolved_dials(profile.dials, settings.dials).slides_per_case
+    per_case = resolve_dials(profile.dials, settings.dials).slides_per_case
     joined = per_case if profile.task == "survival" else 1.0
     return Shape(
         bags=round(slides / joined),

@@ -14,12 +14,11 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
-from gcemil.bags.simulated.dials import resolved_dials
-from gcemil.bags.simulated.profile import profile_named
 from gcemil.benchmark.grid import PLAIN_ARMS, Arm, Grid
 from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings, with_overrides, with_preset
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS
+from gcemil.simulation.profile import load_profile, resolve_dials
 
 LONG = 2
 """How many times the epochs of `host` the fairness control `host_long` trains."""
@@ -182,7 +181,7 @@ def check_names_exist(grid: Grid) -> None:
         )
     for cohort in grid.cohorts.values():
         if cohort.profile is not None:
-            resolved_dials(profile_named(cohort.profile).dials, cohort.dials)
+            resolve_dials(load_profile(cohort.profile).dials, cohort.dials)
     for arm, variant in arms_and_variants(grid):
         try:
             run_settings(grid, RunKey("", grid.hosts[0], arm, variant, 0, 0))

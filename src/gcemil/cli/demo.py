@@ -34,10 +34,10 @@ def demo(
     from gcemil.bags import guards
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import make_folds, write_folds
-    from gcemil.bags.simulated.simulate import simulate
     from gcemil.cli.console import progress, say
     from gcemil.config import EvidenceSettings, TrainSettings
     from gcemil.errors import CohortError
+    from gcemil.simulation.simulate import simulate
     from gcemil.training.run import train_run
 
     started = time.monotonic()

@@ -36,10 +36,10 @@ def simulate(
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
-    from gcemil.bags.simulated.simulate import simulate as simulate_cohort
     from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
     from gcemil.files import locked_folder, parse_yaml
+    from gcemil.simulation.simulate import simulate as simulate_cohort
 
     overrides = {}
     for text in dial:
@@ -77,9 +77,9 @@ def _draw(
     force: bool,
 ) -> None:
     """Slides as pixels; features come later, from an encoder."""
-    from gcemil.bags.simulated.pixel_cohort import simulate_pixels
     from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
+    from gcemil.simulation.pixels import simulate_pixels
 
     if dim is not None:
         raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")

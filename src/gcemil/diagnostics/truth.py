@@ -23,10 +23,10 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.simulated.profile import profile_named
 from gcemil.errors import UsageError
 from gcemil.recovery.rules import ranking
 from gcemil.shapes import Scores, Selected
+from gcemil.simulation.profile import load_profile
 
 RegionNumbers = Int[Tensor, "n"]
 """The connected true region of each patch, 0 = none."""
@@ -160,5 +160,5 @@ def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tup
         return tuple(known.index(name) for name in names)
     if not known or "simulator" not in provenance:
         return None
-    kinds = {concept.name: concept.kind for concept in profile_named(provenance["profile"]).concepts}
+    kinds = {concept.name: concept.kind for concept in load_profile(provenance["profile"]).concepts}
     return tuple(number for number, name in enumerate(known) if kinds.get(name) == "artifact")

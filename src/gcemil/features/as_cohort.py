@@ -11,12 +11,11 @@ from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
 from gcemil.bags.foreign.tables import LabelTable, cohort_classes
 from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.simulated.pixel_cohort import CARD, encoded_card
-from gcemil.bags.simulated.pixel_truth import write_pixel_truth
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, StoreError
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import feature_file
+from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 
 
@@ -80,7 +79,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
         )
-    card = encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
+    card = read_encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
     return _saved(Cohort(out, card, rows), missing)
@@ -88,7 +87,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
 
 def is_drawn(out: Path) -> bool:
     """Whether `gcemil simulate --pixels` made this folder."""
-    return (out / CARD).is_file()
+    return (out / PIXEL_CARD).is_file()
 
 
 def _saved(cohort: Cohort, lines: Sequence[str]) -> CohortTables:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gcemil.bags.simulated.sizes import SIZES
 from gcemil.benchmark.paper_figures import paper_figures
 from gcemil.benchmark.tables.cost import ADDED_PARAMETERS, HOST_PARAMETERS, N_OUTPUTS
 from gcemil.benchmark.tables.table import TABLES
@@ -12,6 +11,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
+from gcemil.simulation.profile import SIZES
 from results_builders import (
     column,
     diagnose,

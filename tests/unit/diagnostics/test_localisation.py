@@ -8,7 +8,6 @@ import pytest
 
 from gcemil.bags import store
 from gcemil.bags.bag import slide_bag
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.froc import NOT_FOUND, SlideDetections, froc_curve, interpolated, reached
 from gcemil.diagnostics.judged_slides import (
@@ -24,6 +23,7 @@ from gcemil.diagnostics.localisation import localisation_rows, measured, notes
 from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
 from gcemil.errors import StoreError
 from gcemil.findings import over_folds, read_finding, write_finding
+from gcemil.simulation.simulate import simulate
 from run_builders import TrainedRuns
 
 PAPER = TruthRule(min_overlap=0.01, microns_per_pixel=None)

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.config import EvidenceSettings
 from gcemil.diagnostics.same_budget import same_budget_rows, truth_scores
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
 from gcemil.runs.folder import stacked_targets
+from gcemil.simulation.simulate import simulate
 from gcemil.tasks.task import ClassificationTask
 from gcemil.training.setup import reference_patches
 

@@ -4,7 +4,6 @@ from sklearn.metrics import average_precision_score
 
 from builders import make_cohort
 from gcemil.bags import store
-from gcemil.bags.simulated.simulate import simulate
 from gcemil.diagnostics.truth import (
     artifact_concepts,
     average_precision,
@@ -17,6 +16,7 @@ from gcemil.diagnostics.truth import (
     turns,
 )
 from gcemil.errors import UsageError
+from gcemil.simulation.simulate import simulate
 
 
 def mask(text):

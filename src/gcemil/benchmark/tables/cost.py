@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gcemil.bags.simulated.sizes import SIZES
 from gcemil.benchmark.measured import Measured
 from gcemil.benchmark.paper_figures import TIMES, PaperFigures
 from gcemil.benchmark.tables.ablation import GROUNDINGS, comparable
@@ -21,6 +20,7 @@ from gcemil.benchmark.tables.comparison import (
     paper_cell,
 )
 from gcemil.benchmark.tables.evidence import EVIDENCE
+from gcemil.simulation.profile import SIZES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
 PREFILTER = "prefilter"

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from numpy.random import Generator
 
-from gcemil.slides.drawn.noise import Positions, nearest_two, scatter, smooth_field
-from gcemil.slides.drawn.recipes import Architecture, Recipe
+from gcemil.simulation.label_map import Positions, nearest_two, scatter, smooth_field
+from gcemil.simulation.recipes import Architecture, Recipe
 
 MATRIX, CELLS, APICAL, SPACE = 0, 1, 2, 3
 """What a pixel belongs to; APICAL is cytoplasm without nuclei, SPACE is a lumen, a vessel or a fat cell."""
@@ -39,7 +39,7 @@ class Waves:
     ripple: Positions
 
 
-def painted_ground(
+def paint_ground(
     recipe: Recipe,
     y: Positions,
     x: Positions,
@@ -52,7 +52,7 @@ def painted_ground(
     levels = np.array([recipe.matrix, recipe.cytoplasm, recipe.cytoplasm, (0.0, 2.0)], np.float32)
     hematoxylin, eosin = levels[parts, 0], levels[parts, 1]
     if recipe.fibre:
-        wave = np.float32(recipe.fibre) * fibres(recipe, y, x, waves, generator)
+        wave = np.float32(recipe.fibre) * _draw_fibres(recipe, y, x, waves, generator)
         eosin += np.where(parts == MATRIX, wave, np.float32(0))
     if recipe.grain:
         mottle = np.where(parts == SPACE, np.float32(0), waves.mottle)
@@ -65,7 +65,7 @@ def painted_ground(
     return Ground(parts, hematoxylin, eosin)
 
 
-def fibres(recipe: Recipe, y: Positions, x: Positions, waves: Waves, generator: Generator) -> Positions:
+def _draw_fibres(recipe: Recipe, y: Positions, x: Positions, waves: Waves, generator: Generator) -> Positions:
     """Wavy bundles from -1 to 1, with pale clefts between them."""
     angle = generator.uniform(0, np.pi)
     along = np.float32(np.cos(angle)) * x + np.float32(np.sin(angle)) * y
@@ -77,45 +77,49 @@ def fibres(recipe: Recipe, y: Positions, x: Positions, waves: Waves, generator: 
     return wave
 
 
-def sheet(recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator) -> Parts:
+def _sheet(
+    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
+) -> Parts:
     """Cells everywhere, or matrix everywhere where the recipe fills nothing."""
     return np.full(len(y), CELLS if recipe.fill > 0 else MATRIX, np.uint8)
 
 
-def nests(recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator) -> Parts:
+def _nests(
+    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
+) -> Parts:
     """Islands of cells in matrix."""
     field = smooth_field(y, x, recipe.scale, generator)
     field += np.float32(0.35) * smooth_field(y, x, recipe.scale / 4, generator)
-    return np.where(field > threshold_for(field, recipe.fill), CELLS, MATRIX).astype(np.uint8)
+    return np.where(field > _threshold_for(field, recipe.fill), CELLS, MATRIX).astype(np.uint8)
 
 
-def papillae(
+def _papillae(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """Fingers of matrix lined by cells, empty space between them."""
     field = smooth_field(y, x, recipe.scale, generator)
     field += np.float32(0.25) * smooth_field(y, x, recipe.scale / 3, generator)
-    core, edge = threshold_for(field, 0.16), threshold_for(field, 0.16 + recipe.fill)
+    core, edge = _threshold_for(field, 0.16), _threshold_for(field, 0.16 + recipe.fill)
     return np.select([field > core, field > edge], [MATRIX, CELLS], SPACE).astype(np.uint8)
 
 
-def channels(
+def _channels(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """A network of thin vessels between cells."""
     field = np.abs(smooth_field(y, x, recipe.scale, generator))
-    return np.where(field < threshold_for(field, 1 - recipe.fill), SPACE, CELLS).astype(np.uint8)
+    return np.where(field < _threshold_for(field, 1 - recipe.fill), SPACE, CELLS).astype(np.uint8)
 
 
-def strands(
+def _strands(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """Cells in single file along the fibres of the matrix."""
-    wave = fibres_of_cells(recipe, y, x, generator)
-    return np.where(wave > threshold_for(wave, recipe.fill), CELLS, MATRIX).astype(np.uint8)
+    wave = _draw_files_of_cells(recipe, y, x, generator)
+    return np.where(wave > _threshold_for(wave, recipe.fill), CELLS, MATRIX).astype(np.uint8)
 
 
-def fibres_of_cells(recipe: Recipe, y: Positions, x: Positions, generator: Generator) -> Positions:
+def _draw_files_of_cells(recipe: Recipe, y: Positions, x: Positions, generator: Generator) -> Positions:
     angle = generator.uniform(0, np.pi)
     along = np.float32(np.cos(angle)) * x + np.float32(np.sin(angle)) * y
     phase = along * np.float32(2 * np.pi / recipe.scale) + 4 * smooth_field(y, x, 150, generator)
@@ -123,7 +127,7 @@ def fibres_of_cells(recipe: Recipe, y: Positions, x: Positions, generator: Gener
     return np.sin(phase) + np.float32(0.5) * smooth_field(y, x, 50, generator)
 
 
-def glands(
+def _glands(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """Rings of cells around an empty middle: nuclei outside, cytoplasm inside."""
@@ -140,7 +144,7 @@ def glands(
     return np.where(apart | (depth < basal), parts, MATRIX).astype(np.uint8)
 
 
-def cribriform(
+def _cribriform(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """Sheets of cells, punched with round holes."""
@@ -149,11 +153,11 @@ def cribriform(
     sizes = np.exp(0.25 * generator.standard_normal(points.rows * points.columns)).astype(np.float32)
     holes = first < np.float32(recipe.lumen * recipe.scale) * sizes[nearest]
     field = smooth_field(y, x, 4 * recipe.scale, generator)
-    cells = field > threshold_for(field, recipe.fill)
+    cells = field > _threshold_for(field, recipe.fill)
     return np.select([cells & holes, cells], [SPACE, CELLS], MATRIX).astype(np.uint8)
 
 
-def honeycomb(
+def _honeycomb(
     recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
 ) -> Parts:
     """Large round spaces with thin walls: fat, alveoli, clear cells. The matrix is what fills the spaces, if anything."""
@@ -163,7 +167,7 @@ def honeycomb(
     return np.where(second - first < recipe.fill * recipe.scale, CELLS, filling).astype(np.uint8)
 
 
-def threshold_for(field: Positions, share: float) -> float:
+def _threshold_for(field: Positions, share: float) -> float:
     """The value that this share of the field exceeds."""
     if share >= 1:
         return -np.inf
@@ -174,12 +178,12 @@ def threshold_for(field: Positions, share: float) -> float:
 ARCHITECTURES: dict[
     Architecture, Callable[[Recipe, Positions, Positions, tuple[int, int], Generator], Parts]
 ] = {
-    "sheet": sheet,
-    "nests": nests,
-    "papillae": papillae,
-    "channels": channels,
-    "glands": glands,
-    "cribriform": cribriform,
-    "honeycomb": honeycomb,
-    "strands": strands,
+    "sheet": _sheet,
+    "nests": _nests,
+    "papillae": _papillae,
+    "channels": _channels,
+    "glands": _glands,
+    "cribriform": _cribriform,
+    "honeycomb": _honeycomb,
+    "strands": _strands,
 }

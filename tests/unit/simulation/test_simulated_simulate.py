@@ -9,14 +9,18 @@ import pytest
 from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.simulated.dials import Dials
-from gcemil.bags.simulated.labels import class_counts
-from gcemil.bags.simulated.outcomes import log_risk
-from gcemil.bags.simulated.profile import profile_named, profile_names
-from gcemil.bags.simulated.prompts import family_prompts, plain
-from gcemil.bags.simulated.simulate import case_sites, simulate, site_preference
-from gcemil.bags.simulated.sizes import SIZES, patch_bounds
 from gcemil.errors import UsageError
+from gcemil.simulation.profile import (
+    SIZES,
+    Dials,
+    family_prompts,
+    load_profile,
+    patch_bounds,
+    plain_words,
+    profile_names,
+)
+from gcemil.simulation.simulate import case_sites, simulate, site_preference
+from gcemil.simulation.targets import class_counts, log_risk
 
 FEW_PAIRS = {"pairs": 100}
 
@@ -111,7 +115,7 @@ def test_card_says_how_to_make_the_cohort_again(tmp_path):
 def test_classes_stand_in_the_profile_s_balance(tmp_path):
     cohort = simulate("bracs", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.0})
     counted = Counter(row.label for row in cohort.slides)
-    assert [counted[name] for name in cohort.card.classes] == class_counts(profile_named("bracs"), 24)
+    assert [counted[name] for name in cohort.card.classes] == class_counts(load_profile("bracs"), 24)
 
 
 def test_label_noise_is_in_the_table_and_not_in_the_truth(tmp_path):
@@ -135,7 +139,7 @@ def test_slides_of_a_survival_case_share_their_outcome(tmp_path):
 
 def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
     cohort = simulate("luad", tmp_path, size="tiny", dials={**FEW_PAIRS, "slides_per_case": 2.0})
-    profile, names = profile_named("luad"), cohort.card.provenance["concepts"]
+    profile, names = load_profile("luad"), cohort.card.provenance["concepts"]
     dials = Dials.model_validate(cohort.card.provenance["dials"])
     for spec in cohort.bags:
         files = [cohort.truth_file(slide_id) for slide_id in spec.slide_ids]
@@ -200,9 +204,9 @@ def test_sizes_are_those_of_the_ladder():
         "wide": (150, 1024),
         "full": (None, 1024),
     }
-    assert patch_bounds(profile_named("bracs"), "tiny") == (120, 300)
-    assert patch_bounds(profile_named("bracs"), "default") == (200, 3000)
-    assert patch_bounds(profile_named("bracs"), "full")[1] == 30_000
+    assert patch_bounds(load_profile("bracs"), "tiny") == (120, 300)
+    assert patch_bounds(load_profile("bracs"), "default") == (200, 3000)
+    assert patch_bounds(load_profile("bracs"), "full")[1] == 30_000
 
 
 def fitted_bridge(folder, width):
@@ -225,8 +229,8 @@ def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(
     bridge, origin = fitted_bridge(tmp_path, 64)
     embeddings, _ = arrays.read_anchors(tmp_path / "anchors.h5")
     prompts = normalised(embeddings - embeddings.mean(axis=0))
-    named = [plain(prompt.concept) for prompt in family_prompts(profile_named(name).family)]
-    concepts = [plain(concept) for concept in cohort.card.provenance["concepts"]]
+    named = [plain_words(prompt.concept) for prompt in family_prompts(load_profile(name).family)]
+    concepts = [plain_words(concept) for concept in cohort.card.provenance["concepts"]]
     above = []
     for row in cohort.slides:
         concept = store.read(cohort.truth_file(row.slide_id), "concept")

@@ -22,18 +22,23 @@ from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.sampling import sampled_patches
-from gcemil.bags.simulated.banks import generic_bank, specific_bank, unrelated_bank
-from gcemil.bags.simulated.dials import Dials, resolved_dials
-from gcemil.bags.simulated.labels import classification_cases, noisy_labels
-from gcemil.bags.simulated.outcomes import outcomes, survival_cases
-from gcemil.bags.simulated.patches import Latents, anchor_view, encoded, slide_latents
-from gcemil.bags.simulated.plan import CasePlan, Region
-from gcemil.bags.simulated.profile import Profile, profile_named
-from gcemil.bags.simulated.sizes import patch_bounds, size_named
-from gcemil.bags.simulated.tissue import Layout, draw_layout
-from gcemil.bags.simulated.world import World, draw_world
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
+from gcemil.simulation.layout import Layout, draw_layout
+from gcemil.simulation.plan import CasePlan, Region
+from gcemil.simulation.profile import Dials, Profile, find_size, load_profile, patch_bounds, resolve_dials
+from gcemil.simulation.targets import corrupt_labels, draw_outcomes, plan_classification, plan_survival
+from gcemil.simulation.world import (
+    Latents,
+    World,
+    draw_latents,
+    draw_world,
+    embed_generic,
+    embed_specific,
+    embed_unrelated,
+    encode_latents,
+    view_in_anchor_space,
+)
 
 PATCH_SIZE = 512
 """Level-0 pixels of a patch: 256 at 20x on a slide scanned at 40x."""
@@ -74,29 +79,29 @@ def simulate(
 
     Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
     """
-    chosen, rung = profile_named(profile), size_named(size)
+    chosen, rung = load_profile(profile), find_size(size)
     check_arguments(seed, slides, dim)
-    resolved = resolved_dials(chosen.dials, dials or {})
+    resolved = resolve_dials(chosen.dials, dials or {})
     feature_dim = dim or rung.feature_dim
     world = draw_world(chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
     patches = patch_bounds(chosen, size)
-    planned = planned_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
-    cohort = Cohort(out, cohort_card(world, size, patches), tuple(slide.row for slide in planned))
-    if not replace_files and is_whole(cohort):
+    planned = plan_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
+    cohort = Cohort(out, _cohort_card(world, size, patches), tuple(slide.row for slide in planned))
+    if not replace_files and _is_whole(cohort):
         return cohort
-    with planned_folder(out, cohort.card.model_dump(mode="json"), len(planned), replace_files) as begun:
+    with begin_folder(out, cohort.card.model_dump(mode="json"), len(planned), replace_files) as begun:
         for done, slide in enumerate(planned, start=1):
             # The truth of a slide is written last.
             if not (begun and cohort.truth_file(slide.row.slide_id).is_file()):
-                write_slide(world, slide, out)
+                _write_slide(world, slide, out)
             if on_slide is not None:
                 on_slide(done, len(planned))
-        write_anchors(world, patches, out)
+        _write_anchors(world, patches, out)
         cohort.save()
     return cohort
 
 
-def is_whole(cohort: Cohort) -> bool:
+def _is_whole(cohort: Cohort) -> bool:
     """Whether the folder holds this simulated cohort already."""
     if (cohort.folder / PLAN).exists() or not (cohort.folder / "cohort.yaml").is_file():
         return False
@@ -105,10 +110,10 @@ def is_whole(cohort: Cohort) -> bool:
 
 
 @contextmanager
-def planned_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_files: bool) -> Iterator[bool]:
+def begin_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_files: bool) -> Iterator[bool]:
     """Make a cohort in this folder; whether the same was begun there before, so that its files can be kept."""
     plan = {"card": card, "slides": n_slides}
-    begun = same_plan(out / PLAN, plan)
+    begun = _is_same_plan(out / PLAN, plan)
     others = [path.name for path in out.iterdir() if path.name != LOCK_NAME] if out.is_dir() else []
     if others and not begun and not replace_files:
         raise UsageError(
@@ -120,7 +125,7 @@ def planned_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_fi
     (out / PLAN).unlink()
 
 
-def same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
+def _is_same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
     try:
         return bool(read_json(path) == plan)
     except InputError:
@@ -137,16 +142,16 @@ def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
         raise UsageError(f"Simulated features need at least {MIN_DIM} dimensions, got {dim}.")
 
 
-def planned_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
+def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
     """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
     is_survival = world.profile.task == "survival"
-    plan = survival_cases if is_survival else classification_cases
+    plan = plan_survival if is_survival else plan_classification
     cases = plan(
         world.profile, world.dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
     )
     targets = np.array([case.target for case in cases])
     sites = case_sites(site_preference(targets, is_survival), world.dials, world.draws("sites of", prefix))
-    rows = case_rows(world, prefix, cases, targets)
+    rows = _case_rows(world, prefix, cases, targets)
     return [
         PlannedSlide(
             replace(rows[case.case_id], slide_id=slide_id, site=f"site-{site}"),
@@ -156,28 +161,28 @@ def planned_slides(world: World, prefix: str, n_slides: int, patches: tuple[int,
             truth,
         )
         for case, site in zip(cases, sites, strict=True)
-        for truth in [true_target(world.profile, case)]
+        for truth in [_true_target(world.profile, case)]
         for slide_id, n_patches, regions in zip(case.slide_ids, case.n_patches, case.regions, strict=True)
     ]
 
 
-def case_rows(
+def _case_rows(
     world: World, prefix: str, cases: Sequence[CasePlan], targets: NDArray[Any]
 ) -> dict[str, SlideRow]:
     """What slides.csv says of every case: the noisy label, or the censored time."""
     draws = world.draws("targets of", prefix)
     if world.profile.task == "survival":
-        seen = outcomes(targets, world.dials, draws)
+        seen = draw_outcomes(targets, world.dials, draws)
         return {
             c.case_id: SlideRow("", c.case_id, time=o.time, event=o.event)
             for c, o in zip(cases, seen, strict=True)
         }
     names = world.profile.class_names
-    labels = noisy_labels(targets, len(names), world.dials.label_noise, draws)
+    labels = corrupt_labels(targets, len(names), world.dials.label_noise, draws)
     return {c.case_id: SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, labels, strict=True)}
 
 
-def true_target(profile: Profile, case: CasePlan) -> dict[str, str | float]:
+def _true_target(profile: Profile, case: CasePlan) -> dict[str, str | float]:
     if profile.task == "survival":
         return {"log_risk": float(case.target)}
     return {"label": profile.class_names[int(case.target)]}
@@ -198,20 +203,20 @@ def case_sites(
     return np.where(generator.random(len(preference)) < dials.site_confounding, preferred, anywhere)
 
 
-def drawn_slide(world: World, slide: PlannedSlide) -> tuple[Layout, Latents]:
+def _draw_latent_slide(world: World, slide: PlannedSlide) -> tuple[Layout, Latents]:
     """Layout and latents of one slide from its own random streams."""
     name = slide.row.slide_id
     layout = draw_layout(
         world.profile, world.dials, slide.n_patches, slide.regions, world.draws("layout", name)
     )
-    return layout, slide_latents(world, layout, slide.site, world.draws("latents", name))
+    return layout, draw_latents(world, layout, slide.site, world.draws("latents", name))
 
 
-def write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
+def _write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
     """features/<slide>.h5 and truth/<slide>.h5."""
     name = slide.row.slide_id
-    layout, latents = drawn_slide(world, slide)
-    features = encoded(world, latents, world.draws("residual", name))
+    layout, latents = _draw_latent_slide(world, slide)
+    features = encode_latents(world, latents, world.draws("residual", name))
     offset = world.draws("offset", name).integers(4, 64, size=2)
     # Cells are (row, column); coordinates are (x, y).
     coords = (layout.cells[:, ::-1] + offset) * PATCH_SIZE
@@ -225,25 +230,25 @@ def write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
     store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
 
 
-def write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
+def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
-    for suffix, bank in (("", specific_bank), ("_generic", generic_bank), ("_unrelated", unrelated_bank)):
+    for suffix, bank in (("", embed_specific), ("_generic", embed_generic), ("_unrelated", embed_unrelated)):
         arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
-    slides = planned_slides(world, f"{world.profile.name}-pairs", PAIR_SLIDES, patches)
-    parts = [paired_patches(world, slide, -(-world.dials.pairs // PAIR_SLIDES)) for slide in slides]
+    slides = plan_slides(world, f"{world.profile.name}-pairs", PAIR_SLIDES, patches)
+    parts = [_draw_pairs(world, slide, -(-world.dials.pairs // PAIR_SLIDES)) for slide in slides]
     features, images = (np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True))
     store.write(out / "anchor_pairs.h5", {"features": features, "anchor_space": images})
 
 
-def paired_patches(world: World, slide: PlannedSlide, wanted: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _draw_pairs(world: World, slide: PlannedSlide, wanted: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Some patches of a slide as the patch encoder and as the text-aligned encoder see them."""
-    _, latents = drawn_slide(world, slide)
+    _, latents = _draw_latent_slide(world, slide)
     draws = world.draws("pairs", slide.row.slide_id)
     chosen = latents[sampled_patches(len(latents), wanted, draws)]
-    return encoded(world, chosen, draws), anchor_view(world, chosen, draws)
+    return encode_latents(world, chosen, draws), view_in_anchor_space(world, chosen, draws)
 
 
-def cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCard:
+def _cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCard:
     """The card, with all it takes to make the same cohort again."""
     profile = world.profile
     provenance = {

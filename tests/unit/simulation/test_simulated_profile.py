@@ -2,11 +2,16 @@
 
 import pytest
 
-from gcemil.bags.simulated.dials import resolved_dials
-from gcemil.bags.simulated.labels import class_counts, true_label
-from gcemil.bags.simulated.profile import Profile, profile_named, profile_names
-from gcemil.bags.simulated.prompts import family_prompts, plain
 from gcemil.errors import UsageError
+from gcemil.simulation.profile import (
+    Profile,
+    family_prompts,
+    load_profile,
+    plain_words,
+    profile_names,
+    resolve_dials,
+)
+from gcemil.simulation.targets import class_counts, true_label
 
 SLIDES_IN_PAPER = {
     "bracs": 525,
@@ -28,29 +33,29 @@ def test_profiles_are_the_nine_datasets_and_camelyon16():
 
 def test_unknown_profile_is_refused_with_the_known_ones():
     with pytest.raises(UsageError, match=r"'brac'.*bracs.*ucec"):
-        profile_named("brac")
+        load_profile("brac")
 
 
 @pytest.mark.parametrize(("name", "slides"), SLIDES_IN_PAPER.items())
 def test_full_size_is_the_count_of_the_paper(name, slides):
-    assert profile_named(name).slides == slides
+    assert load_profile(name).slides == slides
 
 
 @pytest.mark.parametrize(("name", "n_classes"), N_CLASSES.items())
 def test_number_of_classes_is_the_dataset_s(name, n_classes):
-    assert len(profile_named(name).classes) == n_classes
+    assert len(load_profile(name).classes) == n_classes
 
 
 def test_nsclc_at_full_size_has_the_paper_s_class_counts():
-    assert class_counts(profile_named("nsclc"), 1053) == [541, 512]
+    assert class_counts(load_profile("nsclc"), 1053) == [541, 512]
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_profile_fits_its_family_and_the_dials(name):
-    profile = profile_named(name)
-    resolved_dials(profile.dials, {})
-    prompts = {plain(prompt.concept) for prompt in family_prompts(profile.family)}
-    causes = {plain(concept) for concept in profile.kinds}
+    profile = load_profile(name)
+    resolve_dials(profile.dials, {})
+    prompts = {plain_words(prompt.concept) for prompt in family_prompts(profile.family)}
+    causes = {plain_words(concept) for concept in profile.kinds}
     assert len(prompts) == 8
     assert causes & prompts
     assert profile.unrelated_family != profile.family
@@ -60,9 +65,9 @@ def test_profile_fits_its_family_and_the_dials(name):
 
 @pytest.mark.parametrize("name", profile_names())
 def test_concepts_have_distinct_names_and_nuisance_tissue_is_there(name):
-    names = [concept.name for concept in profile_named(name).concepts]
+    names = [concept.name for concept in load_profile(name).concepts]
     assert len(set(names)) == len(names) < 256
-    assert {tissue.kind for tissue in profile_named(name).tissues} >= {
+    assert {tissue.kind for tissue in load_profile(name).tissues} >= {
         "stroma",
         "adipose",
         "muscle",
@@ -72,7 +77,7 @@ def test_concepts_have_distinct_names_and_nuisance_tissue_is_there(name):
 
 @pytest.mark.parametrize("name", sorted(N_CLASSES))
 def test_every_cause_makes_its_own_class_and_no_later_one(name):
-    profile = profile_named(name)
+    profile = load_profile(name)
     for index, rule in enumerate(profile.classes):
         assert [true_label(cause, profile) for cause in rule.causes] == [index] * len(rule.causes)
         assert set(rule.causes) or index == 0
@@ -80,20 +85,20 @@ def test_every_cause_makes_its_own_class_and_no_later_one(name):
 
 @pytest.mark.parametrize("name", sorted(set(SLIDES_IN_PAPER) - set(N_CLASSES)))
 def test_survival_profiles_know_harm_and_protection(name):
-    weights = profile_named(name).factors.values()
+    weights = load_profile(name).factors.values()
     assert min(weights) < 0 < max(weights)
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_distractors_go_with_groups_that_exist(name):
-    profile = profile_named(name)
+    profile = load_profile(name)
     groups = set(profile.class_names) or {"severe", "mild"}
     assert profile.distractors
     assert all(set(distractor.goes_with) < groups for distractor in profile.distractors)
 
 
 def test_class_without_cause_after_the_first_is_refused():
-    broken = profile_named("camelyon16").model_dump()
+    broken = load_profile("camelyon16").model_dump()
     broken["classes"] = tuple(reversed(broken["classes"]))
     with pytest.raises(ValueError, match="only the first class may have no cause"):
         Profile.model_validate(broken)

@@ -9,6 +9,8 @@ masks/{concept,evidence,tissue}/<id>.png          truth at 2 micrometres per pix
 annotations/<id>.xml                              the evidence as ASAP polygons
 slides.csv  targets.csv  pixels.yaml              what is recorded · what would be recorded without noise · all it takes to draw
                                                   the slides again
+
+Patches come from `gcemil patch`, which knows nothing of the plan; what is true of each is read off the masks.
 """
 
 from __future__ import annotations
@@ -20,29 +22,34 @@ from typing import Any
 
 import numpy as np
 import yaml
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
 
 from gcemil import __version__
+from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
-from gcemil.bags.simulated.dials import resolved_dials
-from gcemil.bags.simulated.profile import Profile, profile_named
-from gcemil.bags.simulated.simulate import PLAN, PlannedSlide, check_arguments, planned_folder, planned_slides
-from gcemil.bags.simulated.sizes import size_named
-from gcemil.bags.simulated.tissue import Layout, draw_layout
-from gcemil.bags.simulated.world import World, draw_world
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.files import checked, read_yaml, write_table, write_text
-from gcemil.slides.drawn.label_map import SquarePlan
-from gcemil.slides.drawn.recipes import Recipe, mimic_of, recipe_of
-from gcemil.slides.drawn.slide import (
+from gcemil.simulation.draw import STANDARD, Dyes, vary_dyes
+from gcemil.simulation.drawn_slide import (
     DRAWN_MPP,
     MASK_DOWNSAMPLE,
     DrawnSlide,
     draw_slide,
+    mask_path,
+    read_drawn_mask,
     slide_path,
     write_drawn_slide,
 )
-from gcemil.slides.drawn.stains import STANDARD, Dyes, varied
+from gcemil.simulation.label_map import SquarePlan
+from gcemil.simulation.layout import Layout, draw_layout
+from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
+from gcemil.simulation.recipes import Recipe, calm_recipe, find_recipe
+from gcemil.simulation.simulate import PLAN, PlannedSlide, begin_folder, check_arguments, plan_slides
+from gcemil.simulation.world import World, draw_world
+from gcemil.slides.area import covered_share
+from gcemil.slides.grid import PatchGrid
 
 GENERATION = 1
 """Raised whenever equal arguments would draw other slides than before."""
@@ -57,7 +64,12 @@ PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
 PEN_RATE = 0.2
 SITE_STAIN, SLIDE_STAIN = 0.7, 0.25
 """How far stains move per unit of the dials `site_shift` and `slide_shift`."""
-CARD = "pixels.yaml"
+PIXEL_CARD = "pixels.yaml"
+
+
+EVIDENT = 0.5
+"""A patch is evidence when more than this share of it lies inside the annotation."""
+Coords = Int[np.ndarray, "n 2"]
 
 
 @dataclass(frozen=True)
@@ -82,40 +94,40 @@ def simulate_pixels(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> PixelCohort:
     """Draw a cohort; `patches` are the fewest and most per slide, the rest is as for simulated features."""
-    chosen, rung = profile_named(profile), size_named(size)
+    chosen, rung = load_profile(profile), find_size(size)
     check_arguments(seed, slides, None)
-    resolved = resolved_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
+    resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
     world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
     count, bounds = PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
-    planned = planned_slides(world, chosen.name, slides or count, patches or bounds)
+    planned = plan_slides(world, chosen.name, slides or count, patches or bounds)
     cohort = PixelCohort(
-        out, pixel_card(world, size, patches or bounds), tuple(slide.row for slide in planned)
+        out, _pixel_card(world, size, patches or bounds), tuple(slide.row for slide in planned)
     )
-    if not replace_files and is_drawn_whole(cohort):
+    if not replace_files and _is_drawn_whole(cohort):
         return cohort
-    with planned_folder(out, cohort.card, len(planned), replace_files) as begun:
+    with begin_folder(out, cohort.card, len(planned), replace_files) as begun:
         for done, slide in enumerate(planned, start=1):
             # The slide itself is written after its masks and annotations.
             if not (begun and slide_path(out, slide.row.slide_id).is_file()):
-                write_pixels(world, slide, out)
+                _write_pixels(world, slide, out)
             if on_slide is not None:
                 on_slide(done, len(planned))
-        write_tables(cohort, planned)
+        _write_tables(cohort, planned)
     return cohort
 
 
-def is_drawn_whole(cohort: PixelCohort) -> bool:
+def _is_drawn_whole(cohort: PixelCohort) -> bool:
     """Whether the folder holds these drawn slides already; encoded or not, as their names and card stay."""
-    path = cohort.folder / CARD
+    path = cohort.folder / PIXEL_CARD
     if (cohort.folder / PLAN).exists() or not path.is_file():
         return False
     names = [row["slide_id"] for row in read_table(cohort.folder / "slides.csv", ("slide_id",))]
     return bool(read_yaml(path) == cohort.card) and names == [row.slide_id for row in cohort.slides]
 
 
-def write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
+def _write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
     """Slide, masks and annotations of one planned slide."""
-    layout, drawn = drawn_pixels(world, slide)
+    layout, drawn = draw_pixels(world, slide)
     names = [concept.name for concept in world.profile.concepts]
     region_names = {
         int(number): names[int(layout.concept[layout.region == number][0])]
@@ -124,7 +136,7 @@ def write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
     write_drawn_slide(drawn, out, slide.row.slide_id, region_names)
 
 
-def drawn_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
+def draw_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
     """The layout that the plan gets, and the slide drawn from it, from random streams of its own."""
     name = slide.row.slide_id
     layout = draw_layout(
@@ -137,43 +149,43 @@ def drawn_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]
         evidence=layout.region,
     )
     draws = world.draws("pixels", name)
-    dyes = slide_dyes(world, slide)
+    dyes = _mix_dyes(world, slide)
     pen = bool(draws.random() < PEN_RATE)
-    recipes = profile_recipes(world.profile, world.dials.mimic_similarity)
+    recipes = choose_recipes(world.profile, world.dials.mimic_similarity)
     return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
 
 
-def slide_dyes(world: World, slide: PlannedSlide) -> Dyes:
+def _mix_dyes(world: World, slide: PlannedSlide) -> Dyes:
     """The stain of the slide's site, and what is its own."""
-    site = varied(STANDARD, SITE_STAIN * world.dials.site_shift, world.draws("stain of site", slide.site))
-    return varied(
+    site = vary_dyes(STANDARD, SITE_STAIN * world.dials.site_shift, world.draws("stain of site", slide.site))
+    return vary_dyes(
         site, SLIDE_STAIN * world.dials.slide_shift, world.draws("stain of slide", slide.row.slide_id)
     )
 
 
-def profile_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
+def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
     """A texture for every concept of the profile, in the order of its concepts."""
     recipes = []
     for concept in profile.concepts:
         if concept.imitates is None:
-            recipes.append(recipe_of(concept.name, concept.kind))
+            recipes.append(find_recipe(concept.name, concept.kind))
         else:
-            imitated = recipe_of(concept.imitates, profile.kinds[concept.imitates])
-            recipes.append(mimic_of(imitated, mimic_similarity))
+            imitated = find_recipe(concept.imitates, profile.kinds[concept.imitates])
+            recipes.append(calm_recipe(imitated, mimic_similarity))
     return recipes
 
 
-def write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
+def _write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
     """slides.csv, targets.csv and pixels.yaml."""
     columns = [*columns_of(cohort.card["task"]), "site"]
     rows = [{column: getattr(row, column) for column in columns} for row in cohort.slides]
     write_table(cohort.folder / "slides.csv", columns, rows)
     truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
     write_table(cohort.folder / "targets.csv", list(truth[0]), truth)
-    write_text(cohort.folder / CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
+    write_text(cohort.folder / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
 
 
-def pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
+def _pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
     """All it takes to draw the slides again."""
     profile = world.profile
     return {
@@ -195,14 +207,64 @@ def pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, A
     }
 
 
-def encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:
+def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:
     """The card of a drawn cohort once its slides are encoded; CohortCard.save writes cohort.yaml from it."""
-    path = folder / CARD
+    path = folder / PIXEL_CARD
     if not path.is_file():
         raise CohortError(
-            f"{folder} holds no drawn slides: it has no {CARD}. Make them with 'gcemil simulate --pixels'."
+            f"{folder} holds no drawn slides: it has no {PIXEL_CARD}. Make them with 'gcemil simulate --pixels'."
         )
     stated = read_yaml(path)
     made = {"feature_dim": feature_dim, "encoder": encoder, "patch_size_level0": patch_size_level0}
     values = {**stated, **made} if isinstance(stated, dict) else stated
     return checked(values, CohortCard, path, error=CohortError, remedy="Simulate the slides again.")
+
+
+def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
+    """truth/<slide>.h5 for these patches of a drawn slide, laid out as that of simulated features."""
+    path = folder / "truth" / f"{slide_id}.h5"
+    store.write(
+        path,
+        read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side),
+        _read_true_target(folder, slide_id),
+    )
+    return path
+
+
+def read_pixel_truth(folder: Path, slide_id: str, coords: Coords, side: float) -> dict[str, NDArray[Any]]:
+    """Evidence, concept, region and overlap of square patches of this level-0 side."""
+    regions, region_share = _measure_shares(
+        read_drawn_mask(mask_path(folder, "evidence", slide_id)), coords, side
+    )
+    concepts, concept_share = _measure_shares(
+        read_drawn_mask(mask_path(folder, "concept", slide_id)), coords, side
+    )
+    overlap = np.clip(region_share.sum(axis=1), 0, 1)
+    evidence = overlap > EVIDENT
+    region = regions[region_share.argmax(axis=1)] if len(regions) else np.zeros(len(coords), np.int64)
+    return {
+        "evidence": evidence.astype(np.uint8),
+        "concept": (concepts[concept_share.argmax(axis=1)] - 1).astype(np.uint8),
+        "region": np.where(evidence, region, 0).astype(np.uint16),
+        "overlap": overlap.astype(np.float32),
+    }
+
+
+def _measure_shares(
+    mask: NDArray[np.uint8], coords: Coords, side: float
+) -> tuple[Int[np.ndarray, "values"], Float[np.ndarray, "n values"]]:
+    """The values of a mask apart from 0, and the share of every patch that each covers."""
+    values = np.unique(mask[mask > 0]).astype(np.int64)
+    corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
+    found = [
+        covered_share(mask == value, corner[:, 0], corner[:, 1], width=wide, height=wide) for value in values
+    ]
+    return values, np.stack(found, axis=1) if found else np.zeros((len(coords), 0))
+
+
+def _read_true_target(folder: Path, slide_id: str) -> dict[str, str | int | float | bool]:
+    """The label or log-risk of a slide without noise."""
+    for row in read_table(folder / "targets.csv", ("slide_id",)):
+        if row["slide_id"] == slide_id:
+            return {"label": row["label"]} if "label" in row else {"log_risk": float(row["log_risk"])}
+    raise CohortError(f"{folder / 'targets.csv'} does not name slide '{slide_id}'.")

@@ -12,29 +12,37 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patch_files import patch_file, read_patch_file
 from gcemil.bags.patching import PatchingRules, patch_slides
-from gcemil.bags.simulated.dials import resolved_dials
-from gcemil.bags.simulated.pixel_cohort import (
-    PIXEL_DIALS,
-    drawn_pixels,
-    encoded_card,
-    profile_recipes,
-    simulate_pixels,
-)
-from gcemil.bags.simulated.pixel_truth import pixel_truth, write_pixel_truth
-from gcemil.bags.simulated.profile import profile_named, profile_names
-from gcemil.bags.simulated.simulate import planned_slides
-from gcemil.bags.simulated.tissue import draw_layout
-from gcemil.bags.simulated.world import draw_world
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
-from gcemil.slides.drawn.annotations import asap_xml
-from gcemil.slides.drawn.draw import draw_tissue
-from gcemil.slides.drawn.label_map import CORE, FINE, PATCH, SQUARE, LabelMap, SquarePlan, label_map
-from gcemil.slides.drawn.noise import nearest_two, scatter, smooth_field, smooth_plane
-from gcemil.slides.drawn.pen import add_pen_mark
-from gcemil.slides.drawn.recipes import RECIPES, STROMA, mimic_of, recipe_of
-from gcemil.slides.drawn.slide import mask_path, read_drawn_mask, slide_path
-from gcemil.slides.drawn.stains import STANDARD, colour_table, varied
+from gcemil.simulation.draw import STANDARD, colour_table, draw_tissue, vary_dyes
+from gcemil.simulation.drawn_slide import add_pen_mark, asap_xml, mask_path, read_drawn_mask, slide_path
+from gcemil.simulation.label_map import (
+    CORE,
+    FINE,
+    PATCH,
+    SQUARE,
+    LabelMap,
+    SquarePlan,
+    grow_label_map,
+    nearest_two,
+    scatter,
+    smooth_field,
+    smooth_plane,
+)
+from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.pixels import (
+    PIXEL_DIALS,
+    choose_recipes,
+    draw_pixels,
+    read_encoded_card,
+    read_pixel_truth,
+    simulate_pixels,
+    write_pixel_truth,
+)
+from gcemil.simulation.profile import load_profile, profile_names, resolve_dials
+from gcemil.simulation.recipes import RECIPES, STROMA, calm_recipe, find_recipe
+from gcemil.simulation.simulate import plan_slides
+from gcemil.simulation.world import draw_world
 from gcemil.slides.grid import PatchSettings, patch_grid
 from gcemil.slides.mask_files import rasterised, read_mask
 from gcemil.slides.reader import Bounds, open_slide
@@ -55,8 +63,8 @@ def cohort(tmp_path_factory):
 
 
 def world_of(profile, seed=0, **dials):
-    chosen = profile_named(profile)
-    resolved = resolved_dials(chosen.dials, {**PIXEL_DIALS, **dials})
+    chosen = load_profile(profile)
+    resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **dials})
     return draw_world(chosen, resolved, feature_dim=48, anchor_dim=32, seed=seed)
 
 
@@ -77,7 +85,7 @@ def plain_map(height=SQUARE, width=SQUARE):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_planned_square_is_its_concept_for_the_better_part_and_no_other_square_is(seed):
     plan = squares()
-    labels = label_map(plan, np.random.default_rng(seed))
+    labels = grow_label_map(plan, np.random.default_rng(seed))
     blocks = labels.evidence.reshape(6, SQUARE, 7, SQUARE).astype(bool).mean(axis=(1, 3))
     planned = np.zeros((6, 7), bool)
     planned[2, 2:4] = True
@@ -88,13 +96,13 @@ def test_a_planned_square_is_its_concept_for_the_better_part_and_no_other_square
 
 
 def test_a_region_alone_on_the_glass_is_tissue():
-    labels = label_map(squares(1, 1, lesion=((0, 0),)), np.random.default_rng(0))
+    labels = grow_label_map(squares(1, 1, lesion=((0, 0),)), np.random.default_rng(0))
     assert labels.tissue[labels.evidence > 0].all()
     assert (labels.evidence > 0).sum() > 0.6 * SQUARE**2
 
 
 def test_tissue_has_a_margin_of_glass_and_is_not_square():
-    labels = label_map(squares(lesion=()), np.random.default_rng(0))
+    labels = grow_label_map(squares(lesion=()), np.random.default_rng(0))
     assert labels.texture.shape == (6 * SQUARE, 7 * SQUARE)
     assert not labels.tissue[:8].any()
     assert not labels.tissue[:, -8:].any()
@@ -116,8 +124,8 @@ def test_labels_follow_from_what_is_drawn(cohort):
 
 def test_truth_of_patches_is_the_plan_where_patches_are_its_squares():
     world = world_of("bracs", seed=2)
-    for slide in planned_slides(world, "bracs", 8, (24, 24))[:3]:
-        layout, drawn = drawn_pixels(world, slide)
+    for slide in plan_slides(world, "bracs", 8, (24, 24))[:3]:
+        layout, drawn = draw_pixels(world, slide)
         squares = (layout.cells - layout.cells.min(axis=0) + 1) * SQUARE
         share = np.array(
             [(drawn.labels.evidence[y : y + SQUARE, x : x + SQUARE] > 0).mean() for y, x in squares]
@@ -149,17 +157,17 @@ def test_truth_follows_a_patch_wherever_it_lies(cohort):
     evidence = read_drawn_mask(mask_path(cohort.folder, "evidence", tumor.slide_id)) > 0
     y, x = (axis[len(axis) // 2] for axis in np.nonzero(evidence))
     inside = np.array([[x * FINE, y * FINE]])
-    assert pixel_truth(cohort.folder, tumor.slide_id, inside, FINE)["overlap"].tolist() == pytest.approx(
+    assert read_pixel_truth(cohort.folder, tumor.slide_id, inside, FINE)["overlap"].tolist() == pytest.approx(
         [1.0]
     )
-    away = pixel_truth(cohort.folder, tumor.slide_id, np.array([[0, 0]]), PATCH / 4)
+    away = read_pixel_truth(cohort.folder, tumor.slide_id, np.array([[0, 0]]), PATCH / 4)
     assert away["evidence"].tolist() == [0]
     assert away["overlap"].tolist() == pytest.approx([0.0])
 
 
 def test_a_slide_without_evidence_has_none(cohort):
     normal = next(row for row in cohort.slides if row.label == "normal")
-    truth = pixel_truth(cohort.folder, normal.slide_id, np.array([[256, 256], [512, 256]]), 256.0)
+    truth = read_pixel_truth(cohort.folder, normal.slide_id, np.array([[256, 256], [512, 256]]), 256.0)
     assert truth["evidence"].tolist() == [0, 0]
     assert truth["region"].tolist() == [0, 0]
 
@@ -193,7 +201,7 @@ def test_asap_holes_come_last():
 @pytest.mark.parametrize("profile", profile_names())
 def test_small_slides_have_room_for_the_plans_of_every_profile(profile):
     world = world_of(profile)
-    for slide in planned_slides(world, profile, 12, (64, 64)):
+    for slide in plan_slides(world, profile, 12, (64, 64)):
         layout = draw_layout(
             world.profile, world.dials, 64, slide.regions, world.draws("layout", slide.row.slide_id)
         )
@@ -226,8 +234,8 @@ def test_equal_arguments_give_equal_bytes(cohort, tmp_path):
 
 
 def test_another_seed_draws_other_slides(cohort):
-    slides = planned_slides(world_of("camelyon16", seed=1), "camelyon16", 3, (20, 24))
-    first = drawn_pixels(world_of("camelyon16", seed=1), slides[0])[1].image
+    slides = plan_slides(world_of("camelyon16", seed=1), "camelyon16", 3, (20, 24))
+    first = draw_pixels(world_of("camelyon16", seed=1), slides[0])[1].image
     with open_slide(slide_path(cohort.folder, cohort.slides[0].slide_id)) as slide:
         assert (
             first.shape[:2] != slide.dimensions[::-1]
@@ -246,13 +254,13 @@ def test_tables_carry_the_recorded_and_the_true_target(cohort):
 
 
 def test_the_card_of_the_encoded_cohort_is_a_cohort_card(cohort, tmp_path):
-    card = encoded_card(cohort.folder, feature_dim=8, encoder="test", patch_size_level0=256)
+    card = read_encoded_card(cohort.folder, feature_dim=8, encoder="test", patch_size_level0=256)
     Cohort(tmp_path, card, cohort.slides).save()
     loaded = Cohort.load(tmp_path)
     assert loaded.card.classes == ("normal", "tumor")
     assert loaded.card.feature_dim == 8
     with pytest.raises(CohortError, match=r"holds no drawn slides: it has no pixels.yaml"):
-        encoded_card(tmp_path / "gone", feature_dim=8, encoder="test", patch_size_level0=256)
+        read_encoded_card(tmp_path / "gone", feature_dim=8, encoder="test", patch_size_level0=256)
 
 
 def test_survival_slides_carry_time_and_event(tmp_path):
@@ -286,7 +294,7 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
                 ).reshape(-1, 2)
                 * PATCH
             )
-            wanted = every[pixel_truth(folder, row.slide_id, every, float(PATCH))["evidence"] == 1]
+            wanted = every[read_pixel_truth(folder, row.slide_id, every, float(PATCH))["evidence"] == 1]
             kept = {tuple(place) for place in grid.coords.tolist()}
             assert {tuple(place) for place in wanted.tolist()} <= kept
 
@@ -296,17 +304,17 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
 
 def test_every_concept_of_every_profile_has_a_recipe_of_its_own():
     for name in profile_names():
-        profile = profile_named(name)
+        profile = load_profile(name)
         known = {concept.name for concept in profile.concepts if concept.imitates is None}
         assert known <= set(RECIPES), known - set(RECIPES)
-        assert len(profile_recipes(profile, 0.6)) == len(profile.concepts)
-    assert recipe_of("something new", "stroma") == STROMA
+        assert len(choose_recipes(profile, 0.6)) == len(profile.concepts)
+    assert find_recipe("something new", "stroma") == STROMA
 
 
 def test_a_mimic_at_similarity_1_is_the_concept_without_its_mitoses():
     recipe = RECIPES["mitotic activity"]
-    assert mimic_of(recipe, 1.0) == replace(recipe, mitoses=0.0)
-    calm = mimic_of(recipe, 0.5)
+    assert calm_recipe(recipe, 1.0) == replace(recipe, mitoses=0.0)
+    calm = calm_recipe(recipe, 0.5)
     assert calm.cells.radius < recipe.cells.radius
     assert calm.cells.spread < recipe.cells.spread
 
@@ -321,7 +329,7 @@ def test_every_recipe_can_be_drawn():
 def sample(name, seed):
     """Four patches of a recipe under the stain of one site."""
     generator = np.random.default_rng([seed, len(name)])
-    dyes = varied(STANDARD, 0.2, np.random.default_rng(seed))
+    dyes = vary_dyes(STANDARD, 0.2, np.random.default_rng(seed))
     image = draw_tissue(plain_map(2 * SQUARE, 2 * SQUARE), [RECIPES[name]], dyes, generator)
     return image.reshape(2, PATCH, 2, PATCH, 3).swapaxes(1, 2).reshape(4, PATCH, PATCH, 3).astype(np.float32)
 
@@ -375,11 +383,11 @@ def test_texture_and_not_colour_carries_the_concept():
 
 
 def test_sites_differ_in_stain_and_glass_stays_pale():
-    tables = [colour_table(varied(STANDARD, 0.2, np.random.default_rng(seed))) for seed in range(4)]
+    tables = [colour_table(vary_dyes(STANDARD, 0.2, np.random.default_rng(seed))) for seed in range(4)]
     tissue = np.array([table[256 * 80 + 80] for table in tables], float)
     assert np.ptp(tissue, axis=0).max() > 15
     assert min(table[0].min() for table in tables) >= 225
-    np.testing.assert_array_equal(varied(STANDARD, 0.0, np.random.default_rng(0)).eosin, STANDARD.eosin)
+    np.testing.assert_array_equal(vary_dyes(STANDARD, 0.0, np.random.default_rng(0)).eosin, STANDARD.eosin)
 
 
 def test_more_stain_is_darker():

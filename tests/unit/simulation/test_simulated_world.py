@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
-from gcemil.bags.simulated.banks import generic_bank, specific_bank, unrelated_bank
-from gcemil.bags.simulated.dials import Dials
-from gcemil.bags.simulated.patches import anchor_view, encoded
-from gcemil.bags.simulated.profile import profile_named
-from gcemil.bags.simulated.world import draw_world
+from gcemil.simulation.profile import Dials, load_profile
+from gcemil.simulation.world import (
+    draw_world,
+    embed_generic,
+    embed_specific,
+    embed_unrelated,
+    encode_latents,
+    view_in_anchor_space,
+)
 
 
 def bracs_world(feature_dim=128, anchor_dim=96, seed=3, **dials):
     return draw_world(
-        profile_named("bracs"), Dials(**dials), feature_dim=feature_dim, anchor_dim=anchor_dim, seed=seed
+        load_profile("bracs"), Dials(**dials), feature_dim=feature_dim, anchor_dim=anchor_dim, seed=seed
     )
 
 
@@ -58,8 +62,8 @@ def test_lengths_follow_role():
 def test_anchor_space_is_linear_in_noiseless_features():
     world = bracs_world(residual_noise=0, anchor_noise=0)
     latents = np.random.default_rng(0).standard_normal((500, world.latent_dim))
-    features = encoded(world, latents, np.random.default_rng(1)).astype(float)
-    images = anchor_view(world, latents, np.random.default_rng(2))
+    features = encode_latents(world, latents, np.random.default_rng(1)).astype(float)
+    images = view_in_anchor_space(world, latents, np.random.default_rng(2))
     with_one = np.column_stack([features, np.ones(len(features))])
     fitted = with_one @ np.linalg.lstsq(with_one[:400], images[:400], rcond=1e-2)[0]
     assert np.abs(fitted[400:] - images[400:]).max() < 0.05
@@ -79,10 +83,10 @@ def test_specific_prompts_see_their_concept_better_than_generic_ones_and_unrelat
     world = bracs_world(anchor_noise=0, prompt_noise=0.2, modality_gap=0)
     shown = [concept.name for concept in world.profile.concepts if concept.role == "cause"]
     latents = np.stack([world.direction_of(name) for name in shown])
-    images = anchor_view(world, latents, np.random.default_rng(0))
+    images = view_in_anchor_space(world, latents, np.random.default_rng(0))
     specific, generic, unrelated = (
         cosines(images, bank(world)).max(axis=1).mean()
-        for bank in (specific_bank, generic_bank, unrelated_bank)
+        for bank in (embed_specific, embed_generic, embed_unrelated)
     )
     assert specific > 0.9
     assert specific > generic + 0.2 > unrelated + 0.2
@@ -93,7 +97,8 @@ def test_modality_gap_separates_prompts_from_images():
     latents = np.zeros((1, near.latent_dim))
     gaps = [
         np.linalg.norm(
-            specific_bank(world)[0].mean(axis=0) - anchor_view(world, latents, np.random.default_rng(0))[0]
+            embed_specific(world)[0].mean(axis=0)
+            - view_in_anchor_space(world, latents, np.random.default_rng(0))[0]
         )
         for world in (near, far)
     ]
@@ -101,7 +106,7 @@ def test_modality_gap_separates_prompts_from_images():
 
 
 def test_prompt_without_tissue_resembles_no_concept_of_the_world():
-    world = draw_world(profile_named("brca"), Dials(), feature_dim=128, anchor_dim=96, seed=0)
+    world = draw_world(load_profile("brca"), Dials(), feature_dim=128, anchor_dim=96, seed=0)
     names = [concept.name for concept in world.profile.concepts]
     assert "mitotic activity" not in names
     assert np.abs(world.directions @ world.direction_of("mitotic activity")).max() < 0.6

@@ -196,12 +196,12 @@ BY_KIND: dict[str, Recipe] = {
 }
 
 
-def recipe_of(name: str, kind: str) -> Recipe:
+def find_recipe(name: str, kind: str) -> Recipe:
     """The texture of a concept; one without a recipe of its own looks like its kind."""
     return RECIPES.get(name, BY_KIND.get(kind, STROMA))
 
 
-def mimic_of(recipe: Recipe, similarity: float) -> Recipe:
+def calm_recipe(recipe: Recipe, similarity: float) -> Recipe:
     """The benign double: the same architecture, calmer the less similar it is; at similarity 1 the recipe itself."""
     calm = 1 - similarity
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from gcemil.bags.simulated.dials import Dials
-from gcemil.bags.simulated.outcomes import coverage, log_risk, outcomes, survival_cases
-from gcemil.bags.simulated.plan import Region
-from gcemil.bags.simulated.profile import profile_named
+from gcemil.simulation.plan import Region
+from gcemil.simulation.profile import Dials, load_profile
+from gcemil.simulation.targets import draw_outcomes, log_risk, plan_survival, share_of_concepts
 
 
 def test_log_risk_by_hand():
@@ -26,31 +25,31 @@ def test_exponent_zero_counts_presence_alone():
 def test_coverage_is_over_all_slides_of_the_case_and_ignores_bystanders():
     first = (Region("a", "evidence", 10), Region("a", "bystander", 50))
     second = (Region("a", "evidence", 5), Region("b", "evidence", 30))
-    assert coverage((first, second), 300) == pytest.approx({"a": 0.05, "b": 0.1})
+    assert share_of_concepts((first, second), 300) == pytest.approx({"a": 0.05, "b": 0.1})
 
 
 @pytest.mark.parametrize("censoring", [0.0, 0.3, 0.84])
 def test_share_of_events_is_the_one_asked_for(censoring):
-    seen = outcomes(np.zeros(200), Dials(censoring=censoring), np.random.default_rng(0))
+    seen = draw_outcomes(np.zeros(200), Dials(censoring=censoring), np.random.default_rng(0))
     assert sum(outcome.event for outcome in seen) == round(200 * (1 - censoring))
     assert min(outcome.time for outcome in seen) > 0
 
 
 def test_higher_risk_means_shorter_time():
     risks = np.repeat([-1.0, 1.0], 300)
-    seen = outcomes(risks, Dials(censoring=0), np.random.default_rng(1))
+    seen = draw_outcomes(risks, Dials(censoring=0), np.random.default_rng(1))
     times = np.array([outcome.time for outcome in seen])
     assert np.median(times[:300]) > 2 * np.median(times[300:])
 
 
 def test_median_time_is_that_of_a_case_without_risk():
-    seen = outcomes(np.zeros(4000), Dials(censoring=0, median_time=30), np.random.default_rng(2))
+    seen = draw_outcomes(np.zeros(4000), Dials(censoring=0, median_time=30), np.random.default_rng(2))
     assert np.median([outcome.time for outcome in seen]) == pytest.approx(30, rel=0.06)
 
 
 def test_severe_and_mild_cases_differ_in_risk():
-    cases = survival_cases(
-        profile_named("luad"), Dials(), prefix="luad", n_slides=200, patches=(200, 400), seed=0
+    cases = plan_survival(
+        load_profile("luad"), Dials(), prefix="luad", n_slides=200, patches=(200, 400), seed=0
     )
     risks = np.array([case.target for case in cases])
     assert risks.std() > 1

@@ -2,28 +2,28 @@
 
 import pytest
 
-from gcemil.bags.simulated.dials import Dials, resolved_dials
 from gcemil.errors import ConfigError
+from gcemil.simulation.profile import Dials, resolve_dials
 
 
 def test_caller_overrides_profile_and_profile_overrides_default():
-    dials = resolved_dials({"label_noise": 0.1, "sites": 2}, {"label_noise": 0.2})
+    dials = resolve_dials({"label_noise": 0.1, "sites": 2}, {"label_noise": 0.2})
     assert (dials.label_noise, dials.sites, dials.pairs) == (0.2, 2, 2000)
 
 
 def test_unknown_dial_is_refused_by_name():
     with pytest.raises(ConfigError, match="'evidence_strenght'"):
-        resolved_dials({}, {"evidence_strenght": 3})
+        resolve_dials({}, {"evidence_strenght": 3})
 
 
 def test_dial_out_of_bounds_is_refused_with_its_value():
     with pytest.raises(ConfigError, match=r"'label_noise'.*less than or equal to 0.8.*got 0.9"):
-        resolved_dials({}, {"label_noise": 0.9})
+        resolve_dials({}, {"label_noise": 0.9})
 
 
 def test_reversed_range_is_refused():
     with pytest.raises(ConfigError, match="evidence_min 0.1 exceeds evidence_max 0.05"):
-        resolved_dials({}, {"evidence_min": 0.1, "evidence_max": 0.05})
+        resolve_dials({}, {"evidence_min": 0.1, "evidence_max": 0.05})
 
 
 @pytest.mark.parametrize("name", sorted(Dials.model_fields))

@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from gcemil.bags.simulated.dials import Dials
-from gcemil.bags.simulated.labels import (
-    chosen_concepts,
+from gcemil.errors import UsageError
+from gcemil.simulation.profile import Dials, load_profile
+from gcemil.simulation.targets import (
+    choose_concepts,
     class_counts,
-    classification_cases,
-    noisy_labels,
+    corrupt_labels,
+    plan_classification,
     true_label,
 )
-from gcemil.bags.simulated.profile import profile_named
-from gcemil.errors import UsageError
 
-BRACS = profile_named("bracs")
+BRACS = load_profile("bracs")
 N, PB, UDH, FEA, ADH, DCIS, IC = range(7)
 
 
@@ -37,11 +36,11 @@ def test_bracs_rule(present, label):
 
 
 def test_half_of_a_joint_cause_causes_nothing():
-    assert true_label(["single-file cells"], profile_named("brca")) is None
+    assert true_label(["single-file cells"], load_profile("brca")) is None
 
 
 def test_class_counts_keep_the_balance_and_add_up():
-    counts = class_counts(profile_named("brca"), 150)
+    counts = class_counts(load_profile("brca"), 150)
     assert sum(counts) == 150
     assert counts[0] / 150 == pytest.approx(0.8, abs=0.01)
 
@@ -57,7 +56,7 @@ def test_fewer_slides_than_classes_are_refused():
 
 def test_label_noise_replaces_exactly_its_share_by_other_classes():
     labels = np.arange(40) % 4
-    noisy = noisy_labels(labels, 4, 0.25, np.random.default_rng(0))
+    noisy = corrupt_labels(labels, 4, 0.25, np.random.default_rng(0))
     assert (noisy != labels).sum() == 10
     assert set(noisy.tolist()) <= {0, 1, 2, 3}
 
@@ -65,14 +64,14 @@ def test_label_noise_replaces_exactly_its_share_by_other_classes():
 def test_redundancy_of_one_shows_two_causes_where_there_are_two():
     generator = np.random.default_rng(0)
     sure, never = Dials(redundancy=1), Dials(redundancy=0)
-    assert set(chosen_concepts(BRACS, sure, DCIS, generator)) == {"necrosis", "mitotic activity"}
-    assert len(chosen_concepts(BRACS, never, DCIS, generator)) == 1
-    assert len(chosen_concepts(BRACS, sure, IC, generator)) == 1
+    assert set(choose_concepts(BRACS, sure, DCIS, generator)) == {"necrosis", "mitotic activity"}
+    assert len(choose_concepts(BRACS, never, DCIS, generator)) == 1
+    assert len(choose_concepts(BRACS, sure, IC, generator)) == 1
 
 
 def cases_of(name, **dials):
-    return classification_cases(
-        profile_named(name), Dials(**dials), prefix=name, n_slides=400, patches=(200, 400), seed=0
+    return plan_classification(
+        load_profile(name), Dials(**dials), prefix=name, n_slides=400, patches=(200, 400), seed=0
     )
 
 

@@ -1,0 +1,1 @@
+"""Simulated cohorts with known evidence: features and pixels of one world."""

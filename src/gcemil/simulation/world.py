@@ -1,0 +1,254 @@
+"""A world: the geometry that all slides of one seed share, and what both encoders make of a patch and of a prompt.
+
+Latent space of rank k. Concept c moves a patch by length_c v_c with unit v_c = sqrt(q) kind + sqrt(1 - q) own,
+q the kinship; a mimic's own part is replaced by similarity * v_imitated + sqrt(1 - similarity^2) * own.
+Within a tissue, patches vary by N(0, R diag(eigenvalues) R'), the same everywhere, with mean eigenvalue 1.
+
+Patch i:        z_i = shift_site + shift_slide + expression_i * sum_c share_ic length_c (v_c + deviation_slide,c) + level_i noise_i
+                noise = R sqrt(eigenvalues) (sqrt(s) smooth field + sqrt(1 - s) white), s the spatial correlation
+Patch encoder:  h = origin + sqrt(d / k) E z + residual noise,   E (d, k) with orthonormal columns
+Text-aligned:   g = A z + gap_image + noise,                     A (a, k) Gaussian, hence g is linear in h
+Prompt:         t = A l v + gap_text + prompt noise,             l the background tissue length
+
+Banks of prompts:
+specific   the eight prompts of the disease family; one whose concept no patch shows has no tissue behind it
+generic    prompts of pathology in general; each sees the direction common to a kind of tissue
+unrelated  another organ's prompts; none has tissue behind it here, even where the words coincide
+
+Random streams have names, so that one part of a cohort can change without moving the draws of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from jaxtyping import Float, Float16, Float32
+from numpy.random import Generator
+
+from gcemil.families import GENERIC_FAMILY
+from gcemil.simulation.layout import Layout, smooth_fields
+from gcemil.simulation.profile import (
+    Concept,
+    Dials,
+    Kind,
+    Profile,
+    family_prompts,
+    plain_words,
+)
+
+ORIGIN_SPREAD = 0.3
+PROMPT_LENGTH = 3.0
+"""Prompts lie this far out whatever the dials say of the tissue, as their text encoder never saw the slides."""
+Directions = Float[np.ndarray, "concepts k"]
+Vector = Float[np.ndarray, "k"]
+Latents = Float[np.ndarray, "n k"]
+Embeddings = Float32[np.ndarray, "m a"]
+Bank = tuple[Embeddings, list[str]]
+"""Embeddings and the wording of each."""
+KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
+    "tumor": ("tumor",),
+    "normal": ("benign", "stroma"),
+    "epithelium": ("tumor", "benign"),
+    "stroma": ("stroma",),
+    "immune": ("inflammation",),
+    "inflammation": ("inflammation",),
+    "dead": ("necrosis",),
+    "necrosis": ("necrosis",),
+    "vessel": ("vessel",),
+    "vessels": ("vessel",),
+    "adipose": ("adipose",),
+}
+"""What a generic prompt sees, by the first of its words found here."""
+
+
+def stream(seed: int, *words: str | int) -> Generator:
+    """The generator that belongs to this seed and these words, on every machine."""
+    keys = [crc32(str(word).encode()) for word in words]
+    return np.random.default_rng(np.random.SeedSequence([seed, *keys]))
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Concept shifts, covariance and both encoders of one seed."""
+
+    seed: int
+    profile: Profile
+    dials: Dials
+    directions: Directions
+    lengths: Float[np.ndarray, "concepts"]
+    covariance_root: Float[np.ndarray, "k k"]
+    site_shifts: Float[np.ndarray, "sites k"]
+    origin: Float[np.ndarray, "d"]
+    encoder: Float[np.ndarray, "d k"]
+    anchor_map: Float[np.ndarray, "a k"]
+    image_gap: Float[np.ndarray, "a"]
+
+    @property
+    def latent_dim(self) -> int:
+        return self.encoder.shape[1]
+
+    def draws(self, *words: str | int) -> Generator:
+        """The random stream of one named part of this world."""
+        return stream(self.seed, self.profile.name, *words)
+
+    def kind_direction(self, kind: str) -> Vector:
+        return _draw_unit(self.draws("kind", kind), self.latent_dim)
+
+    def direction_of(self, concept: str) -> Vector:
+        """The direction of a concept; one that no patch of this world shows has a direction of its own too."""
+        names = [plain_words(own.name) for own in self.profile.concepts]
+        if plain_words(concept) in names:
+            return self.directions[names.index(plain_words(concept))]
+        return _draw_unit(self.draws("absent", plain_words(concept)), self.latent_dim)
+
+
+def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: int, seed: int) -> World:
+    """The world of this seed; the latent part does not depend on either encoder's width."""
+    rank = min(dials.latent_dim, feature_dim)
+
+    def draws(*words: str | int) -> Generator:
+        return stream(seed, profile.name, *words)
+
+    gap = _draw_unit(draws("image gap"), anchor_dim) * _prompt_norm(anchor_dim, rank) * dials.modality_gap
+    return World(
+        seed=seed,
+        profile=profile,
+        dials=dials,
+        directions=_concept_directions(profile, dials, rank, seed),
+        lengths=np.array([_concept_length(concept, dials) for concept in profile.concepts]),
+        covariance_root=_covariance_root(draws("covariance"), rank, dials.covariance_decay),
+        site_shifts=dials.site_shift * draws("sites").standard_normal((dials.sites, rank)),
+        origin=ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
+        encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank) * np.sqrt(feature_dim / rank),
+        anchor_map=draws("anchor map").standard_normal((anchor_dim, rank)) / np.sqrt(rank),
+        image_gap=gap,
+    )
+
+
+def _concept_directions(profile: Profile, dials: Dials, rank: int, seed: int) -> Directions:
+    """Unit directions in the order of the profile's concepts."""
+    found: dict[str, Vector] = {}
+    for concept in profile.concepts:
+        own = _draw_unit(stream(seed, profile.name, "concept", concept.name), rank)
+        kind = _draw_unit(stream(seed, profile.name, "kind", concept.kind), rank)
+        if concept.imitates is None:
+            found[concept.name] = _blend(kind, own, dials.kinship**0.5)
+        else:
+            found[concept.name] = _blend(found[concept.imitates], own, dials.mimic_similarity)
+    return np.stack(list(found.values()))
+
+
+def _concept_length(concept: Concept, dials: Dials) -> float:
+    """How far the concept moves a patch."""
+    if concept.role == "tissue":
+        return dials.tissue_strength
+    return dials.evidence_strength * (dials.distractor_salience if concept.role == "distractor" else 1.0)
+
+
+def _blend(towards: Vector, own: Vector, cosine: float) -> Vector:
+    """The unit vector at exactly this cosine to `towards`, the rest along `own`."""
+    across = own - (own @ towards) * towards
+    return cosine * towards + np.sqrt(1 - cosine**2) * across / np.linalg.norm(across)
+
+
+def _covariance_root(draws: Generator, rank: int, decay: float) -> Float[np.ndarray, "k k"]:
+    """A matrix whose product with standard normals has the within-tissue covariance, with mean eigenvalue 1."""
+    eigenvalues = np.arange(1, rank + 1) ** -decay
+    return _draw_orthonormal(draws, rank, rank) * np.sqrt(eigenvalues / eigenvalues.mean())
+
+
+def _prompt_norm(anchor_dim: int, rank: int) -> float:
+    """Expected length of a prompt before gap and noise."""
+    return float(PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
+
+
+def _draw_orthonormal(draws: Generator, rows: int, columns: int) -> Float[np.ndarray, "{rows} {columns}"]:
+    basis, triangle = np.linalg.qr(draws.standard_normal((rows, columns)))
+    # QR leaves the signs to the library; fixing them makes the draw the same everywhere.
+    return basis * np.sign(np.diag(triangle))
+
+
+def _draw_unit(draws: Generator, length: int) -> Float[np.ndarray, "{length}"]:
+    vector = draws.standard_normal(length)
+    return vector / np.linalg.norm(vector)
+
+
+def draw_latents(world: World, layout: Layout, site: int, generator: Generator) -> Latents:
+    """What there is to see in every patch, before any encoder."""
+    dials, rank = world.dials, world.latent_dim
+    shift = world.site_shifts[site] + dials.slide_shift * generator.standard_normal(rank)
+    deviation = dials.slide_variation / np.sqrt(rank) * generator.standard_normal(world.directions.shape)
+    concepts = world.lengths[:, None] * (world.directions + deviation)
+    signal = _draw_expression(len(layout.cells), dials, generator)[:, None] * (layout.composition @ concepts)
+    return shift + signal + _draw_variation(world, layout, generator)
+
+
+def _draw_variation(world: World, layout: Layout, generator: Generator) -> Latents:
+    """Variation of patches of one tissue, partly common to neighbours, at a level of each patch's own."""
+    dials, n_patches = world.dials, len(layout.cells)
+    smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)
+    white = generator.standard_normal((n_patches, world.latent_dim))
+    noise = np.sqrt(dials.spatial_correlation) * smooth + np.sqrt(1 - dials.spatial_correlation) * white
+    level = np.exp(dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2)
+    return level[:, None] * (noise @ world.covariance_root.T)
+
+
+def _draw_expression(n_patches: int, dials: Dials, generator: Generator) -> Float[np.ndarray, "{n_patches}"]:
+    """How strongly each patch shows its concepts: gamma distributed with mean 1."""
+    variance = dials.expression_spread**2
+    return generator.gamma(1 / variance, variance, size=n_patches) if variance else np.ones(n_patches)
+
+
+def encode_latents(world: World, latents: Latents, generator: Generator) -> Float16[np.ndarray, "n d"]:
+    """The patch encoder's features, as they are stored."""
+    features = (latents @ world.encoder.T + world.origin).astype(np.float32)
+    noise = generator.standard_normal(features.shape, dtype=np.float32)
+    return (features + np.float32(world.dials.residual_noise) * noise).astype(np.float16)
+
+
+def view_in_anchor_space(world: World, latents: Latents, generator: Generator) -> Float[np.ndarray, "n a"]:
+    """The same patches seen by the text-aligned encoder."""
+    images = latents @ world.anchor_map.T + world.image_gap
+    noise = world.dials.anchor_noise * generator.standard_normal(images.shape)
+    return (images + noise).astype(np.float32)
+
+
+def embed_specific(world: World) -> Bank:
+    family = world.profile.family
+    return _embed_prompts(
+        world, family, [world.direction_of(prompt.concept) for prompt in family_prompts(family)]
+    )
+
+
+def embed_generic(world: World) -> Bank:
+    directions = []
+    for prompt in family_prompts(GENERIC_FAMILY):
+        kinds = next(
+            KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in KINDS_BY_WORD
+        )
+        together = np.sum([world.kind_direction(kind) for kind in kinds], axis=0)
+        directions.append(together / np.linalg.norm(together))
+    return _embed_prompts(world, GENERIC_FAMILY, directions)
+
+
+def embed_unrelated(world: World) -> Bank:
+    family = world.profile.unrelated_family
+    draws = [
+        world.draws("unrelated", family, plain_words(prompt.concept)) for prompt in family_prompts(family)
+    ]
+    return _embed_prompts(world, family, [_draw_unit(draw, world.latent_dim) for draw in draws])
+
+
+def _embed_prompts(world: World, family: str, directions: Sequence[Vector]) -> Bank:
+    """Embeddings and wordings: concept through the anchor map, the text side of the modality gap, prompt noise."""
+    anchor_dim, dials, prompts = len(world.image_gap), world.dials, family_prompts(family)
+    norm = _prompt_norm(anchor_dim, world.latent_dim)
+    text_gap = dials.modality_gap * norm * _draw_unit(world.draws("text gap"), anchor_dim)
+    draws = [world.draws("prompt", family, plain_words(prompt.concept)) for prompt in prompts]
+    noise = np.stack([_draw_unit(draw, anchor_dim) for draw in draws])
+    concepts = PROMPT_LENGTH * np.stack(directions) @ world.anchor_map.T
+    embeddings = concepts + text_gap + dials.prompt_noise * norm * noise
+    return embeddings.astype(np.float32), [prompt.wording for prompt in prompts]

@@ -1,1 +1,0 @@
-"""Slides drawn by rule, with pixel truth: H&E-like tissue whose texture, not whose colour, says what it is."""
