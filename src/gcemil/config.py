@@ -187,6 +187,14 @@ PAPER = EvidenceSettings(
 RECIPES: dict[str, EvidenceSettings] = {"default": EvidenceSettings(), "paper": PAPER}
 
 
+class HostWeights(Settings):
+    """Weights that a host starts from, trained elsewhere or in another run."""
+
+    source: str = Field(min_length=1, description="A file of weights, or a run whose folds give one each.")
+    frozen: bool = Field(False, description="The host is never changed; only the evidence around it learns.")
+    sha256: str | None = Field(None, description="Of what was read; filled in when a run begins.")
+
+
 class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
@@ -197,6 +205,12 @@ class HostSettings(Settings):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword-only arguments of the host's class."
     )
+    weights: HostWeights | None = Field(None, description="None: fresh weights.")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether training leaves the host as it was given."""
+        return self.weights is not None and self.weights.frozen
 
 
 GATES_HAVE_COOLED = 0.6

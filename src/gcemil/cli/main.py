@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from gcemil import __version__
 from gcemil.cli import (
+    adopt,
     anchors,
     annotate,
     audit,
@@ -46,7 +47,7 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
-RESUMING = frozenset({"annotate", "benchmark", "demo", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
+RESUMING = frozenset({"adopt", "annotate", "benchmark", "demo", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
 
@@ -92,6 +93,7 @@ app.command("repack")(repack.repack)
 app.command("validate")(validate.validate)
 app.command("split")(split.split)
 app.command("train")(train.train)
+app.command("adopt")(adopt.adopt)
 app.command("evaluate")(evaluate.evaluate)
 app.command("prefilter")(prefilter.prefilter)
 app.command("predict")(predict.predict)

@@ -27,6 +27,8 @@ Fit = Callable[[Tensor], Tensor]
 
 SILENT = 2.0**-100
 """Scales exactly: the negative class of DSMIL keeps the critical patch of the positive one and says 0."""
+OPEN = 30.0
+"""sigmoid(30) is 1 in float32, so a gated attention with this bias and no weight is the plain one exactly."""
 N_NAMED = 6
 """How many tensors of one kind a message names."""
 
@@ -85,7 +87,9 @@ class PublishedHost:
         return host.eval()
 
 
-def read_published(name: str, checkpoint: Mapping[str, Any], *, risk: bool = False) -> PublishedHost:
+def read_published(
+    name: str, checkpoint: Mapping[str, Any] | Sequence[Any], *, risk: bool = False
+) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
     if name not in LAYOUTS:
         raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
@@ -103,8 +107,10 @@ def read_published(name: str, checkpoint: Mapping[str, Any], *, risk: bool = Fal
     return with_constants(found, layout)
 
 
-def named_tensors(checkpoint: Mapping[str, Any]) -> Tensors:
-    """Every tensor by name; a word before `/` names the network where a checkpoint holds several."""
+def named_tensors(checkpoint: Mapping[str, Any] | Sequence[Any]) -> Tensors:
+    """Every tensor by name; a word (in a list its place) before `/` names the network where there are several."""
+    if not isinstance(checkpoint, Mapping):
+        checkpoint = {str(place): part for place, part in enumerate(checkpoint)}
     networks = {key: value for key, value in checkpoint.items() if is_state_dict(value)}
     if not networks:
         networks = {"": {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
@@ -302,6 +308,19 @@ ABMIL = Layout(
     options=chosen("width", "hidden"),
     two_classes={"head.weight": after_silence, "head.bias": after_silence},
 )
+ABMIL_PLAIN = Layout(
+    rows=(
+        *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
+        *layer("attention.0", "hidden width", "attention.content"),
+        *layer("attention.2", "1 hidden", "attention.score"),
+        *layer("classifier.0", "n_outputs width", "head"),
+    ),
+    options=chosen("width", "hidden"),
+    needs="attention.0.weight",
+    two_classes=ABMIL.two_classes,
+    absent=("attention.gate.weight",),
+    buffers={"attention.gate.bias": OPEN},
+)
 CLAM_SB = Layout(
     rows=(
         *GATED_ATTENTION,
@@ -310,6 +329,19 @@ CLAM_SB = Layout(
         *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
     ),
     options=chosen("width", "hidden"),
+)
+CLAM_SB_PLAIN = Layout(
+    rows=(
+        *layer("attention_net.0", "width in_dim", "project.0"),
+        *layer("attention_net.3.0", "hidden width", "attention.content"),
+        *layer("attention_net.3.3", "1 hidden", "attention.score"),
+        *layer("classifiers", "n_outputs width", "head"),
+        *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+    ),
+    options=chosen("width", "hidden"),
+    needs="attention_net.3.0.weight",
+    absent=("attention.gate.weight",),
+    buffers={"attention.gate.bias": OPEN},
 )
 TRANSMIL = Layout(
     rows=(
@@ -440,8 +472,8 @@ HDMIL = Layout(
 )
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    "abmil": (ABMIL,),
-    "clam_sb": (CLAM_SB,),
+    "abmil": (ABMIL_PLAIN, ABMIL),
+    "clam_sb": (CLAM_SB_PLAIN, CLAM_SB),
     "transmil": (TRANSMIL,),
     "dsmil": (DSMIL_VALUES, DSMIL),
     "dtfd": (DTFD,),
@@ -455,13 +487,37 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
 def clam_names(theirs: Tensors) -> Tensors:
     """Without DataParallel's word inside the names and the labels of the instance loss.
 
-    Without dropout the attention stands one place further to the front of its list.
+    Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
+    plain attention.
     """
     plain = {key.replace(".module", ""): tensor for key, tensor in theirs.items()}
     return {
-        key.replace("attention_net.2.attention", "attention_net.3.attention"): tensor
+        re.sub(
+            r"^attention_net\.3\.2\.",
+            "attention_net.3.3.",
+            re.sub(r"^attention_net\.2\.", "attention_net.3.", key),
+        ): tensor
         for key, tensor in plain.items()
         if not key.startswith("instance_loss_fn.")
+    }
+
+
+def dtfd_names(theirs: Tensors) -> Tensors:
+    """Modules that stand in a list, or under other words, are known by what only they hold."""
+    marks = {
+        "fc1.weight": "dim_reduction",
+        "attention_V.0.weight": "attention",
+        "fc.weight": "classifier",
+        "classifier.fc.weight": "att_classifier",
+    }
+    words = {
+        key.split("/", 1)[0]: marks[name]
+        for key in theirs
+        if "/" in key and (name := key.split("/", 1)[1]) in marks
+    }
+    return {
+        "/".join([words.get(key.split("/", 1)[0], key.split("/", 1)[0]), *key.split("/", 1)[1:]]): tensor
+        for key, tensor in theirs.items()
     }
 
 
@@ -478,6 +534,7 @@ def mhim_names(theirs: Tensors) -> Tensors:
 
 RENAMES: dict[str, Callable[[Tensors], Tensors]] = {
     "clam_sb": clam_names,
+    "dtfd": dtfd_names,
     "hdmil": clam_names,
     "mhim": mhim_names,
 }

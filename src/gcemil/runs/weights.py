@@ -1,0 +1,304 @@
+"""Weights that were trained elsewhere, or in another run: a file in, a host of ours that fits the cohort out.
+
+A file is safetensors or what torch.save writes; nothing in it is ever run. Three namings are understood, in this order:
+  a checkpoint of a run      its header says host, options, classes; of a wrapped host the host alone is taken
+  the names of our own class what `host.state_dict()` has; sizes are those of the options given
+  the names of the authors   one table per host (hosts/published.py), sizes read from the shapes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import content_hash
+from gcemil.config import HostSettings, HostWeights, TrainSettings
+from gcemil.errors import RunError, UsageError, WeightsError, error_text
+from gcemil.files import checked, is_file, parse_json
+from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
+from gcemil.hosts.table import create_host, host_spec
+from gcemil.runs.folder import read_run, trained_folds
+from gcemil.runs.network import NetworkRecord
+from gcemil.runs.records import fold_number
+from gcemil.runs.trained_on import check_cohort
+
+MOST_NUMBERS = 2**28
+"""In one file: a hundred times the largest host, and small enough to be refused before memory runs out."""
+SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
+
+
+@dataclass(frozen=True)
+class GivenHost:
+    """A host as a file of weights describes it; it fits the cohort."""
+
+    source: Path
+    sha256: str
+    settings: HostSettings
+    tensors: Mapping[str, Tensor]
+    """Every tensor of the host, by our names."""
+    notes: tuple[str, ...]
+    """What is worth knowing of these weights, in sentences."""
+
+
+# Reading a file
+
+
+def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost:
+    """The host of `host.name` with the weights of a file; what does not fit is named, and nothing is guessed."""
+    host_spec(host.name)
+    content, header = read_weights_file(path)
+    sha256 = content_hash(path)
+    if header is not None:
+        settings, tensors, notes = _of_a_run(path, content, header, host, cohort)
+    elif _has_our_names(content, host, cohort):
+        settings, tensors, notes = host, named_tensors(content), ()
+    else:
+        settings, tensors, notes = _of_the_authors(path, content, host, cohort)
+    return GivenHost(path, sha256, settings, _fitted(path, tensors, settings, cohort), notes)
+
+
+def read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
+    """What a file of weights holds, and the header of a checkpoint of ours."""
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
+    if not is_file(path):
+        raise WeightsError(f"{path} does not exist, or is no regular file.")
+    with path.open("rb") as file:
+        start = file.read(9)
+    content, header = _read_safetensors(path) if start[8:] == b"{" else (_read_torch(path), None)
+    _refuse_large(path, content)
+    return content, header
+
+
+def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            text = (file.metadata() or {}).get("gcemil")
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise WeightsError(
+            f"{path} is a damaged safetensors file ({error_text(error)}). Copy it again."
+        ) from error
+    return tensors, None if text is None else parse_json(text, path)
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > 8 * MOST_NUMBERS:
+                    raise WeightsError(f"{path} unpacks to more than any host can be. Nothing was loaded.")
+        with warnings.catch_warnings():
+            # Old files make torch warn of how it reads them.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except WeightsError:
+        raise
+    except Exception as error:
+        # A damaged or hostile pickle makes torch raise almost anything.
+        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise WeightsError(
+                f"{path} holds Python objects beside tensors ({found[1]}), which are never loaded. {SAVE_AGAIN}"
+            ) from error
+        raise WeightsError(
+            f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or damaged. {SAVE_AGAIN}"
+        ) from error
+
+
+def _refuse_large(path: Path, content: Any) -> None:
+    if not isinstance(content, Mapping | Sequence) or isinstance(content, str | bytes):
+        raise WeightsError(f"{path} holds a {type(content).__name__}, no weights by name. {SAVE_AGAIN}")
+    parts = content.values() if isinstance(content, Mapping) else content
+    tensors = [
+        tensor
+        for part in parts
+        for tensor in (part.values() if isinstance(part, Mapping) else [part])
+        if isinstance(tensor, Tensor)
+    ]
+    if not tensors:
+        raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
+    # A few bytes can claim any shape; their memory is taken only when they are copied.
+    if sum(tensor.numel() for tensor in tensors) > MOST_NUMBERS or any(
+        tensor.layout != torch.strided or tensor.is_complex() or tensor.is_meta for tensor in tensors
+    ):
+        raise WeightsError(f"{path} holds more or other numbers than any host has. Nothing was loaded.")
+
+
+def _of_a_run(
+    path: Path, content: Any, header: Any, host: HostSettings, cohort: Cohort
+) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
+    """A checkpoint of ours; the wrapper around a host is left behind."""
+    record = checked(header, NetworkRecord, path, error=WeightsError, remedy="Give another file.")
+    trained = record.settings.host
+    if trained.name != host.name:
+        raise WeightsError(
+            f"{path} is a checkpoint of host '{trained.name}', not of '{host.name}'. Give --host {trained.name}."
+        )
+    if tuple(record.classes) != tuple(cohort.card.classes) or record.task != cohort.card.task:
+        raise WeightsError(
+            f"{path} was trained for {record.task} {', '.join(record.classes)}, but {cohort.folder} is "
+            f"{cohort.card.task} {', '.join(cohort.card.classes)}. Outputs would be read as other classes."
+        )
+    _refuse_other_options(path, trained.options, host.options)
+    tensors = dict(content)
+    if record.bank is not None:
+        tensors = {key.removeprefix("host."): one for key, one in tensors.items() if key.startswith("host.")}
+    notes = []
+    if record.encoder != cohort.card.encoder:
+        notes.append(
+            f"The weights were trained on features of '{record.encoder}', the cohort has '{cohort.card.encoder}'."
+        )
+    options = {**host.options, **trained.options}
+    gate_mode = host.gate_mode or trained.gate_mode
+    return host.model_copy(update={"options": options, "gate_mode": gate_mode}), tensors, tuple(notes)
+
+
+def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
+    """Whether the tensors are called as those of our class, most of them at least; hosts without a table have no other."""
+    if host.name not in LAYOUTS:
+        return True
+    found = set(named_tensors(content))
+    return 2 * len(found & set(_expected(host, cohort))) > len(found)
+
+
+def _of_the_authors(
+    path: Path, content: Any, host: HostSettings, cohort: Cohort
+) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
+    """A checkpoint in the authors' naming; its shapes say the sizes."""
+    try:
+        found = read_published(host.name, content, risk=cohort.card.task == "survival")
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    if found.in_dim != cohort.card.feature_dim:
+        raise WeightsError(
+            f"{path} reads features of width {found.in_dim}, but {cohort.folder} has width "
+            f"{cohort.card.feature_dim} ('{cohort.card.encoder}'). Use features of the encoder it was trained on."
+        )
+    if found.n_outputs != cohort.n_outputs:
+        raise WeightsError(
+            f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs {cohort.n_outputs} "
+            f"({', '.join(cohort.card.classes) or 'a risk'})."
+        )
+    _refuse_other_options(path, found.options, host.options)
+    settings = host.model_copy(update={"options": {**host.options, **found.options}})
+    tensors = dict(found.create(host.gate_mode, host.options).state_dict())
+    notes = found.caveats
+    if cohort.card.classes:
+        order = ", ".join(f"{place} is {name}" for place, name in enumerate(cohort.card.classes))
+        notes = (f"The file does not name its outputs; they are read in the cohort's order: {order}.", *notes)
+    return settings, tensors, notes
+
+
+def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    for key, value in found.items():
+        if key in asked and asked[key] != value:
+            raise UsageError(f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}.")
+
+
+def _expected(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
+    fresh = create_host(
+        host.name,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        gate_mode=host.gate_mode,
+        options=host.options,
+    )
+    return dict(fresh.state_dict())
+
+
+def _fitted(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) -> Tensors:
+    """The tensors in our types, if they are all of the host's and nothing else; a difference is named."""
+    expected = _expected(host, cohort)
+    problems = []
+    if missing := sorted(set(expected) - set(tensors)):
+        problems.append(f"missing: {listed(missing)}")
+    if left_over := sorted(set(tensors) - set(expected)):
+        problems.append(f"left over: {listed(left_over)}")
+    misshapen = [
+        f"{key} {tuple(tensors[key].shape)} where {tuple(one.shape)} was expected"
+        for key, one in expected.items()
+        if key in tensors and tensors[key].shape != one.shape
+    ]
+    if misshapen:
+        problems.append(f"of another shape: {listed(misshapen)}")
+    if problems:
+        raise WeightsError(
+            f"{path} does not hold a '{host.name}' for features of width {cohort.card.feature_dim} and "
+            f"{cohort.n_outputs} outputs: {'; '.join(problems)}. Nothing was loaded."
+        )
+    if wild := [key for key, one in tensors.items() if not bool(torch.isfinite(one).all())]:
+        raise WeightsError(f"{path} has NaN or infinite numbers in {listed(sorted(wild))}. It is damaged.")
+    return {key: tensors[key].detach().to(one.dtype).contiguous() for key, one in expected.items()}
+
+
+# Which file belongs to which fold
+
+
+def weights_of_folds(source: Path) -> dict[int, Path] | None:
+    """The checkpoint of every trained fold of a run; None for a file, which serves every fold."""
+    if not source.is_dir():
+        return None
+    return {
+        number: folder / "checkpoint.safetensors"
+        for folder in trained_folds(source)
+        if (number := fold_number(folder)) is not None
+    }
+
+
+def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> GivenHost | None:
+    """The weights that a fold starts from; None where it starts afresh."""
+    if settings.host.weights is None:
+        return None
+    source = Path(settings.host.weights.source)
+    per_fold = weights_of_folds(source)
+    if per_fold is not None and fold not in per_fold:
+        raise RunError(
+            f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
+        )
+    return read_given_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
+
+
+def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
+    """The settings with the sizes and the hash of the weights that are to be used; all folds must agree in sizes."""
+    weights = settings.host.weights
+    if weights is None:
+        return settings
+    source = Path(weights.source)
+    if (per_fold := weights_of_folds(source)) is not None:
+        if read_run(source).settings.host.name != settings.host.name:
+            raise UsageError(
+                f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
+            )
+        check_cohort(source, cohort)
+    found = [one for fold in folds if (one := given_host_of_fold(settings, cohort, fold)) is not None]
+    if other := [one for one in found if one.settings.options != found[0].settings.options]:
+        raise WeightsError(
+            f"{other[0].source} is of other sizes than {found[0].source}: {dict(other[0].settings.options)} and "
+            f"{dict(found[0].settings.options)}. A run has one host."
+        )
+    sha256 = joined_hash([content_hash(path) for path in (per_fold or {0: source}).values()])
+    if weights.sha256 not in (None, sha256):
+        raise WeightsError(
+            f"{source} is not what it was: SHA-256 {sha256}, but {weights.sha256} is recorded."
+        )
+    used = HostWeights(source=str(source.resolve()), frozen=weights.frozen, sha256=sha256)
+    host = found[0].settings.model_copy(update={"weights": used})
+    return settings.model_copy(update={"host": host})
+
+
+def joined_hash(hashes: Sequence[str]) -> str:
+    """The hash of one file, or one of several."""
+    if len(set(hashes)) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

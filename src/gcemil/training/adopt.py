@@ -1,0 +1,145 @@
+"""Weights trained elsewhere become a run: a plain host, judged on the validation and test slides of the folds it is given.
+
+gcemil cannot know which slides a model was trained on. So a file is given to the folds its user names; one file without a
+fold is judged in every fold, on each slide once, which is right for a model that saw none of them. Every fold records this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.config import HostSettings, HostWeights, TrainSettings
+from gcemil.errors import CohortError, UsageError, WeightsError
+from gcemil.files import working_in, write_json
+from gcemil.hosts.table import create_host
+from gcemil.runs.environment import pick_device
+from gcemil.runs.folder import create_task, fold_parts
+from gcemil.runs.network import Ingredients, save_network
+from gcemil.runs.summary import write_summary
+from gcemil.runs.trained_on import check_cohort, read_training_cohort
+from gcemil.runs.weights import GivenHost, joined_hash, read_given_host
+from gcemil.training.fold import evaluate_fold
+from gcemil.training.run import check_run, claim_run, is_begun, one_thread, refuse_faulty
+
+UNKNOWN_TRAINING = (
+    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "
+    "training slides."
+)
+
+
+@dataclass(frozen=True)
+class AdoptedFold:
+    """Which weights a fold has, and on how many slides they are judged."""
+
+    fold: int
+    source: Path
+    n_test: int
+    n_val: int
+
+
+@dataclass(frozen=True)
+class AdoptedRun:
+    """What came of a set of weights."""
+
+    settings: TrainSettings
+    folds: tuple[AdoptedFold, ...]
+    notes: tuple[str, ...]
+    summary: dict[str, Any]
+
+
+def adopt_run(
+    files: Sequence[Path],
+    cohort_folder: Path,
+    out: Path,
+    host: HostSettings,
+    *,
+    folds: Sequence[int] | None = None,
+    on_fold: Callable[[int, int], None] | None = None,
+) -> AdoptedRun:
+    """A run of the given weights; everything is checked before the folder is begun."""
+    cohort = Cohort.load(cohort_folder)
+    paired = paired_folds(cohort, files, folds)
+    given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
+    settings = adopted_settings(list(given.values()))
+    with working_in(out):
+        if is_begun(out):
+            check_run(out, cohort, settings)
+        warnings = refuse_faulty(cohort, settings, list(paired))
+        claim_run(out, cohort, settings)
+        write_json(out / "warnings.json", warnings)
+        done = []
+        for fold, path in paired.items():
+            with one_thread():
+                done.append(_adopt_fold(cohort, fold, given[path], settings, out / f"fold_{fold}"))
+            if on_fold:
+                on_fold(len(done), len(paired))
+        notes = tuple(dict.fromkeys(note for one in given.values() for note in one.notes))
+        return AdoptedRun(settings, tuple(done), notes, write_summary(out))
+
+
+def paired_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None) -> dict[int, Path]:
+    """One file for all folds, or one for each in the order given."""
+    known = fold_indices(cohort.folder)
+    if not known:
+        raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
+    chosen = known if folds is None else list(dict.fromkeys(folds))
+    if len(files) == 1:
+        return dict.fromkeys(chosen, files[0])
+    if len(files) != len(chosen):
+        raise UsageError(
+            f"{len(files)} files for {len(chosen)} folds ({', '.join(map(str, chosen))}). Give one file for all, or one "
+            "for each fold and --folds in the same order."
+        )
+    return dict(zip(chosen, files, strict=True))
+
+
+def adopted_settings(given: Sequence[GivenHost]) -> TrainSettings:
+    """A plain host of the sizes that all the weights have."""
+    first = given[0]
+    if other := [one for one in given if one.settings.options != first.settings.options]:
+        raise WeightsError(
+            f"{other[0].source} is of other sizes than {first.source}: {dict(other[0].settings.options)} and "
+            f"{dict(first.settings.options)}. A run has one host."
+        )
+    weights = HostWeights(
+        source=", ".join(str(one.source.resolve()) for one in given),
+        frozen=True,
+        sha256=joined_hash([one.sha256 for one in given]),
+    )
+    return TrainSettings(host=first.settings.model_copy(update={"weights": weights}), evidence=None)
+
+
+def _adopt_fold(
+    cohort: Cohort, fold: int, given: GivenHost, settings: TrainSettings, folder: Path
+) -> AdoptedFold:
+    """The checkpoint of a fold and what it predicts; a fold that is complete is left alone."""
+    parts = fold_parts(cohort, read_fold(cohort, fold))
+    adopted = AdoptedFold(fold, given.source, len(parts.test), len(parts.val))
+    if (folder / "metrics.json").is_file():
+        return adopted
+    network = create_host(
+        settings.host.name,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        gate_mode=settings.host.gate_mode,
+        options=settings.host.options,
+    )
+    network.load_state_dict(given.tensors)
+    ingredients = Ingredients(network.to(pick_device(settings.device)).eval(), None, None)
+    with working_in(folder):
+        save_network(folder / "checkpoint.safetensors", ingredients, cohort, settings)
+        details = {
+            "warnings": [UNKNOWN_TRAINING],
+            "anchors": None,
+            "weights": {"source": str(given.source.resolve()), "sha256": given.sha256, "notes": given.notes},
+        }
+        check_unchanged = partial(check_cohort, folder.parent, cohort, read_training_cohort(folder.parent))
+        task = create_task(cohort, settings)
+        evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
+    return adopted

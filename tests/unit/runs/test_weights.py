@@ -1,0 +1,260 @@
+"""Files of weights: what is read, what is refused in one sentence, and that nothing in a file is ever run."""
+
+import os
+import pickle
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from authors_builders import (
+    EXPECTED,
+    authors_bag,
+    authors_checkpoint,
+    authors_cohort,
+    authors_weights,
+    parity_facts,
+)
+from builders import make_cohort
+from gcemil.config import HostSettings
+from gcemil.errors import UsageError, WeightsError
+from gcemil.hosts.table import HOSTS, create_host
+from gcemil.runs import checkpoint, weights
+from gcemil.runs.weights import read_given_host
+
+
+@pytest.fixture(scope="module")
+def cohorts(tmp_path_factory):
+    """A cohort of the width that each of the authors' checkpoints reads, by its name."""
+    folder = tmp_path_factory.mktemp("cohorts")
+
+    class Made(dict):
+        def __missing__(self, name):
+            return self.setdefault(name, authors_cohort(name, folder / name, n_cases=2))
+
+    return Made()
+
+
+def host_of(given, cohort):
+    host = create_host(
+        given.settings.name,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        gate_mode=given.settings.gate_mode,
+        options=given.settings.options,
+    )
+    host.load_state_dict(given.tensors)
+    return host.eval()
+
+
+def saved(folder, content, name="weights.pt"):
+    torch.save(content, folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@torch.no_grad()
+def test_a_file_in_the_authors_naming_gives_the_authors_numbers(tmp_path, cohorts, name):
+    given = read_given_host(saved(tmp_path, authors_checkpoint(name)), HostSettings(name=name), cohorts[name])
+    found = host_of(given, cohorts[name])(torch.from_numpy(authors_bag(name))).logits
+    block, key = EXPECTED[name]
+    expected = torch.tensor(parity_facts(name)["outputs"][block][key]).flatten()
+    if len(expected) == 1:
+        expected = torch.cat([torch.zeros(1), expected])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_sizes_of_every_host_are_read_from_its_file(tmp_path, cohorts, name):
+    path = saved(tmp_path, authors_checkpoint(name))
+    given = read_given_host(path, HostSettings(name=name), cohorts[name])
+    assert given.settings.options
+    assert len(given.sha256) == 64
+    assert "0 is benign, 1 is malignant" in given.notes[0]
+    host_of(given, cohorts[name])
+
+
+def test_safetensors_are_read(tmp_path, cohorts):
+    save_file(authors_weights("clam_sb"), tmp_path / "w.safetensors")
+    given = read_given_host(tmp_path / "w.safetensors", HostSettings(name="clam_sb"), cohorts["clam_sb"])
+    pickled = read_given_host(
+        saved(tmp_path, authors_weights("clam_sb")), HostSettings(name="clam_sb"), cohorts["clam_sb"]
+    )
+    assert all(torch.equal(one, pickled.tensors[key]) for key, one in given.tensors.items())
+
+
+def plain_clam(dropout):
+    """CLAM_SB with gate=False, as its authors name it; without dropout the lists are shorter."""
+    torch.manual_seed(0)
+    at, last = (3, 3) if dropout else (2, 2)
+    shapes = {
+        "attention_net.0": (16, 8), f"attention_net.{at}.module.0": (6, 16),
+        f"attention_net.{at}.module.{last}": (1, 6), "classifiers": (2, 16),
+        "instance_classifiers.0": (2, 16), "instance_classifiers.1": (2, 16),
+    }  # fmt: skip
+    weights = {f"{key}.weight": torch.randn(shape) for key, shape in shapes.items()}
+    return weights | {f"{key}.bias": torch.randn(shape[0]) for key, shape in shapes.items()}, at, last
+
+
+def plain_abmil():
+    torch.manual_seed(0)
+    shapes = {
+        "feature_extractor_part2.0": (16, 8),
+        "attention.0": (6, 16),
+        "attention.2": (1, 6),
+        "classifier.0": (1, 16),
+    }
+    weights = {f"{key}.weight": torch.randn(shape) for key, shape in shapes.items()}
+    return weights | {f"{key}.bias": torch.randn(shape[0]) for key, shape in shapes.items()}
+
+
+def plainly(features, theirs, names):
+    """Attention pooling without the sigmoid branch, written out."""
+    first, inner, last, head = names
+
+    def layer(name, rows):
+        return rows @ theirs[f"{name}.weight"].T + theirs[f"{name}.bias"]
+
+    tokens = layer(first, features).relu()
+    attention = torch.softmax(layer(last, layer(inner, tokens).tanh()).squeeze(1), dim=0)
+    return layer(head, attention @ tokens)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_attention_without_its_gate_is_the_gated_one_held_open(tmp_path, dropout):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    theirs, at, last = plain_clam(dropout)
+    given = read_given_host(saved(tmp_path, theirs), HostSettings(name="clam_sb"), cohort)
+    features = torch.randn(9, 8)
+    names = (
+        "attention_net.0",
+        f"attention_net.{at}.module.0",
+        f"attention_net.{at}.module.{last}",
+        "classifiers",
+    )
+    with torch.no_grad():
+        found = host_of(given, cohort)(features).logits
+    torch.testing.assert_close(found, plainly(features, theirs, names))
+
+
+def test_the_authors_default_abmil_has_no_gate_and_is_read_too(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    theirs = plain_abmil()
+    given = read_given_host(saved(tmp_path, theirs), HostSettings(name="abmil"), cohort)
+    features = torch.randn(9, 8)
+    names = ("feature_extractor_part2.0", "attention.0", "attention.2", "classifier.0")
+    with torch.no_grad():
+        found = host_of(given, cohort)(features).logits
+    torch.testing.assert_close(found, torch.cat([torch.zeros(1), plainly(features, theirs, names)]))
+
+
+def test_names_of_our_own_class_are_read_with_the_options_given(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    host = create_host("dtfd", in_dim=8, n_outputs=2, options={"hidden": 4})
+    path = saved(tmp_path, host.state_dict())
+    given = read_given_host(path, HostSettings(name="dtfd", options={"hidden": 4}), cohort)
+    assert all(torch.equal(one, host.state_dict()[key]) for key, one in given.tensors.items())
+    with pytest.raises(
+        WeightsError, match=r"attention.content.weight \(4, 512\) where \(128, 512\) was expected"
+    ):
+        read_given_host(path, HostSettings(name="dtfd"), cohort)
+
+
+class Hostile:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_pickle_with_code_runs_nothing(tmp_path, nested):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    hostile = Hostile(tmp_path / "owned")
+    content = {**authors_weights("abmil"), "attention_w.bias": hostile} if nested else hostile
+    path = saved(tmp_path, content)
+    (tmp_path / "bare.pkl").write_bytes(pickle.dumps(content))
+    for one in (path, tmp_path / "bare.pkl"):
+        with pytest.raises(
+            WeightsError, match=r"(holds Python objects beside tensors|is no file of weights).*state_dict"
+        ):
+            read_given_host(one, HostSettings(name="abmil"), cohort)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_whole_model_is_refused_with_what_to_save_instead(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    path = saved(tmp_path, torch.nn.Linear(2, 2))
+    with pytest.raises(
+        WeightsError, match=r"Python objects beside tensors \(torch.nn.*Linear\).*model.state_dict\(\)"
+    ):
+        read_given_host(path, HostSettings(name="abmil"), cohort)
+
+
+@pytest.mark.parametrize(
+    "kind", ["truncated", "text", "empty", "tensor", "numbers", "safetensors", "folder", "none"]
+)
+def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path, kind):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    path = saved(tmp_path, authors_weights("abmil"))
+    whole = path.read_bytes()
+    if kind == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind in ("text", "empty"):
+        path.write_bytes(b"epoch,loss\n" if kind == "text" else b"")
+    elif kind in ("tensor", "numbers"):
+        torch.save(torch.zeros(3) if kind == "tensor" else {"epoch": 3}, path)
+    elif kind == "safetensors":
+        save_file({"a": torch.zeros(9)}, path)
+        path.write_bytes(path.read_bytes()[:-5])
+    elif kind in ("folder", "none"):
+        path.unlink()
+        if kind == "folder":
+            path.mkdir()
+    with pytest.raises(WeightsError, match=r"weights.pt (is|holds|does) .*\.$"):
+        read_given_host(path, HostSettings(name="abmil"), cohort)
+
+
+def test_a_file_that_claims_more_than_memory_holds_is_refused(tmp_path, monkeypatch):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    path = saved(tmp_path, {"head.weight": torch.zeros(1).expand(2**20, 2**20)})
+    with pytest.raises(WeightsError, match="more or other numbers than any host"):
+        read_given_host(path, HostSettings(name="abmil"), cohort)
+    monkeypatch.setattr(weights, "MOST_NUMBERS", 2**17)
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data/0", bytes(2**20 + 1))
+    with pytest.raises(WeightsError, match="unpacks to more than any host"):
+        read_given_host(tmp_path / "bomb.pt", HostSettings(name="abmil"), cohort)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path, cohorts):
+    tensors = authors_weights("clam_sb")
+    tensors["classifiers.bias"][0] = torch.nan
+    with pytest.raises(WeightsError, match=r"NaN or infinite numbers in head\.bias"):
+        read_given_host(saved(tmp_path, tensors), HostSettings(name="clam_sb"), cohorts["clam_sb"])
+
+
+def test_what_does_not_fit_the_cohort_is_said_with_both_numbers(tmp_path, cohorts):
+    path = saved(tmp_path, authors_weights("clam_sb"))
+    with pytest.raises(WeightsError, match=r"features of width 1024, but .* has width 800"):
+        read_given_host(path, HostSettings(name="clam_sb"), cohorts["abmil"])
+    three = make_cohort(tmp_path / "c", n_cases=3, dim=1024, classes=("a", "b", "c"))
+    with pytest.raises(WeightsError, match=r"has 2 outputs, but .* needs 3 \(a, b, c\)"):
+        read_given_host(path, HostSettings(name="clam_sb"), three)
+    with pytest.raises(UsageError, match=r"has hidden 256, but host.options.hidden asks for 64"):
+        read_given_host(path, HostSettings(name="clam_sb", options={"hidden": 64}), cohorts["clam_sb"])
+
+
+def test_tensors_of_another_host_are_named(tmp_path, cohorts):
+    path = saved(tmp_path, authors_weights("clam_sb"))
+    with pytest.raises(WeightsError, match=r"weights.pt: .*missing: cls_token.*left over: attention_net"):
+        read_given_host(path, HostSettings(name="transmil"), cohorts["transmil"])
+
+
+def test_a_header_that_lies_is_refused(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    checkpoint.save(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}})
+    with pytest.raises(WeightsError, match=r"w.safetensors"):
+        read_given_host(tmp_path / "w.safetensors", HostSettings(name="abmil"), cohort)
