@@ -75,6 +75,11 @@ def served(classification_runs, tmp_path_factory):
     session.close()
 
 
+def told(said) -> str:
+    """What the console says, and of which address."""
+    return f"{said.text} ({said.location['url']})"
+
+
 @pytest.fixture
 def visit(browser, served):
     session, server = served
@@ -83,7 +88,7 @@ def visit(browser, served):
     page = context.new_page()
     complaints: list[str] = []
     page.on(
-        "console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None
+        "console", lambda said: complaints.append(told(said)) if said.type in ("error", "warning") else None
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("requestfailed", lambda asked: complaints.append(f"failed: {asked.url}"))

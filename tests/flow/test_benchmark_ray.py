@@ -89,6 +89,7 @@ def cluster_environment():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_half_way_changes_nothing(tmp_path, cluster_environment):
     run_inline(GRID, tmp_path / "here")
     arguments = [GRID.model_dump_json(), str(tmp_path / "ray")]

@@ -72,6 +72,7 @@ class ViewerApi:
         slide = "/api/slides/{slide}"
         return [
             Route("/", self.page),
+            Route("/favicon.ico", self.icon),
             Route("/static/{name:path}", self.static),
             Route("/api/slides", self.slides),
             Route("/api/agreement", self.agreement),
@@ -93,6 +94,10 @@ class ViewerApi:
         if name not in STATIC:
             raise HTTPException(404, "There is no such file.")
         return Response(static_bytes(name), media_type=STATIC[name])
+
+    def icon(self, request: Request) -> Response:
+        # Asked for by browsers on the welcome page, which names no icon.
+        return Response(static_bytes("icon.svg"), media_type=STATIC["icon.svg"])
 
     def slides(self, request: Request) -> Response:
         fold = self._session.fold

@@ -235,7 +235,14 @@ def test_a_file_in_the_making_keeps_nobody_from_the_network(session, name, monke
 
 
 def test_pictures_and_pages_are_served_while_the_network_thinks(session, name):
-    paths = ["/", "/static/viewer.js", "/api/slides", "/api/agreement", f"/api/slides/{name}/tiles/0/0_0"]
+    paths = [
+        "/",
+        "/favicon.ico",
+        "/static/viewer.js",
+        "/api/slides",
+        "/api/agreement",
+        f"/api/slides/{name}/tiles/0/0_0",
+    ]
     with running(session) as started:
         with session.lock:
             waiting = [
