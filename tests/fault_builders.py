@@ -124,7 +124,7 @@ SCENES: dict[str, Scene] = {
     "simulate --pixels": Scene(
         nothing,
         ("simulate", "camelyon16", "--pixels", "--size", "tiny", "--slides", 5, "--out", "cohort"),
-        kills=5,
+        kills=3,
     ),
     "import": Scene(
         foreign_features,
@@ -144,9 +144,11 @@ SCENES: dict[str, Scene] = {
         "slides/*.tif",
     ),
     "train": Scene(cohort_with_folds, (*TRAIN, "--jobs", 1), "cohort/features/*.h5"),
-    "train --jobs 2": Scene(cohort_with_folds, (*TRAIN, "--jobs", 2)),
+    "train --jobs 2": Scene(cohort_with_folds, (*TRAIN, "--jobs", 2), kills=3),
     "diagnose": Scene(trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 1)),
-    "diagnose --jobs 2": Scene(trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 2)),
+    "diagnose --jobs 2": Scene(
+        trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 2), kills=3
+    ),
     "benchmark": Scene(a_grid, ("benchmark", "grid.yaml", "--out", "results", "--workers", 1)),
     "report": Scene(trained_run, ("report", "run")),
     "prefilter": Scene(drawn_run, ("prefilter", "run", "cohort/slides", "--risk", 0.9, "--epochs", 1)),

@@ -8,7 +8,8 @@ import pytest
 from fault_builders import SCENES, Scene, Stage, draws, report
 from fault_process import Ended, Fault, run_command
 
-KILLS = 20
+KILLS = 10
+"""Of each kind, so 20 for every command."""
 QUICK = {"simulate": 2, "annotate": 2}
 """Kills per command in the suite that every change runs; the others take longer."""
 

@@ -1,0 +1,177 @@
+"""Numbers that no slide, table or setting can have are refused where they are read, each with a sentence."""
+
+import h5py
+import numpy as np
+import pytest
+
+from builders import grid_coords, make_cohort
+from gcemil.bags import arrays, store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.guards import validate
+from gcemil.benchmark.grid import Grid
+from gcemil.config import TrainSettings
+from gcemil.errors import CohortError, ConfigError, StoreError
+
+
+def features(dtype="f4", n_patches=12):
+    return np.random.default_rng(0).normal(size=(n_patches, 8)).astype(dtype)
+
+
+def written(path, **datasets):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w", libver="latest") as file:
+        for name, values in datasets.items():
+            file[name] = values
+    return path
+
+
+def with_one(value, dtype):
+    coords = grid_coords(12).astype(dtype)
+    coords[7, 1] = value
+    return coords
+
+
+WILD_COORDS = [
+    (with_one(np.inf, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
+    (with_one(-np.inf, "f4"), "1 patches have NaN or infinite coordinates, the first is row 7"),
+    (with_one(np.nan, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
+    (with_one(-512, "i8"), "a coordinate is -512, but level-0 pixels count from the corner"),
+    (with_one(-0.5e3, "f8"), "a coordinate is -500, but level-0 pixels count from the corner"),
+    (with_one(10**9 + 1, "i8"), "a coordinate is 1e\\+09, farther than any slide reaches"),
+    (with_one(1e30, "f8"), "a coordinate is 1e\\+30, farther than any slide reaches"),
+    (with_one(2**64 - 1, "u8"), "a coordinate is 1.84467e\\+19, farther than any slide reaches"),
+    (with_one(0.5, "f8"), "coordinates are fractions"),
+    (np.zeros((12, 2), bool), "coordinates are bool, not whole numbers"),
+    (np.zeros((12, 3), int), r"coordinates have shape \(12, 3\), not \(patches, 2\)"),
+    (np.zeros(24, int), r"coordinates have shape \(24,\), not \(patches, 2\)"),
+]
+
+
+@pytest.mark.parametrize(("coords", "message"), WILD_COORDS)
+def test_coordinates_that_no_patch_can_have_are_refused(tmp_path, coords, message):
+    path = written(tmp_path / "a.h5", features=features(), coords=coords)
+    for read in (arrays.read_coords, arrays.read_patch_layout):
+        with pytest.raises(StoreError, match=rf"a\.h5: {message}"):
+            read(path)
+
+
+def test_the_farthest_coordinate_is_read(tmp_path):
+    path = written(tmp_path / "a.h5", coords=with_one(10**9, "f8"))
+    assert arrays.read_coords(path)[7, 1] == 10**9
+
+
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_features_are_refused(tmp_path, dtype):
+    cohort = make_cohort(tmp_path, n_cases=4)
+    written(cohort.feature_file("s001_0"), features=features(dtype), coords=grid_coords(12))
+    with pytest.raises(StoreError, match=r"s001_0\.h5: 'features' holds complex.*, not real numbers"):
+        cohort.read_bag(cohort.bags[1])
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u1", "?"])
+def test_features_that_are_no_fractions_are_refused(tmp_path, dtype):
+    cohort = make_cohort(tmp_path, n_cases=4)
+    written(cohort.feature_file("s001_0"), features=features(dtype), coords=grid_coords(12))
+    with pytest.raises(CohortError, match=r"s001_0\.h5: features are .*, not float16 or float32"):
+        cohort.read_bag(cohort.bags[1])
+    assert any(
+        problem.where == "s001_0" and "not float16 or float32" in problem.what
+        for problem in validate(tmp_path)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("evidence", np.nan, "'evidence' is nan at patch 3"),
+        ("evidence", np.inf, "'evidence' is inf at patch 3"),
+        ("evidence", 2, "'evidence' lies between 0 and 2, but it is 0 or 1"),
+        ("evidence", 0.5, "'evidence' lies between 0 and 0.5, but it is 0 or 1"),
+        ("overlap", np.nan, "'overlap' is nan at patch 3"),
+        ("overlap", 1.5, "'overlap' lies between 0 and 1.5, but it is a share from 0 to 1"),
+        ("overlap", -0.1, "'overlap' lies between -0.1 and 0, but it is a share from 0 to 1"),
+        ("region", -1, "'region' lies between -1 and 0, but it is a whole number from 0"),
+        ("concept", 0.5, "'concept' lies between 0 and 0.5, but it is a whole number from 0"),
+        ("concept", -np.inf, "'concept' is -inf at patch 3"),
+    ],
+)
+def test_truth_that_no_patch_can_have_is_refused(tmp_path, name, value, message):
+    values = np.zeros(12)
+    values[3] = value
+    path = written(tmp_path / "s001_0.h5", **{name: values})
+    with pytest.raises(StoreError, match=rf"s001_0\.h5: {message}"):
+        arrays.read_truth(path, name, 12)
+
+
+def test_validate_tells_of_nan_in_truth(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=12)
+    written(cohort.truth_file("s001_0"), evidence=np.full(12, np.nan))
+    (problem,) = [problem for problem in validate(tmp_path) if problem.level == "error"]
+    assert problem.where == "s001_0"
+    assert "'evidence' is nan at patch 0" in problem.what
+
+
+def test_truth_for_other_patches_is_refused(tmp_path):
+    path = written(tmp_path / "a.h5", evidence=np.zeros(11, bool))
+    with pytest.raises(StoreError, match=r"'evidence' has shape \(11,\) for 12 patches"):
+        arrays.read_truth(path, "evidence", 12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_anchors_are_finite_in_single_precision(tmp_path, value):
+    embeddings = np.eye(3)
+    embeddings[1, 1] = value
+    path = written(tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"]))
+    with pytest.raises(
+        StoreError, match="'embeddings' has NaN or infinite numbers in 1 rows, the first is 1"
+    ):
+        arrays.read_anchors(path)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,), (1, 3, 3)])
+def test_an_anchor_bank_is_a_matrix(tmp_path, shape):
+    path = written(tmp_path / "anchors.h5", embeddings=np.ones(shape), prompts=np.array([b"a"]))
+    with pytest.raises(StoreError, match=r"'embeddings' has shape .*, not \(rows, columns\)"):
+        arrays.read_anchors(path)
+
+
+def test_pairs_of_unequal_length_are_refused(tmp_path):
+    path = tmp_path / "anchor_pairs.h5"
+    store.write(path, {"features": features(), "anchor_space": features(n_patches=11)})
+    with pytest.raises(StoreError, match="12 features for 11 rows in anchor space"):
+        arrays.read_pairs(path)
+
+
+@pytest.mark.parametrize("time", ["inf", "-inf", "1e999", "nan", "-3", "0"])
+def test_a_survival_time_is_finite_and_above_zero(tmp_path, time):
+    make_cohort(tmp_path, task="survival", n_cases=6)
+    table = tmp_path / "slides.csv"
+    lines = table.read_text().splitlines()
+    cells = lines[2].split(",")
+    lines[2] = ",".join([*cells[:2], time, cells[3]])
+    table.write_text("\n".join(lines))
+    with pytest.raises(CohortError, match=r"slides\.csv: slide 's001_0' .*time must be > 0 and finite"):
+        Cohort.load(tmp_path)
+    assert any(
+        problem.where == "s001_0" and f"survival time '{time}' is not a finite number above 0" in problem.what
+        for problem in validate(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf", "-1", "1e999"])
+def test_a_weight_in_a_settings_file_is_finite_and_not_negative(tmp_path, value):
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"evidence: {{bridge_weight: {value}}}\n")
+    with pytest.raises(ConfigError, match="bridge_weight"):
+        TrainSettings.from_yaml(path)
+
+
+@pytest.mark.parametrize("folds", ["[-1]", "[0, -2]", "[]", "[0, 0]", "[0.5]", "[.inf]"])
+def test_folds_by_host_are_distinct_numbers_from_zero(tmp_path, folds):
+    path = tmp_path / "grid.yaml"
+    path.write_text(
+        "name: two\ncohorts: {lung: {profile: nsclc}}\nhosts: [abmil]\n"
+        f"folds_by_host: {{abmil: {folds}}}\n"
+    )
+    with pytest.raises(ConfigError, match="folds_by_host"):
+        Grid.load(path)
