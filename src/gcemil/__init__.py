@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gcemil.bags.bag import Bag, case_bag, slide_bag
     from gcemil.bags.cohort import Cohort
+    from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
     from gcemil.diagnostics.snr import SnrScores, snr
     from gcemil.errors import GcemilError
     from gcemil.evidence.anchors import AnchorBank
     from gcemil.explain import explain_slide
     from gcemil.hosts.adapters import CallableHost, TorchmilHost
-    from gcemil.hosts.table import HOSTS, create_host
+    from gcemil.hosts.host import Embedded, Host, HostOutput, MilHost, Stage
+    from gcemil.hosts.own import trust_host
+    from gcemil.hosts.table import HOSTS, HostSpec, create_host
     from gcemil.interventions import Interventions
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
+    from gcemil.runs.network import load_network
+    from gcemil.training.run import train_run
 
 __version__ = "0.2.0"
 
@@ -29,19 +34,31 @@ __all__ = [
     "Bag",
     "CallableHost",
     "Cohort",
+    "Embedded",
     "EvidenceOutput",
+    "EvidenceSettings",
     "GceMil",
     "GcemilError",
+    "Host",
+    "HostOutput",
+    "HostSettings",
+    "HostSpec",
     "Interventions",
+    "MilHost",
     "Recovery",
     "SnrScores",
+    "Stage",
     "TorchmilHost",
+    "TrainSettings",
     "case_bag",
     "create_host",
     "explain_slide",
+    "load_network",
     "recover",
     "slide_bag",
     "snr",
+    "train_run",
+    "trust_host",
 ]
 
 _HOME = {
@@ -49,20 +66,32 @@ _HOME = {
     "Bag": "gcemil.bags.bag",
     "CallableHost": "gcemil.hosts.adapters",
     "Cohort": "gcemil.bags.cohort",
+    "Embedded": "gcemil.hosts.host",
     "EvidenceOutput": "gcemil.model",
+    "EvidenceSettings": "gcemil.config",
     "GceMil": "gcemil.model",
     "GcemilError": "gcemil.errors",
     "HOSTS": "gcemil.hosts.table",
+    "Host": "gcemil.hosts.host",
+    "HostOutput": "gcemil.hosts.host",
+    "HostSettings": "gcemil.config",
+    "HostSpec": "gcemil.hosts.table",
     "Interventions": "gcemil.interventions",
+    "MilHost": "gcemil.hosts.host",
     "Recovery": "gcemil.recovery.recover",
     "SnrScores": "gcemil.diagnostics.snr",
+    "Stage": "gcemil.hosts.host",
     "TorchmilHost": "gcemil.hosts.adapters",
+    "TrainSettings": "gcemil.config",
     "case_bag": "gcemil.bags.bag",
     "create_host": "gcemil.hosts.table",
     "explain_slide": "gcemil.explain",
+    "load_network": "gcemil.runs.network",
     "recover": "gcemil.recovery.recover",
     "slide_bag": "gcemil.bags.bag",
     "snr": "gcemil.diagnostics.snr",
+    "train_run": "gcemil.training.run",
+    "trust_host": "gcemil.hosts.own",
 }
 
 

@@ -1,7 +1,7 @@
 """Settings: one frozen, closed class per stage. YAML in, values out; an unknown key is an error.
 
-`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control. `PUBLISHED` is how the
-authors of each host train it, beside the common recipe that `TrainSettings()` is.
+`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control. `TrainSettings()` is the
+common recipe for all hosts; how the authors of each train it stands in its entry of hosts/table.py.
 """
 
 from __future__ import annotations
@@ -265,78 +265,8 @@ class TrainSettings(Settings):
     seed: int = Field(0, ge=0)
 
 
-ONE_BAG_A_STEP: dict[str, Any] = {
-    "optimizer": "adam",
-    "schedule": "constant",
-    "clip": None,
-    "bags_per_step": 1,
-    "max_patches": None,
-}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "abmil": {
-        "learning_rate": 5e-4, "weight_decay": 1e-4, "epochs": 20, "chosen_from": 1.0,
-        "host.options": {"dropout": 0.0},
-    },
-    "clam_sb": {
-        "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-        "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-        "host.options": {"dropout": 0.25},
-    },
-    "transmil": {
-        "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-        "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10, "bags_per_step": 2,
-        "host.options": {"dropout": 0.1},
-    },
-    "dsmil": {
-        "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-3, "epochs": 50,
-        "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 0.0, "early_stopping": 10,
-    },
-    "dtfd": {
-        "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 200, "schedule": "step", "clip": 5.0,
-        "chosen_from": 0.8,
-    },
-    "ibmil": {
-        "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 50,
-        "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 1.0,
-        "host.options": {"dropout": 0.0},
-    },
-    "mhim": {
-        "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200, "schedule": "cosine",
-        "chosen_from": 0.65, "early_stopping": 30,
-        "host.options": {"dropout": 0.25, "momentum": 0.9999},
-    },
-    "camil": {
-        "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
-        "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,
-    },
-    "hdmil": {
-        "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
-        "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-        "host.options": {"dropout": 0.25, "normalisation": "joint"},
-    },
-}  # fmt: skip
-"""How the authors of each host train it, as far as the loop can (docs/training.md says what it cannot)."""
-
 Preset = Literal["common", "published"]
-
-
-def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
-    """The settings as they are, or with everything that the host's authors train otherwise.
-
-    A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
-    """
-    if preset == "common":
-        return settings
-    if settings.host.name not in PUBLISHED:
-        raise ConfigError(
-            f"Host '{settings.host.name}' has no published settings. Those with: {', '.join(PUBLISHED)}."
-        )
-    changes = {**ONE_BAG_A_STEP, **PUBLISHED[settings.host.name]}
-    options = {**changes.pop("host.options", {}), **settings.host.options}
-    if settings.evidence is not None:
-        changes["chosen_from"] = max(changes["chosen_from"], GATES_HAVE_COOLED)
-    host = settings.host.model_copy(update={"options": options})
-    return settings.model_copy(update={**changes, "host": host})
+"""The common recipe, or how the authors of the host train it (hosts/table.py)."""
 
 
 def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:

@@ -149,7 +149,7 @@ class GceMil(nn.Module):
 
     def _pooled_once(self, features: Tensor, coords: Tensor | None, log_gates: LogGates) -> HostOutput:
         # A factor on the features embeds them anew, and an embedding of the ungated bag would be thrown away.
-        if getattr(self.host, "reweights_features", False):
+        if self.host.reweights_features:
             return self.host(features, coords, gates=log_gates.exp())
         soft = self.host.gated(features, embedded_bag(self.host, features), coords, log_gates)
         check_finite(soft, features)

@@ -369,10 +369,10 @@ class TestAudit:
     @pytest.mark.parametrize(
         ("model", "message"),
         [
-            ("lab_models", "--model is written pkg.module:callable, got 'lab_models'"),
+            ("lab_models", "--model 'lab_models' is no import path. Write it as package.module:Name."),
             ("lab_nowhere:predict", "module 'lab_nowhere' cannot be imported"),
             ("lab_broken:predict", r"RuntimeError: no licence"),
-            ("lab_models:absent", "there is no 'absent' in 'lab_models'. Callables there: "),
+            ("lab_models:absent", "there is no 'absent' in 'lab_models'. There are: "),
             ("lab_models:NUMBER", "'lab_models:NUMBER' is a int and cannot be called"),
             ("lab_models:three", "gave logits of shape (3,) for one bag; this cohort has 2 outputs"),
             ("lab_models:nothing", "gave NaN or infinite logits"),

@@ -4,8 +4,8 @@
                                             + evaluation patches / 3]
   diagnostic cost(host, plain) x width x passes x test patches / 3
 
-cost is in microseconds per patch of a training step at width 128, measured on one slow core (docs/benchmark.md); a
-pass without a gradient counts a third. Runs that are finished correct it: by the ratio of what they took to what was
+cost is in microseconds per patch of a training step at width 128, measured on one slow core (docs/benchmark.md) and
+kept in hosts/table.py; a pass without a gradient counts a third. Runs that are finished correct it: by the ratio of what they took to what was
 expected of them, for the same host and kind of arm where there are any, else over all. Before that it is good to a
 factor of about two.
 """
@@ -32,22 +32,11 @@ from gcemil.benchmark.plan import (
     work,
 )
 from gcemil.benchmark.results import Results, read_log
+from gcemil.hosts.table import host_cost
 from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
 
-COSTS_US: dict[str, tuple[float, float]] = {
-    "abmil": (25, 60),
-    "clam_sb": (40, 80),
-    "transmil": (900, 1900),
-    "dsmil": (15, 35),
-    "dtfd": (30, 95),
-    "ibmil": (55, 100),
-    "mhim": (50, 175),
-    "camil": (1000, 1900),
-    "hdmil": (80, 270),
-}
-"""Microseconds per training patch at width 128: plain, wrapped. Hosts that train in stages have all of them in it."""
 WIDTH_SHARE = 0.1
-"""How much of that grows with the feature width."""
+"""How much of a host's cost grows with the feature width."""
 PASSES: dict[str, float] = {"snr": 4, "budget": 40, "posthoc": 120, "subsets": 60, "stability": 20}
 """Passes over the test bags that a diagnostic makes, roughly; one that is not named makes OTHER_PASSES."""
 OTHER_PASSES = 5.0
@@ -96,7 +85,7 @@ def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
         case DiagnosisKey(run):
             passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
             patches = passes * TEST * shape.bags * shape.patches
-            return host_cost(run.host, plain=True) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
+            return host_cost(run.host, wrapped=False) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
@@ -105,14 +94,7 @@ def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
     validated = VALIDATION * shape.bags * shape.patches
     evaluated = (VALIDATION + TEST) * shape.bags * shape.patches
     steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
-    return host_cost(run.host, plain=run.is_plain) * 1e-6 * width_factor(shape) * steps
-
-
-def host_cost(host: str, *, plain: bool) -> float:
-    """Microseconds per training patch; a host that was never timed is taken for a middling one until a run corrects it."""
-    column = 0 if plain else 1
-    measured = COSTS_US.get(host)
-    return median(costs[column] for costs in COSTS_US.values()) if measured is None else measured[column]
+    return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * width_factor(shape) * steps
 
 
 def width_factor(shape: Shape) -> float:

@@ -110,11 +110,12 @@ def read_results(folder: Path) -> Measured:
     facts: dict[str, CohortFacts] = {}
     runs = []
     for path in configs:
-        cohort, host, label, _ = path.parent.relative_to(folder / "runs").parts
+        cohort, _, label, _ = path.parent.relative_to(folder / "runs").parts
         if cohort not in facts:
             facts[cohort] = cohort_facts(results, cohort, planned.get(cohort))
         settings = read_config(path.parent).settings
-        runs.append(Run(facts[cohort], host, label, seed_number(path.parent), path.parent, settings))
+        host, seed = settings.host.name, seed_number(path.parent)
+        runs.append(Run(facts[cohort], host, label, seed, path.parent, settings))
     return Measured(folder, tuple(runs))
 
 

@@ -15,9 +15,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gcemil.benchmark.grid import PLAIN_ARMS, Arm, Grid
-from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings, with_overrides, with_preset
-from gcemil.errors import ConfigError
-from gcemil.hosts.table import HOSTS
+from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings, with_overrides
+from gcemil.errors import ConfigError, UsageError
+from gcemil.hosts.own import folder_name
+from gcemil.hosts.table import host_spec, with_preset
 from gcemil.simulation.profile import load_profile, resolve_dials
 
 LONG = 2
@@ -54,7 +55,7 @@ class RunKey:
 
     @property
     def run_path(self) -> PurePosixPath:
-        return PurePosixPath("runs", self.cohort, self.host, self.label, f"seed_{self.seed}")
+        return PurePosixPath("runs", self.cohort, folder_name(self.host), self.label, f"seed_{self.seed}")
 
     @property
     def path(self) -> PurePosixPath:
@@ -175,10 +176,11 @@ def assignments(changes: Sequence[tuple[str, Any]]) -> list[str]:
 
 def check_names_exist(grid: Grid) -> None:
     """Hosts, profiles, dials and settings that do not exist are found before anything runs."""
-    if unknown := [host for host in grid.hosts if host not in HOSTS]:
-        raise ConfigError(
-            f"Grid '{grid.name}': unknown host '{unknown[0]}'. Choose from: {', '.join(HOSTS)}."
-        )
+    for host in grid.hosts:
+        try:
+            host_spec(host)
+        except UsageError as error:
+            raise ConfigError(f"Grid '{grid.name}': {error}") from error
     for cohort in grid.cohorts.values():
         if cohort.profile is not None:
             resolve_dials(load_profile(cohort.profile).dials, cohort.dials)

@@ -28,8 +28,10 @@ from gcemil.benchmark.plan import (
 )
 from gcemil.benchmark.results import Results, append_log, claimed, read_failure
 from gcemil.config import TrainSettings
-from gcemil.errors import ConfigError, RunError, describe_fault, error_text
+from gcemil.errors import ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import whole_folder, write_json
+from gcemil.hosts.own import is_import_path, trust_host
+from gcemil.hosts.table import host_spec
 from gcemil.runs.summary import write_summary
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run, one_thread
@@ -106,6 +108,10 @@ def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outc
 
 
 def do(grid: Grid, results: Results, key: Key) -> None:
+    for host in grid.hosts:
+        # The user named them in the grid; a worker that was not there when it was read needs to know.
+        if is_import_path(host):
+            trust_host(host)
     # One thread everywhere: results are equal on every engine, and workers do not fight for cores.
     with one_thread():
         match key:
@@ -167,6 +173,16 @@ def refresh_summary(results: Results, run: RunKey) -> None:
     """The run's own summary, for everything that reads run folders."""
     with claimed(results.lock(run.run_path), wait=True):
         write_summary(results.run(run))
+
+
+def check_own_hosts(grid: Grid) -> None:
+    """A class that cannot be imported is found before anything runs."""
+    for host in grid.hosts:
+        try:
+            if (spec := host_spec(host)).is_own:
+                spec.load()
+        except UsageError as error:
+            raise ConfigError(f"Grid '{grid.name}': {error}") from error
 
 
 def check_diagnostics(grid: Grid) -> None:

@@ -135,29 +135,11 @@ def importable_here() -> Iterator[None]:
 
 def imported(name: str) -> Any:
     """The object that --model names; a torch module is set to evaluation."""
-    import importlib
-
     from torch import nn
 
-    from gcemil.errors import UsageError
+    from gcemil.hosts.own import import_object
 
-    module_name, _, path = name.partition(":")
-    if not module_name or not path:
-        raise UsageError(f"--model is written pkg.module:callable, got '{name}'.")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise UsageError(
-            f"--model {name}: module '{module_name}' cannot be imported ({type(error).__name__}: {error}). "
-            "It is looked for in the working folder and among the installed packages."
-        ) from error
-    for step in path.split("."):
-        if not hasattr(found, step):
-            public = [one for one in dir(found) if not one.startswith("_") and callable(getattr(found, one))]
-            raise UsageError(
-                f"--model {name}: there is no '{step}' in '{module_name}'. Callables there: {', '.join(public) or 'none'}."
-            )
-        found = getattr(found, step)
+    found = import_object(name, "--model")
     return found.eval() if isinstance(found, nn.Module) else found
 
 

@@ -46,7 +46,7 @@ def benchmark(
     from gcemil.benchmark.plan import work
     from gcemil.benchmark.progress import board
     from gcemil.benchmark.results import Results
-    from gcemil.benchmark.runner import check_diagnostics
+    from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
     from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run_grid
     from gcemil.benchmark.summary import write_summary
     from gcemil.cli.console import print_json
@@ -59,6 +59,7 @@ def benchmark(
         grid = grid.model_copy(update={"seeds": (seed,)})
     results = Results(out.resolve())
     check_diagnostics(grid)
+    check_own_hosts(grid)
     check_results(grid, results)
     expected, todo = expected_seconds(grid, results), left_to_do(grid, results)
     if dry_run:

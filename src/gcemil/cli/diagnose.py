@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 if TYPE_CHECKING:
     from gcemil.findings import Finding
 
@@ -24,6 +26,7 @@ def diagnose(
     jobs: int | None = typer.Option(None, min=1, help="Diagnostics side by side; one per core by default."),
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = typer.Option(0, min=0, help="Seed of random subsets and perturbations."),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the joined findings as JSON."),
 ) -> None:
     """Measure sufficiency, necessity, recoverability and more by intervention; oracle and random beside every rule.

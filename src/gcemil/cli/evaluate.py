@@ -6,9 +6,12 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 
 def evaluate(
     run: Path = typer.Argument(help="A run folder."),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Predict the validation and test bags of every trained fold again and rewrite its metrics and evidence.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 if TYPE_CHECKING:
     from gcemil.bags.cohort import Cohort
     from gcemil.cli.explained import ExplainedSlide
@@ -40,6 +42,7 @@ def explain(
     sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
     necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
     recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the certificate and the files as JSON."),
 ) -> None:
     """Write one slide's evidence as HDF5, JSON, QuPath GeoJSON and overlay, with its keep/remove certificate.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 if TYPE_CHECKING:
     from gcemil.prefilter.slide_files import SlideFilePrediction, SlidePredictor
     from gcemil.runs.predict import Mode as FeatureMode
@@ -37,6 +39,7 @@ def predict(
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
     ),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the predictions as JSON."),
 ) -> None:
     """Predict slides that were not in the cohort, from their feature files or from the slides themselves.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 
 def prefilter(
     run: Path = typer.Argument(help="A run folder, trained with evidence on encoded slides."),
@@ -26,6 +28,7 @@ def prefilter(
         help="Also time the test slides with and without the prefilter, for the cost table.",
     ),
     seed: int = typer.Option(0, min=0, help="Where the student's random numbers start."),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print every keep rate that was tried as JSON."),
 ) -> None:
     """Distil the selector of every fold into a student that sees slides at low magnification only.

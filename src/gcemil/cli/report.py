@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 
 def report(
     run: Path = typer.Argument(help="A run folder, or a results folder of 'gcemil benchmark'."),
@@ -17,6 +19,7 @@ def report(
         help="First pass the validation and test bags through the networks and store what their heads see, for the t-SNE.",
     ),
     seed: int = typer.Option(0, min=0, help="Seed of the t-SNE."),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the path and its size as JSON."),
 ) -> None:
     """Write a report that opens from disk, asks nothing of the network, and says what is missing.

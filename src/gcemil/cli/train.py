@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gcemil.hosts.table import HOSTS, host_spec
+from gcemil.hosts.table import HOSTS, host_spec, with_preset
 
 
 class Recipe(StrEnum):
@@ -24,7 +24,9 @@ class Preset(StrEnum):
 def train(
     cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
-    host: str = typer.Option("abmil", help=f"One of: {', '.join(HOSTS)}."),
+    host: str = typer.Option(
+        "abmil", help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+    ),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
     recipe: Recipe = typer.Option(Recipe.default, help="Ours, or the paper read literally."),
     preset: Preset = typer.Option(
@@ -70,7 +72,7 @@ def resolved_settings(
     overrides: list[str],
 ) -> Any:
     """Settings from the file or the preset, then the options, then the assignments."""
-    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides, with_preset
+    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
     from gcemil.errors import UsageError
 
     if config is not None and preset != "common":

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import TRUST_HOST
+
 
 def view(
     run: Path = typer.Argument(help="A run folder."),
@@ -16,6 +18,7 @@ def view(
     browser: bool = typer.Option(
         True, "--browser/--no-browser", help="Open the page, or print its address only."
     ),
+    trust_host: list[str] = TRUST_HOST,
     sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
     necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
     recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),

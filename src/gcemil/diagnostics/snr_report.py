@@ -295,5 +295,5 @@ def notes(fold: FoldBench, trials: Sequence[Trial], complete: Completeness | Non
         return
     if complete is None or complete.bound(0.0) is None:
         yield "No finite eta fits the validation bags, so the coverage bound has no right-hand side."
-    if getattr(fold.host, "reweights_features", False):
+    if fold.host.reweights_features:
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."

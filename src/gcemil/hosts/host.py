@@ -83,6 +83,9 @@ class Host(Protocol):
     gate_mode: GateMode
     task_weights: Mapping[str, float]
 
+    @property
+    def reweights_features(self) -> bool: ...
+
     def __call__(
         self,
         features: Tensor,
@@ -173,6 +176,7 @@ class MilHost(nn.Module, Generic[E]):
 
     @property
     def reweights_features(self) -> bool:
+        """Whether a gate is a factor on the features, so that a gated bag has to be embedded again."""
         return self.gate_mode == "paper" and self.paper_gate != "logit"
 
     def gated(

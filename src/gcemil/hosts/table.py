@@ -1,15 +1,19 @@
-"""The nine hosts. A new one is one file and one line here; the contract tests pick it up."""
+"""The nine hosts, and how any host is made by its name. A new one is one file and one entry here (docs/hosts.md).
+
+A name is one of the nine, one that an installed package registers, or the import path of a class (hosts/own.py).
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gcemil.config import LARGEST_SIZE
-from gcemil.errors import UsageError
+from gcemil.config import GATES_HAVE_COOLED, LARGEST_SIZE, Preset, TrainSettings
+from gcemil.errors import ConfigError, UsageError
+from gcemil.hosts import own
 
 if TYPE_CHECKING:
     from gcemil.hosts.host import GateMode, MilHost
@@ -19,40 +23,132 @@ else:
     # The command line lists the hosts by name; torch is loaded only with the host that is chosen.
     GateMode, AnyHost = str, object
 
+Changes = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Where a host lives and which gate mode was measured to be the better one for it (docs/results.md)."""
+    """Where a host lives, and what is known of it before its code is loaded."""
 
     module: str
     class_name: str
-    default_gate_mode: GateMode = "paper"
+    default_gate_mode: GateMode | None = None
+    """The mode that was measured to be the better one (docs/hosts.md); None: what the constructor says."""
     temperature_end: float = 0.1
     """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
+    cost_us: tuple[float, float] | None = None
+    """Microseconds per training patch at width 128: plain, wrapped; all stages in it. None: never timed."""
+    parameters: int | None = None
+    """Trainable parameters at width 1024 and two outputs; None: never counted."""
+    published: Changes | None = None
+    """What its authors train otherwise than the common recipe, as far as the loop can (docs/training.md)."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its code is somebody else's, so that it is looked at before it is used."""
+        return self.module.split(".")[0] != "gcemil"
 
     def load(self) -> type[AnyHost]:
-        host_class: type[AnyHost] = getattr(import_module(f"gcemil.hosts.{self.module}"), self.class_name)
+        """The class of the host; this imports its module."""
+        if self.is_own:
+            return own.import_class(f"{self.module}:{self.class_name}")
+        host_class: type[AnyHost] = getattr(import_module(self.module), self.class_name)
         return host_class
 
 
-HOSTS: dict[str, HostSpec] = {
-    "abmil": HostSpec("abmil", "Abmil"),
-    "clam_sb": HostSpec("clam_sb", "ClamSb"),
-    "transmil": HostSpec("transmil", "TransMil", "deletion"),
-    "dsmil": HostSpec("dsmil", "Dsmil", "deletion", temperature_end=0.001),
-    "dtfd": HostSpec("dtfd", "Dtfd", "deletion"),
-    "ibmil": HostSpec("ibmil", "Ibmil"),
-    "mhim": HostSpec("mhim", "Mhim", "deletion"),
-    "camil": HostSpec("camil", "Camil", "deletion"),
-    "hdmil": HostSpec("hdmil", "Hdmil", "deletion"),
+ONE_BAG_A_STEP: Changes = {
+    "optimizer": "adam",
+    "schedule": "constant",
+    "clip": None,
+    "bags_per_step": 1,
+    "max_patches": None,
 }
+"""What all publications share."""
+
+HOSTS: dict[str, HostSpec] = {
+    "abmil": HostSpec(
+        "gcemil.hosts.abmil", "Abmil", "paper", cost_us=(25, 60), parameters=657_283,
+        published={
+            "learning_rate": 5e-4, "weight_decay": 1e-4, "epochs": 20, "chosen_from": 1.0,
+            "host.options": {"dropout": 0.0},
+        },
+    ),
+    "clam_sb": HostSpec(
+        "gcemil.hosts.clam_sb", "ClamSb", "paper", cost_us=(40, 80), parameters=790_791,
+        published={
+            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
+            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
+            "host.options": {"dropout": 0.25},
+        },
+    ),
+    "transmil": HostSpec(
+        "gcemil.hosts.transmil", "TransMil", "deletion", cost_us=(900, 1900), parameters=2_672_146,
+        published={
+            "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
+            "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10, "bags_per_step": 2,
+            "host.options": {"dropout": 0.1},
+        },
+    ),
+    "dsmil": HostSpec(
+        "gcemil.hosts.dsmil", "Dsmil", "deletion", temperature_end=0.001, cost_us=(15, 35), parameters=153_860,
+        published={
+            "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-3, "epochs": 50,
+            "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 0.0, "early_stopping": 10,
+        },
+    ),
+    "dtfd": HostSpec(
+        "gcemil.hosts.dtfd", "Dtfd", "deletion", cost_us=(30, 95), parameters=789_254,
+        published={
+            "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 200, "schedule": "step", "clip": 5.0,
+            "chosen_from": 0.8,
+        },
+    ),
+    "ibmil": HostSpec(
+        "gcemil.hosts.ibmil", "Ibmil", "paper", cost_us=(55, 100), parameters=723_971,
+        published={
+            "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 50,
+            "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 1.0,
+            "host.options": {"dropout": 0.0},
+        },
+    ),
+    "mhim": HostSpec(
+        "gcemil.hosts.mhim", "Mhim", "deletion", cost_us=(50, 175), parameters=591_490,
+        published={
+            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200, "schedule": "cosine",
+            "chosen_from": 0.65, "early_stopping": 30,
+            "host.options": {"dropout": 0.25, "momentum": 0.9999},
+        },
+    ),
+    "camil": HostSpec(
+        "gcemil.hosts.camil", "Camil", "deletion", cost_us=(1000, 1900), parameters=2_231_178,
+        published={
+            "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
+            "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,
+        },
+    ),
+    "hdmil": HostSpec(
+        "gcemil.hosts.hdmil", "Hdmil", "deletion", cost_us=(80, 270), parameters=827_906,
+        published={
+            "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
+            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
+            "host.options": {"dropout": 0.25, "normalisation": "joint"},
+        },
+    ),
+}  # fmt: skip
 
 
 def host_spec(name: str) -> HostSpec:
-    """The line of the table; a name that is not in it is refused with those that are."""
-    if name not in HOSTS:
-        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
-    return HOSTS[name]
+    """What is known of a host by its name; nothing is imported. An unknown name is refused with those that exist."""
+    if name in HOSTS:
+        return HOSTS[name]
+    if (found := own.registered_path(name)) is not None:
+        return HostSpec(*found)
+    if own.is_import_path(name):
+        return HostSpec(*own.split_path(name, "Host"))
+    raise UsageError(
+        f"Unknown host '{name}'. Choose one of: {', '.join([*HOSTS, *own.registered_names()])}; "
+        "or name a class of your own as package.module:Class."
+    )
 
 
 def create_host(
@@ -63,22 +159,50 @@ def create_host(
     gate_mode: GateMode | None = None,
     options: Mapping[str, object] | None = None,
 ) -> AnyHost:
-    """A fresh host by name; `options` are the keyword-only arguments of its class."""
+    """A fresh host by name; `options` are the further arguments of its class."""
     spec = host_spec(name)
-    host_class = spec.load()
     options = dict(options or {})
-    accepted = [p.name for p in inspect.signature(host_class).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if unknown := sorted(set(options) - set(accepted)):
-        raise UsageError(
-            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
-        )
     if large := [key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE]:
         raise UsageError(
             f"Host '{name}': option '{large[0]}' is at most {LARGEST_SIZE:,}, got {options[large[0]]}."
         )
-    try:
-        return host_class(in_dim, n_outputs, gate_mode or spec.default_gate_mode, **options)
-    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
-        if not options:
-            raise
-        raise UsageError(f"Host '{name}' cannot be made with the options {options} ({error}).") from error
+    host_class = spec.load()
+    given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": gate_mode or spec.default_gate_mode}
+    if own.is_import_path(name):
+        # Whoever names a class in a call has let its code run: a run that names the same one adds nothing to that.
+        own.trust_host(name)
+    # Torch comes with it, which a list of names must not need.
+    construct = import_module("gcemil.hosts.construct")
+    host: AnyHost = (construct.create_own if spec.is_own else construct.construct)(
+        name, host_class, given, options
+    )
+    return host
+
+
+def host_cost(name: str, *, wrapped: bool) -> float:
+    """Microseconds per training patch; a host that was never timed is taken for a middling one until a run corrects it."""
+    timed = host_spec(name).cost_us
+    if timed is not None:
+        return timed[wrapped]
+    return median(spec.cost_us[wrapped] for spec in HOSTS.values() if spec.cost_us is not None)
+
+
+def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
+    """The settings as they are, or with everything that the host's authors train otherwise.
+
+    A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
+    """
+    if preset == "common":
+        return settings
+    published = host_spec(settings.host.name).published
+    if published is None:
+        having = [name for name, spec in HOSTS.items() if spec.published is not None]
+        raise ConfigError(
+            f"Host '{settings.host.name}' has no published settings. Those with: {', '.join(having)}."
+        )
+    changes = {**ONE_BAG_A_STEP, **published}
+    options = {**changes.pop("host.options", {}), **settings.host.options}
+    if settings.evidence is not None:
+        changes["chosen_from"] = max(changes["chosen_from"], GATES_HAVE_COOLED)
+    host = settings.host.model_copy(update={"options": options})
+    return settings.model_copy(update={**changes, "host": host})

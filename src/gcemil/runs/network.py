@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, TrainSettings
-from gcemil.errors import GcemilError, RunError
+from gcemil.errors import GcemilError, RunError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.files import checked
-from gcemil.hosts.table import create_host
+from gcemil.hosts.own import check_trust
+from gcemil.hosts.table import HOSTS, create_host, host_spec
 from gcemil.model import GceMil
 from gcemil.runs import checkpoint
 
@@ -100,6 +101,7 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingred
     tensors, meta = checkpoint.load(path)
     remedy = "Remove it to train the fold again."
     record = checked(meta, NetworkRecord, path, error=RunError, remedy=remedy)
+    _import_own_host(record.settings.host.name, path)
     try:
         if record.largest_layer > SUSPICIOUS_LAYER:
             # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
@@ -113,6 +115,17 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingred
         ) from error
     ingredients.network.to(device).eval()
     return ingredients, meta
+
+
+def _import_own_host(name: str, path: Path) -> None:
+    """Before the checkpoint is blamed: the user may not trust the code of the host, or not have it."""
+    if name in HOSTS:
+        return
+    check_trust(name, path)
+    try:
+        host_spec(name).load()
+    except UsageError as error:
+        raise RunError(f"{path} cannot be opened without its host. {error}") from error
 
 
 def _built(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingredients:

@@ -122,7 +122,7 @@ def test_seed_and_device_follow_from_the_grid():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hosts": ["resnet"]}, "unknown host 'resnet'. Choose from: abmil"),
+        ({"hosts": ["resnet"]}, "Unknown host 'resnet'. Choose one of: abmil"),
         ({"variants": {"x": {"evidence.bugdet": 1}}}, "Grid 'four', 'x'.*bugdet"),
         ({"variants": {"x": {"evidence.budget": 2}}}, "Grid 'four', 'x'.*less than or equal to 1"),
         ({"settings": {"epochs": 0}}, "Grid 'four', 'host'.*greater than or equal to 1"),

@@ -1,5 +1,6 @@
 """How long it will take: the model by hand, its correction, what is left, and how many workers a machine carries."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -8,14 +9,14 @@ from rich.console import Console
 
 from builders import make_cohort
 from gcemil.benchmark import estimate, local
-from gcemil.benchmark.estimate import Shape, expected_seconds, host_cost, simulated_shape, training_seconds
+from gcemil.benchmark.estimate import Shape, expected_seconds, simulated_shape, training_seconds
 from gcemil.benchmark.grid import CohortSettings, Resources
 from gcemil.benchmark.local import affordable_workers, visible_accelerators
 from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, work
 from gcemil.benchmark.progress import Board, board, duration
 from gcemil.benchmark.results import Results, append_log
 from gcemil.benchmark.runner import Ending, Outcome
-from gcemil.hosts.table import HOSTS
+from gcemil.hosts.table import HOSTS, host_cost
 from grid_builders import small_grid
 
 PLAIN = RunKey("lung", "abmil", "host", None, 0, 0)
@@ -23,7 +24,7 @@ WRAPPED = RunKey("lung", "abmil", "gce", None, 0, 0)
 
 
 def test_training_time_is_patches_times_cost(monkeypatch):
-    monkeypatch.setattr(estimate, "COSTS_US", {"abmil": (100.0, 300.0)})
+    monkeypatch.setitem(HOSTS, "abmil", replace(HOSTS["abmil"], cost_us=(100.0, 300.0)))
     grid = small_grid(settings={"epochs": 2, "max_patches": 50})
     # 7 training bags of 50 sampled patches and a third of 100 validation patches, twice; a third of 300 evaluated.
     passes = 2 * (350 + 100 / 3) + 300 / 3
@@ -33,10 +34,10 @@ def test_training_time_is_patches_times_cost(monkeypatch):
 
 
 def test_a_tenth_host_is_expected_to_cost_what_the_middle_of_the_nine_does(monkeypatch):
-    monkeypatch.setitem(HOSTS, "tenth", HOSTS["abmil"])
-    monkeypatch.setattr(estimate, "COSTS_US", {"abmil": (10, 60), "dsmil": (20, 40), "camil": (1000, 2000)})
-    assert host_cost("tenth", plain=True) == 20
-    assert host_cost("tenth", plain=False) == 60
+    monkeypatch.setitem(HOSTS, "tenth", replace(HOSTS["abmil"], cost_us=None))
+    costs = sorted(spec.cost_us for name, spec in HOSTS.items() if name != "tenth")
+    assert host_cost("tenth", wrapped=False) == costs[4][0] == 50
+    assert host_cost("tenth", wrapped=True) == 100
     grid = small_grid(hosts=["tenth"], diagnostics=["snr"])
     assert all(seconds > 0 for seconds in expected_seconds(grid, Results(Path("nowhere"))).values())
 

@@ -20,6 +20,7 @@ from gcemil.benchmark.tables.comparison import (
     paper_cell,
 )
 from gcemil.benchmark.tables.evidence import EVIDENCE
+from gcemil.hosts.table import HOSTS
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
@@ -72,20 +73,8 @@ def cost(measured: Measured, paper: PaperFigures) -> Table:
 
 CAPACITY_COLUMNS = (Column("value", "Key value"),)
 N_OUTPUTS = 2
-HOST_PARAMETERS = {
-    "abmil": 657_283,
-    "clam_sb": 790_791,
-    "transmil": 2_672_146,
-    "dsmil": 153_860,
-    "dtfd": 789_254,
-    "ibmil": 723_971,
-    "mhim": 591_490,
-    "camil": 2_231_178,
-    "hdmil": 827_906,
-}
-"""Trainable parameters at full width and two outputs; a test counts them on the hosts, a table needs no torch for them."""
 ADDED_PARAMETERS = 230_165
-"""What the wrapper adds to any of them, by the default recipe with a text bank."""
+"""What the wrapper adds to any host at full width and two outputs, by the default recipe with a text bank."""
 
 
 def capacity(measured: Measured, paper: PaperFigures) -> Table:
@@ -102,8 +91,13 @@ def capacity(measured: Measured, paper: PaperFigures) -> Table:
         lines.append(Line((row.name, PAPER_MARK), "paper", (paper_cell(table.cell(row.key, "value")),)))
         lines.append(Line((row.name, mark), "ours", (answers[row.key],)))
     lines += [
-        Line((f"Parameters of {host}", "ours (counted)"), "ours", (parameter_cell(own, ADDED_PARAMETERS),))
-        for host, own in HOST_PARAMETERS.items()
+        Line(
+            (f"Parameters of {host}", "ours (counted)"),
+            "ours",
+            (parameter_cell(spec.parameters, ADDED_PARAMETERS),),
+        )
+        for host, spec in HOSTS.items()
+        if spec.parameters is not None
     ]
     width = SIZES["full"].feature_dim
     return Table(

@@ -1,0 +1,126 @@
+"""Hosts that are not part of gcemil: found by name, imported only with consent (how they are made: construct.py).
+
+  package.module:Class   a class in the working folder or among the installed packages
+  a plain name           an entry point of the group `gcemil.hosts`, registered by a package that you installed
+The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of `MilHost`; or it maps
+features (n, d) to logits, or to (logits, scores), and is taken through `CallableHost`.
+
+Importing a module runs its code. A host named in a command, in settings or in a grid is the user's own word. One that a run
+folder names is not: such a run opens only after consent, by --trust-host or GCEMIL_TRUST_HOSTS (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from gcemil.errors import UsageError
+
+GROUP = "gcemil.hosts"
+TRUST_VARIABLE = "GCEMIL_TRUST_HOSTS"
+"""Import paths, separated by commas. Worker processes inherit it."""
+DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+IMPORT_PATH = re.compile(f"{DOTTED}:{DOTTED}", re.ASCII)
+
+
+def is_import_path(name: str) -> bool:
+    """Whether this is meant as package.module:Class."""
+    return ":" in name
+
+
+def split_path(name: str, what: str) -> tuple[str, str]:
+    """Module and name within it."""
+    if not IMPORT_PATH.fullmatch(name):
+        raise UsageError(f"{what} '{name}' is no import path. Write it as package.module:Name.")
+    module, _, path = name.partition(":")
+    return module, path
+
+
+@cache
+def _registered() -> dict[str, tuple[EntryPoint, ...]]:
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=GROUP):
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def registered_names() -> list[str]:
+    """Hosts that installed packages add."""
+    return sorted(_registered())
+
+
+def registered_path(name: str) -> tuple[str, str] | None:
+    """Module and class of a registered host; None if nobody registers the name."""
+    entries = {entry.value for entry in _registered().get(name, ())}
+    if len(entries) > 1:
+        raise UsageError(
+            f"Two installed packages register a host '{name}': {', '.join(sorted(entries))}. Name one of these instead."
+        )
+    return split_path(entries.pop(), f"Registered host '{name}':") if entries else None
+
+
+def folder_name(name: str) -> str:
+    """The host's name as part of a path on every system."""
+    return name.replace(":", "--")
+
+
+def trust_host(name: str) -> None:
+    """Let this process and its workers import this class when a run names it."""
+    split_path(name, "Host")
+    os.environ[TRUST_VARIABLE] = ",".join(dict.fromkeys([*trusted_hosts(), name]))
+
+
+def trusted_hosts() -> list[str]:
+    """The import paths that may be imported because a run names them."""
+    return [name.strip() for name in os.environ.get(TRUST_VARIABLE, "").split(",") if name.strip()]
+
+
+def check_trust(name: str, source: object) -> None:
+    """A class that a file names is imported only with the user's consent; a host by plain name needs none."""
+    if is_import_path(name) and name not in trusted_hosts():
+        split_path(name, f"{source}: host")
+        raise UsageError(
+            f"{source} names the host '{name}', which is not part of gcemil: opening it would run that code. "
+            f"If you trust it, add --trust-host {name} (or set {TRUST_VARIABLE}={name})."
+        )
+
+
+def import_object(name: str, what: str) -> Any:
+    """What an import path names; looked for among the installed packages, then in the working folder."""
+    module_name, path = split_path(name, what)
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        # It stays: a host may import more of its package while it works.
+        sys.path.append(here)
+    try:
+        found: Any = import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{what} '{name}': module '{module_name}' cannot be imported ({type(error).__name__}: {error}). "
+            "It is looked for among the installed packages and in the working folder."
+        ) from error
+    for step in path.split("."):
+        if not hasattr(found, step):
+            public = [one for one in dir(found) if not one.startswith("_") and callable(getattr(found, one))]
+            raise UsageError(
+                f"{what} '{name}': there is no '{step}' in '{module_name}'. There are: {', '.join(public) or 'none'}."
+            )
+        found = getattr(found, step)
+    return found
+
+
+def import_class(name: str) -> Any:
+    """The class that an import path names."""
+    found = import_object(name, "Host")
+    if not inspect.isclass(found):
+        raise UsageError(
+            f"'{name}' is no host but a {type(found).__name__}. A host is a class: a torch.nn.Module."
+        )
+    return found
