@@ -6,8 +6,11 @@ what readers do: names, types, attributes, chunk indexes, first and last rows. W
 is refused with a sentence; so is one that the library objects to. The rest is for readers to judge.
 
 Every file of HDF5's older format is looked at, once by each process, because that format has no checksums (CLAM's,
-TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is. The helper ends with its parent,
-or after some idle seconds.
+TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is.
+
+The helper lives as long as its line: it ends when that is closed, as it is when its parent dies however that happens, and
+after some idle seconds. It says that it has taken a question before it opens the file, so a helper that had just left is
+never mistaken for one that a file has killed.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from gcemil.errors import StoreError, WorkerError, error_text
-from gcemil.processes import describe_exit, end_with_parent
+from gcemil.processes import describe_exit
 
 COMPUTING_LIMIT_S = 3.0
 """Of the processor, for one file: structure alone takes milliseconds, and a slow disk costs none."""
 WAITING_LIMIT_S = 600.0
 IDLE_S = 30.0
 LAST_WORDS_S = 1.0
-ENDED_UNASKED = (0, -9)
-"""Exit codes of a helper that went because it was idle, or because the thread that started it did: it is asked anew."""
+READY, TAKEN, HARMLESS = "ready", "taken", "done"
+"""What the helper says when it has started, before it opens a file, and when that did no harm."""
 MEMORY_LIMIT = 2 * 2**30
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 FIRST_WITH_CHECKSUMS = 2
@@ -73,7 +76,6 @@ class _Helper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
         self._lock = threading.Lock()
         self._harmless: set[tuple[int, ...]] = set()
 
@@ -83,41 +85,46 @@ class _Helper:
         if version in self._harmless:
             return
         with self._lock:
-            answer, code = self._ask_about(path, seconds)
-            if code in ENDED_UNASKED:
-                answer, code = self._ask_about(path, seconds)
-            if answer == "done":
-                self._harmless.add(version)
-                return
-        raise StoreError(f"{path} cannot be read as HDF5 ({_verdict(answer, code)}). {REMEDY}")
+            process = self._process_that_takes(json.dumps([str(path.absolute()), seconds]))
+            answer = _answer(process)
+            code = None if answer else self._end()
+        if answer != HARMLESS:
+            raise StoreError(f"{path} cannot be read as HDF5 ({_verdict(answer, code)}). {REMEDY}")
+        self._harmless.add(version)
 
-    def _ask_about(self, path: Path, seconds: float) -> tuple[str | None, int | None]:
-        """What the process says of the file; without an answer, also how it ended."""
-        answer = _ask(self._running(), json.dumps([str(path.absolute()), seconds]))
-        return answer, None if answer else self.stop()
+    def stop(self) -> None:
+        with self._lock:
+            self._end()
 
-    def stop(self) -> int | None:
+    def forget(self) -> None:
+        """In a fork of this process: the helper is its parent's."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is not None:
+            _close_line(process)
+            process.returncode = 0  # not ours to wait for
+
+    def _process_that_takes(self, question: str) -> subprocess.Popen[bytes]:
+        """A helper that is about to look; one that was found idle may leave before it hears us, a new one does not."""
+        if self._process is not None:
+            if _takes(self._process, question):
+                return self._process
+            self._end()
+        self._process = _started()
+        if _takes(self._process, question):
+            return self._process
+        raise _useless(self._end())
+
+    def _end(self) -> int | None:
         """End the process; its exit code."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
+        if process is None:
             return None
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        _close_line(process)
         # Without its line it goes by itself; one that has crashed keeps its own exit code.
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LAST_WORDS_S)
         process.kill()
         return process.wait()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        # A fork of this process must not talk to its parent's helper, and an idle one has gone.
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            self.stop()
-            self._owner = os.getpid()
-            self._process = _started()
-        return self._process
 
 
 def _verdict(answer: str | None, code: int | None) -> str:
@@ -136,23 +143,30 @@ def _started() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **variables},
+        bufsize=0,  # what is buffered here, the system does not see when it is asked whether there is an answer
     )
-    if _answer(process) != "ready":
+    if _answer(process) != READY:
         process.kill()
-        raise WorkerError(
-            f"The process that looks at HDF5 files first ended {describe_exit(process.wait())}. Run the same command again."
-        )
+        _close_line(process)
+        raise _useless(process.wait())
     return process
 
 
-def _ask(process: subprocess.Popen[bytes], line: str) -> str | None:
+def _useless(code: int | None) -> WorkerError:
+    return WorkerError(
+        f"The process that looks at HDF5 files first ended {describe_exit(code)}. Run the same command again."
+    )
+
+
+def _takes(process: subprocess.Popen[bytes], question: str) -> bool:
+    """Whether the helper hears the question and sets about it."""
     if process.stdin is None:
-        return ""
-    with suppress(OSError):
-        process.stdin.write(line.encode() + b"\n")
-        process.stdin.flush()
-        return _answer(process)
-    return ""
+        return False
+    try:
+        process.stdin.write(question.encode() + b"\n")
+    except OSError:
+        return False
+    return _answer(process) == TAKEN
 
 
 def _answer(process: subprocess.Popen[bytes]) -> str | None:
@@ -162,15 +176,26 @@ def _answer(process: subprocess.Popen[bytes]) -> str | None:
     return process.stdout.readline().decode().strip()
 
 
+def _close_line(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
 def _serve() -> None:
     """The life of the helper: a path in, a line back, until nobody asks any more."""
-    end_with_parent()
+    # Ctrl-C reaches the whole group; the parent decides what happens then, and its line tells.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
-    print("ready", flush=True)
-    while select.select([sys.stdin], [], [], IDLE_S)[0]:
+    print(READY, flush=True)
+    patience = None  # the first question is on its way
+    while select.select([sys.stdin], [], [], patience)[0]:
+        patience = IDLE_S
         line = sys.stdin.readline()
         if not line:
             return
+        print(TAKEN, flush=True)
         path, seconds = json.loads(line)
         with _killed_after(seconds):
             answer = _looked_at(Path(path))
@@ -187,8 +212,8 @@ def _looked_at(path: Path) -> str:
     except (OSError, RuntimeError, MemoryError, SystemError) as error:
         return error_text(error)
     except Exception:  # what it means is for the reader to say
-        return "done"
-    return "done"
+        return HARMLESS
+    return HARMLESS
 
 
 @contextmanager
@@ -212,6 +237,8 @@ def _limit_memory() -> None:
 
 _HELPER = _Helper()
 atexit.register(_HELPER.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _HELPER.forget())
 
 if __name__ == "__main__":
     _serve()
