@@ -6,6 +6,10 @@
 The sequence is zero-padded at the front to m l tokens. A padded key is a zero logit, so it takes attention and gives
 nothing: part of the published layer, kept as it is. No product is ever L x L; A1 and A3 are not stored either.
 
+Landmarks of padding alone are all the same one, so it is kept once and counted c times: log c on its logits in every
+softmax. Rows and columns of copies stay equal through all products, so the numbers are those of m landmarks, while a
+bag of n < m patches costs n^3 instead of m^3.
+
 Under log-gates a token fades from every place where it acts on others: landmark means are weighted by the gates,
 log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j. Landmarks choose the basis of
 the approximation only, so a segment of closed gates keeps its landmark. Padding has gate 1.
@@ -16,6 +20,7 @@ on its own, in as many groups of channels as there are heads: what CAMIL's autho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +61,9 @@ class NystromAttention(nn.Module):
     ) -> Float[Tensor, "l w"]:
         """Every token attends."""
         parts = self._parts(tokens, log_gates)
-        bias = None if parts.log_gates is None else parts.log_gates.expand(1, 1, self.landmarks, -1)
-        summaries = attended(parts.query_landmarks, parts.key, parts.value, bias)
+        summaries = attended(parts.query_landmarks, parts.key, parts.value, parts.token_bias)
         summaries = parts.inverse.times(summaries)
-        values = attended(parts.query[:, -len(tokens) :], parts.key_landmarks, summaries)
+        values = attended(parts.query[:, -len(tokens) :], parts.key_landmarks, summaries, parts.landmark_bias)
         values = values + self._convolved(parts.fading_values(len(tokens)))
         return self.project(values.transpose(0, 1).flatten(1))
 
@@ -69,39 +73,49 @@ class NystromAttention(nn.Module):
         """Only the first token attends: its output, and its row of A1 pinv(A2) A3, in O(L m)."""
         parts = self._parts(tokens, log_gates)
         query = parts.query[:, -len(tokens)].unsqueeze(1)
-        to_landmarks = torch.softmax(self.scale * query @ parts.key_landmarks.mT, dim=-1)
+        logits = self.scale * query @ parts.key_landmarks.mT
+        to_landmarks = torch.softmax(_biased(logits, parts.landmark_bias), dim=-1)
         row = self._through_landmarks(parts.inverse.under(to_landmarks), parts)
         values = row @ parts.value + self._first_convolution(parts.fading_values(len(tokens)))
         return self.project(values.flatten()), row[:, 0, -len(tokens) :]
 
     def _parts(self, tokens: Float[Tensor, "l w"], log_gates: Float[Tensor, "l"] | None) -> Parts:
-        padding = -len(tokens) % self.landmarks
+        length = -(-len(tokens) // self.landmarks)
+        copies, front = divmod(self.landmarks * length - len(tokens), length)
+        padding = front + (length if copies else 0)
         qkv = self.qkv(tokens).view(len(tokens), 3, self.heads, -1).permute(1, 2, 0, 3)
         query, key, value = F.pad(qkv, (0, 0, padding, 0)).unbind(0)
         padded_gates = None if log_gates is None else F.pad(log_gates, (padding, 0))
-        query_landmarks = self._landmarks(query, padded_gates)
-        key_landmarks = self._landmarks(key, padded_gates)
-        between = torch.softmax(self.scale * query_landmarks @ key_landmarks.mT, dim=-1)
-        inverse = PseudoInverse.of(between, iterations=self.iterations)
-        return Parts(query, key, value, padded_gates, query_landmarks, key_landmarks, inverse)
-
-    def _landmarks(
-        self, heads: Float[Tensor, "heads p d"], log_gates: Float[Tensor, "p"] | None
-    ) -> Float[Tensor, "heads m d"]:
-        segments = heads.view(len(heads), self.landmarks, -1, heads.shape[2])
-        if log_gates is None:
-            return segments.mean(dim=2)
-        # A softmax within the segment is the mean weighted by the gates, and cannot divide by a vanished sum.
-        weights = torch.softmax(log_gates.view(self.landmarks, -1), dim=1)
-        return (segments * weights.unsqueeze(2)).sum(dim=2)
+        query_landmarks = _landmarks(query, length, padded_gates)
+        key_landmarks = _landmarks(key, length, padded_gates)
+        landmark_bias = token_bias = None
+        if copies > 1:
+            landmark_bias = _first_counted(key_landmarks, copies, 1)
+            token_bias = _first_counted(key, copies, length)
+        if padded_gates is not None:
+            token_bias = padded_gates if token_bias is None else padded_gates + token_bias
+        between = torch.softmax(
+            _biased(self.scale * query_landmarks @ key_landmarks.mT, landmark_bias), dim=-1
+        )
+        inverse = PseudoInverse.of(between, copies=max(copies, 1), iterations=self.iterations)
+        return Parts(
+            query,
+            key,
+            value,
+            padded_gates,
+            query_landmarks,
+            key_landmarks,
+            inverse,
+            token_bias,
+            landmark_bias,
+        )
 
     def _through_landmarks(self, row: Float[Tensor, "heads 1 m"], parts: Parts) -> Float[Tensor, "heads 1 p"]:
         """row A3, one head at a time: without gradients a single head's m x L is all that ever exists."""
-        bias = 0.0 if parts.log_gates is None else parts.log_gates
-        rows = [
-            row[head] @ torch.softmax(self.scale * parts.query_landmarks[head] @ key.mT + bias, dim=-1)
-            for head, key in enumerate(parts.key)
-        ]
+        rows = []
+        for head, key in enumerate(parts.key):
+            logits = self.scale * parts.query_landmarks[head] @ key.mT
+            rows.append(row[head] @ torch.softmax(_biased(logits, parts.token_bias), dim=-1))
         return torch.stack(rows)
 
     def _convolved(self, value: Float[Tensor, "heads l d"]) -> Float[Tensor, "heads l d"]:
@@ -120,7 +134,7 @@ class NystromAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Parts:
-    """What both ways of attending need; `p` counts the padded tokens."""
+    """What both ways of attending need; `p` counts the padded tokens, `m` the landmarks that differ."""
 
     query: Float[Tensor, "heads p d"]
     key: Float[Tensor, "heads p d"]
@@ -129,6 +143,10 @@ class Parts:
     query_landmarks: Float[Tensor, "heads m d"]
     key_landmarks: Float[Tensor, "heads m d"]
     inverse: PseudoInverse
+    token_bias: Float[Tensor, "p"] | None
+    """Log-gates, and the logarithm of how often the first rows count."""
+    landmark_bias: Float[Tensor, "m"] | None
+    """Logarithm of how often the first landmark counts."""
 
     def fading_values(self, length: int) -> Float[Tensor, "heads l d"]:
         """pi_j v_j of the tokens themselves, without the padding."""
@@ -144,15 +162,23 @@ class PseudoInverse:
       c(a) = (13 I - a (15 I - a (7 I - a))) / 4
     c is a polynomial, so a_{i+1} = a_i c(a_i) needs two products instead of four, and the last step none: the
     factors act on thin matrices only. The largest column sum is taken over all heads, as published.
+
+    Where the first row and column stand for c equal ones, matrices act on vectors with c equal first entries: a
+    column then holds the sum of its copies, and a transposition divides and multiplies by the counts.
     """
 
     start: Float[Tensor, "heads m m"]
     steps: tuple[Float[Tensor, "heads m m"], ...]
 
     @classmethod
-    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int) -> PseudoInverse:
-        """`matrix` is row-stochastic, so its largest row sum is 1."""
-        start = matrix.mT / matrix.sum(dim=-2).max()
+    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> PseudoInverse:
+        """`matrix` is row-stochastic, so its largest row sum is 1; its first landmark counts `copies` times."""
+        transposed = matrix.mT
+        if copies > 1:
+            counts = matrix.new_ones(matrix.shape[-1])
+            counts[0] = copies
+            transposed = transposed * counts / counts.unsqueeze(1)
+        start = transposed / transposed.sum(dim=-1).max()
         steps = [matrix @ start]
         while len(steps) < iterations:
             step = steps[-1]
@@ -181,8 +207,31 @@ def attended(
     query: Float[Tensor, "heads r d"],
     key: Float[Tensor, "heads s d"],
     value: Float[Tensor, "heads s d"],
-    bias: Float[Tensor, "1 1 r s"] | None = None,
+    bias: Float[Tensor, "s"] | None = None,
 ) -> Float[Tensor, "heads r d"]:
-    """softmax(query key / sqrt(d) + bias) value; the fused kernel wants a batch axis."""
+    """softmax(query key / sqrt(d) + bias) value; the fused kernel wants a batch axis and a whole bias."""
+    whole_bias = None if bias is None else bias.expand(1, 1, query.shape[1], -1)
     query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).squeeze(0)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=whole_bias).squeeze(0)
+
+
+def _landmarks(
+    heads: Float[Tensor, "heads p d"], length: int, log_gates: Float[Tensor, "p"] | None
+) -> Float[Tensor, "heads m d"]:
+    segments = heads.view(len(heads), -1, length, heads.shape[2])
+    if log_gates is None:
+        return segments.mean(dim=2)
+    # A softmax within the segment is the mean weighted by the gates, and cannot divide by a vanished sum.
+    weights = torch.softmax(log_gates.view(-1, length), dim=1)
+    return (segments * weights.unsqueeze(2)).sum(dim=2)
+
+
+def _first_counted(rows: Float[Tensor, "heads p d"], copies: int, length: int) -> Float[Tensor, "p"]:
+    """What makes the first rows count `copies` times in a softmax."""
+    bias = rows.new_zeros(rows.shape[1])
+    bias[:length] = math.log(copies)
+    return bias
+
+
+def _biased(logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None) -> Float[Tensor, "*h r s"]:
+    return logits if bias is None else logits + bias

@@ -106,6 +106,35 @@ def test_with_as_many_landmarks_as_tokens_gates_give_exact_gated_attention():
     torch.nn.init.zeros_(layer.value_conv.weight)
     tokens, log_gates = 3 * make_tokens(12), make_tokens(12, seed=5)[:, 0].abs().neg()
     query, key, value = layer.qkv(tokens).view(12, 3, 2, 8).permute(1, 2, 0, 3)
-    exact = attended(query, key, value, log_gates.expand(1, 1, 12, 12))
+    exact = attended(query, key, value, log_gates)
     expected = layer.project(exact.transpose(0, 1).flatten(1))
     torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-6)
+
+
+def spelled_out(layer, tokens, log_gates):
+    """The gated layer with every landmark of padding as a row of its own."""
+    padding = -len(tokens) % layer.landmarks
+    qkv = layer.qkv(tokens).view(len(tokens), 3, layer.heads, -1).permute(1, 2, 0, 3)
+    query, key, value = torch.nn.functional.pad(qkv, (0, 0, padding, 0)).unbind(0)
+    gates = torch.nn.functional.pad(log_gates, (padding, 0))
+    weights = torch.softmax(gates.view(layer.landmarks, -1), dim=1).unsqueeze(2)
+    query_landmarks, key_landmarks = (
+        (rows.view(layer.heads, layer.landmarks, -1, rows.shape[2]) * weights).sum(dim=2)
+        for rows in (query, key)
+    )
+    inverse = published_iteration(
+        torch.softmax(layer.scale * query_landmarks @ key_landmarks.mT, dim=-1), layer.iterations
+    )
+    summaries = torch.softmax(layer.scale * query_landmarks @ key.mT + gates, dim=-1) @ value
+    values = torch.softmax(layer.scale * query @ key_landmarks.mT, dim=-1) @ inverse @ summaries
+    convolved = layer.value_conv((value * gates.exp().unsqueeze(1))[:, -len(tokens) :])
+    return layer.project((values[:, -len(tokens) :] + convolved).transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 9, 10, 17, 23])
+def test_padding_that_is_kept_once_changes_nothing_under_gates(length):
+    layer, tokens = make_layer(), make_tokens(length)
+    log_gates = make_tokens(length, seed=5)[:, 0].abs().neg()
+    expected = spelled_out(layer, tokens, log_gates)
+    torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(layer.first_row(tokens, log_gates)[0], expected[0], rtol=0, atol=1e-9)
