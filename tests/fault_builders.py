@@ -145,14 +145,20 @@ SCENES: dict[str, Scene] = {
     ),
     "train": Scene(cohort_with_folds, (*TRAIN, "--jobs", 1), "cohort/features/*.h5"),
     "train --jobs 2": Scene(cohort_with_folds, (*TRAIN, "--jobs", 2), kills=3),
-    "diagnose": Scene(trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 1)),
+    "diagnose": Scene(
+        trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 1), "cohort/features/*.h5"
+    ),
     "diagnose --jobs 2": Scene(
         trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 2), kills=3
     ),
     "benchmark": Scene(a_grid, ("benchmark", "grid.yaml", "--out", "results", "--workers", 1)),
     "report": Scene(trained_run, ("report", "run")),
     "prefilter": Scene(drawn_run, ("prefilter", "run", "cohort/slides", "--risk", 0.9, "--epochs", 1)),
-    "annotate": Scene(annotated_slides, ("annotate", "cohort", "annotations", "--negative-class", "normal")),
+    "annotate": Scene(
+        annotated_slides,
+        ("annotate", "cohort", "annotations", "--negative-class", "normal"),
+        "annotations/*.xml",
+    ),
 }
 """Every command that the harness kills, by what is typed."""
 
@@ -163,11 +169,17 @@ def draws(name: str, kind: int) -> np.random.Generator:
 
 
 def report(
-    record_property: Callable[[str, object], None], name: str, kind: str, troubles: dict[str, list[str]]
+    record_property: Callable[[str, object], None],
+    name: str,
+    kind: str,
+    troubles: dict[str, list[str]],
+    *,
+    in_time: int | None = None,
 ) -> None:
-    """Put on record how often a command was disturbed, and fail with everything that was not mended."""
+    """Put on record how often a command was disturbed, how often before its end, and fail with all that was not mended."""
     bad = {moment: found for moment, found in troubles.items() if found}
-    record_property("faults", (name, kind, len(troubles), len(bad)))
+    in_time = len(troubles) if in_time is None else in_time
+    record_property("faults", (name, kind, len(troubles), in_time, len(bad)))
     assert not bad, "\n".join(f"{moment}: {'; '.join(found)}" for moment, found in bad.items())
 
 

@@ -22,14 +22,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
                 if name == "faults" and report.when == "call":
-                    command, kind, done, bad = value
-                    counts[command, kind, "done"] += done
-                    counts[command, kind, "bad"] += bad
+                    command, kind, *numbers = value
+                    for what, number in zip(("done", "in time", "bad"), numbers, strict=True):
+                        counts[command, kind, what] += number
     if not counts:
         return
     terminalreporter.section("faults")
     for command, kind in sorted({key[:2] for key in counts}):
-        done, bad = counts[command, kind, "done"], counts[command, kind, "bad"]
-        terminalreporter.write_line(f"{command:<20} {kind:<28} {done:>4} times, {bad} not mended")
+        done, in_time, bad = (counts[command, kind, what] for what in ("done", "in time", "bad"))
+        terminalreporter.write_line(
+            f"{command:<20} {kind:<28} {done:>4} times, {in_time:>4} before its end, {bad} not mended"
+        )
     total = sum(count for key, count in counts.items() if key[2] == "done")
     terminalreporter.write_line(f"{total} faults in all")

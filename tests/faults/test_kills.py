@@ -3,10 +3,12 @@
 Moments are drawn from a seed: file operations, before which the process ends, and shares of the undisturbed time.
 """
 
+from typing import Any
+
 import pytest
 
 from fault_builders import SCENES, Scene, Stage, draws, report
-from fault_process import Ended, Fault, run_command
+from fault_process import Fault, run_command
 
 KILLS = 10
 """Of each kind, so 20 for every command."""
@@ -28,33 +30,40 @@ def test_kills_before_many_file_operations_are_mended(stage, name, record_proper
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_kills_at_random_moments_are_mended(stage, name, record_property):
-    scene, troubles = SCENES[name], {}
+    scene = SCENES[name]
+    seconds = stage.undisturbed(scene).seconds
+    trials = Trials(stage, scene)
     for share in draws(name, 1).random(scene.kills or KILLS):
-        killed = killed_at_share(stage, scene, share)
-        troubles[f"at {share:.3f} of the time"] = troubles_after(stage, scene, killed)
-    report(record_property, name, "killed at a random moment", troubles)
+        trials.kill(f"at {share:.3f} of the time", kill_after=share * seconds)
+    trials.report(record_property, name, "killed at a random moment")
 
 
 def kill_at_operations(stage, name, wanted, record_property):
-    scene, troubles = SCENES[name], {}
+    scene = SCENES[name]
     operations = stage.undisturbed(scene).operations
+    trials = Trials(stage, scene)
     for place in sorted(draws(name, 0).permutation(len(operations))[:wanted].tolist()):
-        killed = run_command(scene.arguments, stage.set_up(scene), fault=Fault("kill", place + 1))
-        troubles[f"before {place + 1}: {operations[place]}"] = troubles_after(stage, scene, killed)
-    report(record_property, name, "killed at a file operation", troubles)
+        trials.kill(f"before {place + 1}: {operations[place]}", fault=Fault("kill", place + 1))
+    trials.report(record_property, name, "killed at a file operation")
 
 
-def killed_at_share(stage: Stage, scene: Scene, share: float) -> Ended:
-    """Earlier when the command was faster than before, so that it is always at work."""
-    while True:
-        seconds = share * stage.undisturbed(scene).seconds
-        ended = run_command(scene.arguments, stage.set_up(scene), kill_after=seconds)
-        if ended.was_killed:
-            return ended
-        share *= 0.8
+class Trials:
+    """Kills of one command, and what each left that the next run did not mend."""
 
+    def __init__(self, stage: Stage, scene: Scene) -> None:
+        self._stage, self._scene = stage, scene
+        self._troubles: dict[str, list[str]] = {}
+        self._in_time = 0
 
-def troubles_after(stage: Stage, scene: Scene, killed: Ended) -> list[str]:
-    found = [f"orphan {pid}" for pid in killed.orphans]
-    found += [] if killed.was_killed else [f"was not killed: {killed.code} {killed.output[-300:]}"]
-    return found + stage.troubles_when_repeated(scene)
+    def kill(self, moment: str, **how: Any) -> None:
+        """It may have ended before its moment came: it was faster, or had less to write than the first time."""
+        ended = run_command(self._scene.arguments, self._stage.set_up(self._scene), **how)
+        self._in_time += ended.was_killed
+        found = [f"orphan {pid}" for pid in ended.orphans]
+        if not ended.was_killed and ended.code != 0:
+            found.append(f"exit code {ended.code}: {ended.output[-300:]}")
+        self._troubles[moment] = found + self._stage.troubles_when_repeated(self._scene)
+
+    def report(self, record_property: Any, name: str, kind: str) -> None:
+        report(record_property, name, kind, self._troubles, in_time=self._in_time)
+        assert 2 * self._in_time >= len(self._troubles), "most kills came after the end"

@@ -33,10 +33,10 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
         return [error(str(folder), str(fault), "Correct the file named, then validate again.")]
     problems = [*_table_problems(rows, card, folder)]
     problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
-    problems += _split_problems(rows, card, folder)
+    # Files before splits: what is gone is told first, because nothing else helps before it is back.
     with strangers_files():
         problems += file_problems(rows, card, folder, on_slide)
-    return problems
+    return [*problems, *_split_problems(rows, card, folder)]
 
 
 def errors_of(problems: list[Problem]) -> list[Problem]:
