@@ -12,10 +12,10 @@ from builders import left_behind, make_cohort
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.cli.explained import fold_of
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import BusyError, CohortError, RunError
+from gcemil.exports.explain import explain_cohort_slide
 from gcemil.files import LOCK_NAME, locked_folder
 from gcemil.prefilter.slide_files import read_run_origin
 from gcemil.report.run_report import write_report
@@ -28,7 +28,7 @@ COMMANDS = {
     "evaluate": lambda run, cohort: evaluate_run(run),
     "diagnose": lambda run, cohort: diagnose_run(Comparison(run), names=["snr"], folds=[0], jobs=1),
     "report": lambda run, cohort: write_report(run, run / "report.html"),
-    "explain": lambda run, cohort: fold_of(run, Cohort.load(cohort).slides[0].slide_id, None),
+    "explain": lambda run, cohort: explain_cohort_slide(run, Cohort.load(cohort).slides[0].slide_id),
     "predict": lambda run, cohort: read_run_origin(run),
 }
 

@@ -19,8 +19,8 @@ from gcemil.cli.audit import audit
 from gcemil.cli.explain import explain
 from gcemil.config import TrainSettings
 from gcemil.errors import GcemilError, UsageError
+from gcemil.exports.certificate import read_certificate
 from gcemil.findings import read_finding
-from gcemil.report.certificate import read_certificate
 from gcemil.training.run import train_run
 from geojson_rules import violations
 

@@ -16,7 +16,7 @@ from gcemil.report.figures.representations import FEWEST
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections.context import QUESTIONS
-from gcemil.report.sections.representations import read_representations
+from gcemil.runs.evidence_files import read_representations
 from report_builders import run_folder, toy_evidence, write_evidence
 
 app = typer.Typer()

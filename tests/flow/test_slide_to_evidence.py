@@ -20,9 +20,9 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds
 from gcemil.bags.tables import read_table
 from gcemil.cli.main import app
-from gcemil.report.geojson import EVIDENCE
-from gcemil.report.overlay import MARGIN, TITLE_HEIGHT, overlay
-from gcemil.report.overlay import read_thumbnail as read_picture
+from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.overlay import MARGIN, TITLE_HEIGHT, draw_overlay
+from gcemil.exports.overlay import read_thumbnail as read_picture
 from gcemil.simulation.drawn_slide import write_pyramid
 from gcemil.simulation.pixels import read_pixel_truth
 from gcemil.slides.reader import open_slide
@@ -206,7 +206,7 @@ def test_the_overlay_shows_the_evidence_where_the_polygons_lie(flow):
         thumbnail = read_picture(flow.cohort / "thumbnails" / f"{name}.jpg", level0_width=width)
         with Image.open(flow.explained(name) / "overlay.png") as image:
             shown = np.asarray(image).astype(int)
-        nothing = overlay(
+        nothing = draw_overlay(
             name,
             coords,
             scores,

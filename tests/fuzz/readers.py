@@ -56,6 +56,8 @@ from gcemil.diagnostics.significance import compared_runs, fold_metrics
 from gcemil.diagnostics.truth import artifact_concepts, true_evidence, true_regions
 from gcemil.errors import GcemilError, describe_fault
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.exports.certificate import read_certificate
+from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
 from gcemil.features.embed_prompts import read_templates
 from gcemil.features.origin import encoded_grid, feature_origin
@@ -71,15 +73,9 @@ from gcemil.prefilter.student import (
     load_prefilter,
     save_prefilter,
 )
-from gcemil.report.certificate import read_certificate
-from gcemil.report.overlay import read_thumbnail
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
-from gcemil.report.sections.representations import (
-    Representations,
-    read_representations,
-    write_representations,
-)
+from gcemil.runs.evidence_files import Representations, read_representations, write_representations
 from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
 from gcemil.runs.network import load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models

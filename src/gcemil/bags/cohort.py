@@ -18,12 +18,13 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_patch_layout
-from gcemil.bags.bag import Bag, FeatureRows, RowIndex, SlideSpan, case_bag, slide_bag
+from gcemil.bags.arrays import read_patch_layout, stated_number
+from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
 from gcemil.files import checked, is_file, read_yaml, write_table, write_text
+from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
 Task = Literal["classification", "survival"]
@@ -126,6 +127,18 @@ class Cohort:
     def truth_file(self, slide_id: str) -> Path:
         return self.folder / "truth" / f"{slide_id}.h5"
 
+    def slide_file(self, slide_id: str) -> Path | None:
+        """The slide itself, where it lies beside the features."""
+        return find_slide_file(self.folder, slide_id)
+
+    def slide_attributes(self, slide_id: str) -> dict[str, Any]:
+        """What the feature file says of its slide."""
+        return read_slide_attributes(self.folder, slide_id)
+
+    def slide_patch_size(self, slide_id: str, coords: CoordRows) -> int | None:
+        """Side of a patch of this slide in level-0 pixels; None where nothing says it."""
+        return find_patch_size(self.folder, self.card, slide_id, coords)
+
     def layout(self, spec: BagSpec) -> Bag:
         """The bag with features of width 0: patch count, coordinates and spans, read without the features."""
         slides = [self._slide_layout(slide_id) for slide_id in spec.slide_ids]
@@ -190,6 +203,30 @@ class Cohort:
 def rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
     """The rows of a bag that fall into one slide, counted from the slide's first row."""
     return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+
+
+def find_slide_file(folder: Path, slide_id: str) -> Path | None:
+    """slides/<slide>.* of a cohort folder; None where there is none."""
+    paths = (folder / "slides" / f"{slide_id}{extension}" for extension in SLIDE_EXTENSIONS)
+    return next((path for path in paths if is_file(path)), None)
+
+
+def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
+    """Attributes of the feature file and of its coordinates; none where the file is gone."""
+    path = folder / "features" / f"{slide_id}.h5"
+    if not is_file(path):
+        return {}
+    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    return {**store.attributes(path), **on_coords}
+
+
+def find_patch_size(folder: Path, card: CohortCard | None, slide_id: str, coords: CoordRows) -> int | None:
+    """In level-0 pixels: the card's, the feature file's own, or the step of the grid."""
+    if card is not None and card.patch_size_level0 is not None:
+        return card.patch_size_level0
+    stated = stated_number(read_slide_attributes(folder, slide_id), "patch_size_level0")
+    size = stated or grid_stride(coords)
+    return None if size is None else max(1, round(size))
 
 
 def read_card(folder: Path) -> CohortCard:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
+from gcemil.bags.foreign.ids import plain_id
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
@@ -27,7 +27,7 @@ from gcemil.files import write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
 from gcemil.slides.patches import probe_patches
-from gcemil.slides.reader import SlideReader, open_slide
+from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.thumbnails import (
     SheetEntry,
     contact_sheets,

@@ -54,7 +54,7 @@ def predict(
     from gcemil.errors import UsageError
     from gcemil.features.loaders import WeightSource
     from gcemil.prefilter.slide_files import SlidePredictor, is_slide_file
-    from gcemil.training.fold import write_slide_evidence
+    from gcemil.runs.evidence_files import write_evidence
     from gcemil.training.reevaluate import predict_slide
 
     predictor: SlidePredictor | None = None
@@ -79,7 +79,7 @@ def predict(
             if out is not None and prediction.evidence is not None:
                 what = "slide" if is_slide_file(slide) else "features"
                 hashes = {what: file_fingerprint(slide)}
-                write_slide_evidence(out / f"{prediction.slide_id}.h5", prediction.evidence, hashes)
+                write_evidence(out / f"{prediction.slide_id}.h5", prediction.evidence, hashes)
             advance(done, len(slides))
     if as_json:
         print_json([as_record(one) for one in found])

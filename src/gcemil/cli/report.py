@@ -39,7 +39,7 @@ def report(
         raise MissingExtraError("matplotlib", "report") from error
     if representations:
         with progress("representing bags") as advance:
-            from gcemil.cli.represented import represent_runs
+            from gcemil.runs.predict import represent_runs
 
             represent_runs([run] if against is None else [run, against], on_bag=advance)
     with progress("writing sections") as advance:

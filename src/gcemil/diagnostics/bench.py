@@ -28,6 +28,7 @@ from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.runs.folder import (
     FoldParts,
+    RunCard,
     check_same_cohort,
     create_task,
     fold_parts,
@@ -106,9 +107,17 @@ class FoldBench:
     seed: int = 0
 
     @classmethod
-    def open(cls, run: Path, fold: int, *, against: Path | None = None, seed: int = 0) -> FoldBench:
-        """The network of `run`, and beside it the plain host of `against`, trained on the same folds."""
-        card, cohort = open_cohort(run)
+    def open(
+        cls,
+        run: Path,
+        fold: int,
+        *,
+        against: Path | None = None,
+        seed: int = 0,
+        opened: tuple[RunCard, Cohort] | None = None,
+    ) -> FoldBench:
+        """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
+        card, cohort = opened or open_cohort(run)
         network, _ = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")
         plain = None
         if against is not None:

@@ -15,7 +15,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.bench import FoldBench, OnBag
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, write_finding
-from gcemil.runs.environment import describe_environment
+from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import read_run
 
 
@@ -71,17 +71,12 @@ def run_diagnostic(
     """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
     if name not in DIAGNOSTICS:
         raise UsageError(f"Unknown diagnostic '{name}'. Choose from: {', '.join(DIAGNOSTICS)}.")
-    before = torch.get_num_threads()
-    # One thread, so that the same command gives the same figures whatever runs beside it.
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         bench = FoldBench.open(run, fold, against=against, seed=seed)
         extra = (
             {"others": [FoldBench.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
         )
         finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra, **(options or {}))
-    finally:
-        torch.set_num_threads(before)
     finding = replace(finding, provenance=origin(run, fold, against, others, seed))
     return write_finding(run / f"fold_{fold}" / "diagnostics", finding)
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.foreign.ids import SLIDE_EXTENSIONS, plain_id
+from gcemil.bags.foreign.ids import plain_id
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
@@ -44,7 +44,7 @@ from gcemil.runs.folder import open_cohort
 from gcemil.runs.predict import FoldModel, Mode, average_folds, load_fold_models
 from gcemil.shapes import Logits
 from gcemil.slides.grid import PatchGrid, patch_grid
-from gcemil.slides.reader import SlideReader, open_slide
+from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.units import LevelZeroPx
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gcemil.report.certificate import VERDICTS, Verdict, VerdictName
+from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
 from gcemil.report.run_data import BagKey, Record
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import own_failures

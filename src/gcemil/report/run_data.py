@@ -11,22 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel
-
-from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, read_card
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import InputError, RunError
-from gcemil.files import checked, is_file, parse_json, read_record
+from gcemil.files import is_file, read_record
 from gcemil.findings import Finding, over_folds, read_finding
 from gcemil.records import SlideEvidence
+from gcemil.runs.evidence_files import read_evidence
 from gcemil.runs.records import MODES, finished_folds, fold_number, read_config, read_history, read_metrics
 
 Record = dict[str, Any]
-REMEDY = "Make it again with 'gcemil evaluate'."
 
 
 @dataclass(frozen=True)
@@ -206,59 +201,3 @@ def read_run_data(folder: Path) -> RunData:
     if not numbers:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
     return RunData(folder, config, tuple(FoldData(folder / f"fold_{number}", number) for number in numbers))
-
-
-class EvidenceFacts(BaseModel):
-    """The attributes of an evidence file."""
-
-    slide_id: str
-    stop_reason: str
-    prompts: list[str]
-    model_hash: str | None = None
-    features_hash: str | None = None
-
-
-def read_evidence(path: Path) -> SlideEvidence:
-    """An evidence file as training wrote it; its columns must be about the same patches and anchors."""
-    attributes = store.attributes(path)
-    prompts = parse_json(str(attributes.get("prompts")), path)
-    facts = checked({**attributes, "prompts": prompts}, EvidenceFacts, path, error=RunError, remedy=REMEDY)
-    gates = read_numbers(path, "gates", (None,))
-    n_patches, n_anchors = len(gates), len(facts.prompts)
-    rows = read_numbers(path, "selected", (None,))
-    if rows.dtype.kind not in "iu" or (rows.size and not (rows.min() >= 0 and rows.max() < n_patches)):
-        raise RunError(f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}")
-    selected = np.zeros(n_patches, dtype=bool)
-    selected[rows] = True
-    return SlideEvidence(
-        slide_id=facts.slide_id,
-        selected=selected,
-        coords=read_numbers(path, "coords", (n_patches, 2)) if store.has(path, "coords") else None,
-        gates=gates,
-        scores=read_numbers(path, "scores", (n_patches,)),
-        evidence_scores=read_numbers(path, "evidence_scores", (n_patches,)),
-        responses=read_numbers(path, "responses", (n_patches, n_anchors)),
-        marginal_gain=read_numbers(path, "marginal_gain", (n_patches,)),
-        coverage=read_numbers(path, "coverage", (n_anchors,)),
-        stop_reason=facts.stop_reason,
-        prompts=tuple(facts.prompts),
-        hashes={
-            name: value
-            for name, value in (("model", facts.model_hash), ("features", facts.features_hash))
-            if value is not None
-        },
-    )
-
-
-def read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
-    """A dataset of this shape (None: any size) that holds real numbers, none of them NaN."""
-    values = store.read(path, name)
-    fits = values.ndim == len(shape) and all(
-        wanted in (None, size) for wanted, size in zip(shape, values.shape, strict=True)
-    )
-    if not fits or values.dtype.kind not in "fiu" or np.isnan(values).any():
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise RunError(
-            f"{path}: '{name}' is {values.dtype} of shape {values.shape}, not ({wanted}) numbers that all exist. {REMEDY}"
-        )
-    return values

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gcemil.exports.geojson import EVIDENCE
 from gcemil.report.bag_facts import BagFacts, bag_facts
 from gcemil.report.figures.rasters import (
     SlideFrame,
@@ -20,11 +21,10 @@ from gcemil.report.figures.rasters import (
     outlined,
     palette_png,
 )
-from gcemil.report.geojson import EVIDENCE
 from gcemil.report.html import EMPTY, Markup, Section, bar, element, joined, paragraph, picture
 from gcemil.report.palette import ATTENTION_COLOR, EVIDENCE_COLOR
 from gcemil.report.sections.context import Context
-from gcemil.report.slide_view import SlideView, slide_view
+from gcemil.report.slide_view import SlideView, read_slide_view
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
@@ -123,7 +123,7 @@ def bag_part(context: Context, key: str, facts: BagFacts) -> Markup:
     views = [
         view
         for slide in facts.bag.slide_ids
-        if (view := slide_view(context.run, facts.bag, slide)) is not None
+        if (view := read_slide_view(context.run, facts.bag, slide)) is not None
     ]
     summary = element(
         "summary", element("span", facts.bag.bag_id, class_="name"), element("span", outcome_words(facts)),

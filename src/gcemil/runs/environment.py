@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,17 @@ def describe_environment(*, seed: int, device: torch.device, inputs: dict[str, s
         "seed": seed,
         "inputs": inputs,
     }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that the same command gives the same bits however many run beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(name: str) -> torch.device:

@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
-from gcemil.runs.folder import trained_folds
+from gcemil.runs.evidence_files import REPRESENTATIONS_FILE, Representations, write_representations
+from gcemil.runs.folder import fold_parts, open_cohort, trained_folds
 from gcemil.runs.network import Ingredients, load_network
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+
+Mode = Literal["full", "soft", "discrete"]
+OnBag = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +51,7 @@ class FoldModel:
 
     def answer(self, bag: Bag, mode: Mode) -> tuple[Logits, SlideEvidence | None]:
         """What the fold says of a bag of one slide, and on what evidence."""
-        logits, explanation = predict_bag(self.ingredients, bag, modes=("full", "soft", "discrete"))
+        logits, explanation = _predict_bag(self.ingredients, bag, modes=("full", "soft", "discrete"))
         if explanation is None or self.ingredients.model is None:
             return logits[mode], None
         return logits[mode], slide_evidence(self.ingredients.model, bag, explanation)[0]
@@ -66,9 +72,6 @@ def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float
     return dict(zip(models[0].task.prediction_names, means, strict=True))
 
 
-Mode = Literal["full", "soft", "discrete"]
-
-
 def available_modes(ingredients: Ingredients) -> tuple[Mode, ...]:
     return ("full",) if ingredients.model is None else ("full", "soft", "discrete")
 
@@ -85,7 +88,7 @@ def evaluate_bags(
     rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
     ingredients.network.eval()
     for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        logits, explanation = predict_bag(ingredients, bag, modes=modes)
+        logits, explanation = _predict_bag(ingredients, bag, modes=modes)
         for mode in modes:
             rows[mode].append(logits[mode].float().cpu())
         if on_explained and explanation is not None:
@@ -96,7 +99,7 @@ def evaluate_bags(
 
 
 @torch.no_grad()
-def predict_bag(
+def _predict_bag(
     ingredients: Ingredients, bag: Bag, *, modes: Sequence[Mode]
 ) -> tuple[dict[Mode, Tensor], Explanation | None]:
     """Logits by mode; the subset is recovered only where the discrete mode is asked for."""
@@ -112,3 +115,58 @@ def predict_bag(
         }, found
     output = ingredients.model(*bag_tensors(bag, device), step=bag.patch_size)
     return {"full": output.full_logits, "soft": output.logits}, None
+
+
+def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
+    """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
+    folders = [trained_folds(run)[0] for run in runs]
+    cohorts = [open_cohort(run)[1] for run in runs]
+    todo = []
+    for folder, cohort in zip(folders, cohorts, strict=True):
+        parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
+        todo.append((folder, cohort, [*parts.val, *parts.test], len(parts.val)))
+    total, done = sum(len(specs) for _, _, specs, _ in todo), 0
+    for folder, cohort, specs, n_val in todo:
+        shift = done
+        report = None if on_bag is None else lambda count, shift=shift: on_bag(shift + count, total)
+        by_mode = _represent_bags(folder, cohort, specs, report)
+        parts_of = tuple("val" if place < n_val else "test" for place in range(len(specs)))
+        found = Representations(
+            by_mode,
+            tuple(spec.bag_id for spec in specs),
+            parts_of,
+            tuple(_name_group(spec, cohort) for spec in specs),
+        )
+        write_representations(folder / REPRESENTATIONS_FILE, found)
+        done += len(specs)
+
+
+@torch.no_grad()
+def _represent_bags(
+    folder: Path, cohort: Cohort, specs: Sequence[BagSpec], on_bag: Callable[[int], None] | None
+) -> dict[str, np.ndarray]:
+    """Bag features (bags, d) by mode, all patches of every bag."""
+    ingredients, _ = load_network(folder / "checkpoint.safetensors")
+    rows: dict[str, list[np.ndarray]] = {}
+    for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
+        for mode, feature in _read_bag_features(ingredients, bag).items():
+            rows.setdefault(mode, []).append(feature)
+        if on_bag:
+            on_bag(done)
+    return {mode: np.stack(found) for mode, found in rows.items()}
+
+
+def _read_bag_features(ingredients: Ingredients, bag: Bag) -> dict[str, np.ndarray]:
+    """What the head sees of all patches, of the gated ones, and of the evidence alone."""
+    if ingredients.model is None:
+        return {"full": ingredients.host(*bag_tensors(bag)).bag_feature.flatten().numpy()}
+    found = explain_bag(ingredients.model, bag)
+    outputs = {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}
+    return {mode: output.bag_feature.flatten().numpy() for mode, output in outputs.items()}
+
+
+def _name_group(spec: BagSpec, cohort: Cohort) -> str:
+    """The class, or whether the event happened."""
+    if isinstance(spec.target, int):
+        return cohort.card.classes[spec.target]
+    return "event" if spec.target[1] == 1 else "censored"

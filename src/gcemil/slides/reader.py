@@ -23,10 +23,17 @@ from gcemil.units import LevelZeroPx
 if TYPE_CHECKING:
     from openslide import OpenSlide
 
+
 Pixels = UInt8[np.ndarray, "h w 3"]
 
 LARGEST_ANISOTROPY = 1.02
 """Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
+
+
+SLIDE_EXTENSIONS = (
+    *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
+    *(".bif", ".czi", ".qptiff", ".isyntax", ".dcm", ".vsi", ".zvi"),
+)
 
 
 @dataclass(frozen=True)

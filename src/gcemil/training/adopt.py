@@ -18,14 +18,14 @@ from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError, WeightsError
 from gcemil.files import working_in, write_json
 from gcemil.hosts.table import create_host
-from gcemil.runs.environment import pick_device
+from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import create_task, fold_parts
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.runs.summary import write_summary
 from gcemil.runs.trained_on import check_cohort, read_training_cohort
 from gcemil.runs.weights import GivenHost, joined_hash, read_given_host
 from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import check_run, claim_run, is_begun, one_thread, refuse_faulty
+from gcemil.training.run import check_run, claim_run, is_begun, refuse_faulty
 
 UNKNOWN_TRAINING = (
     "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "

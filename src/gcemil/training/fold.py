@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash
@@ -21,8 +19,8 @@ from gcemil.errors import CohortError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
 from gcemil.processes import LAST_WORDS_S
-from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
+from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
@@ -104,7 +102,7 @@ def evaluate_fold(
     modes = available_modes(ingredients)
     model_hash = content_hash(folder / "checkpoint.safetensors")
 
-    def write_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
+    def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
         if ingredients.model is None or spec not in tested:
             return
         for evidence in slide_evidence(ingredients.model, bag, explanation):
@@ -112,11 +110,11 @@ def evaluate_fold(
                 "model": model_hash,
                 "features": content_hash(cohort.feature_file(evidence.slide_id)),
             }
-            write_slide_evidence(folder / "evidence" / f"{evidence.slide_id}.h5", evidence, hashes)
+            write_evidence(folder / "evidence" / f"{evidence.slide_id}.h5", evidence, hashes)
 
     tested = set(parts.test)
     evaluated = [*parts.val, *parts.test]
-    logits = evaluate_bags(ingredients, cohort, evaluated, modes=modes, on_explained=write_evidence)
+    logits = evaluate_bags(ingredients, cohort, evaluated, modes=modes, on_explained=keep_evidence)
     for mode in modes:
         values = task.prediction(logits[mode])
         name = "predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv"
@@ -148,28 +146,6 @@ def check_parts(parts: FoldParts, task: Task, index: int) -> None:
         if not bags:
             raise CohortError(f"{where} has no bag. Run 'gcemil split' again.")
         task.check(stacked_targets(bags), where=where)
-
-
-def write_slide_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
-    datasets = {
-        "selected": evidence.indices,
-        "gates": evidence.gates,
-        "scores": evidence.scores,
-        "evidence_scores": evidence.evidence_scores,
-        "responses": evidence.responses,
-        "marginal_gain": evidence.marginal_gain,
-        "coverage": evidence.coverage,
-    }
-    if evidence.coords is not None:
-        datasets["coords"] = evidence.coords
-    attributes: dict[str, Any] = {
-        "slide_id": evidence.slide_id,
-        "stop_reason": evidence.stop_reason,
-        "fraction": evidence.fraction,
-        "prompts": json.dumps(evidence.prompts),
-        **{f"{name}_hash": value for name, value in hashes.items()},
-    }
-    store.write(path, datasets, attributes)
 
 
 def write_predictions(

@@ -7,13 +7,11 @@ difference shown, because a run that mixes them would be no result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from gcemil.bags.cohort import Cohort
@@ -25,7 +23,7 @@ from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError
 from gcemil.files import LOCK_NAME, working_in, write_json, write_text
 from gcemil.processes import run_jobs
-from gcemil.runs.environment import describe_environment, pick_device
+from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import create_task, fold_parts, read_run
 from gcemil.runs.records import read_history
 from gcemil.runs.summary import write_summary
@@ -66,6 +64,7 @@ def train_run(
         else:
             for index in unfinished:
                 report = None if on_epoch is None else partial(on_epoch, index)
+                # Bags of 512 patches are too small for several threads; cores are used by folds side by side.
                 with one_thread():
                     train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
         return write_summary(out)
@@ -137,20 +136,6 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 def default_jobs(settings: TrainSettings) -> int:
     """A fold per core; one at a time where folds would share an accelerator."""
     return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Bags of 512 patches are too small to be worth several threads, and a fixed number keeps results equal.
-
-    Cores are used by training folds side by side; the same fold gives the same bits however many run.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train_in_processes(

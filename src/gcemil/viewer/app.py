@@ -31,9 +31,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.exports.geojson import EvidenceList, PatchCollection
 from gcemil.files import parse_json, without_nan
-from gcemil.report.evidence_json import EvidenceList
-from gcemil.report.geojson import PatchCollection
 from gcemil.viewer import bench_api, exports, layers, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
@@ -136,15 +135,15 @@ class ViewerApi:
 
     async def judge(self, request: Request) -> Response:
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        selected, present = bench_api.masks(body, n_patches=len(slide.bench), count=2)
+        selected, present = bench_api.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
-        return JsonAnswer(await self._ask_network(bench_api.judged, slide, selected, present, tolerances))
+        return JsonAnswer(await self._ask_network(bench_api.judge_set, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
-        return await self._export(request, exports.edited_evidence)
+        return await self._export(request, exports.export_evidence)
 
     async def geojson(self, request: Request) -> Response:
-        return await self._export(request, exports.edited_geojson)
+        return await self._export(request, exports.export_geojson)
 
     async def review(self, request: Request) -> Response:
         slide, body = await self._slide(request), await read_body(request, JSON)
@@ -163,7 +162,7 @@ class ViewerApi:
     ) -> Response:
         """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        (selected,) = bench_api.masks(body, n_patches=len(slide.bench), count=1)
+        (selected,) = bench_api.read_masks(body, n_patches=len(slide.bench), count=1)
         found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
         return StreamingResponse(encoded_blocks(found), media_type=JSON)
 

@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, output
-from gcemil.diagnostics.verdicts import Tolerances, verdict
+from gcemil.diagnostics.verdicts import Tolerances
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from gcemil.report.certificate import VERDICTS, Verdict
+from gcemil.exports.certificate import VERDICTS
+from gcemil.exports.explain import judge_outputs, name_output, name_prediction
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
 
 
-def masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
+def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
     """As many bool masks over the bag as the body must hold."""
     length = (n_patches + 7) // 8
     if len(body) != count * length:
@@ -36,7 +37,7 @@ def masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
     return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
 
 
-def judged(
+def judge_set(
     slide: OpenedSlide, selected: Selected, present: Selected, tolerances: Tolerances
 ) -> dict[str, Any]:
     """The live prediction of P and the certificate of S."""
@@ -45,16 +46,16 @@ def judged(
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
-        "output_name": output_name(slide),
+        "output_name": name_output(slide.fold.task, slide.full.logits),
         "live": _prediction(slide, slide.kept(present)),
         "predictions": _predictions(slide, outcome),
         "verdicts": [] if outcome is None else _verdicts(slide, outcome, tolerances),
-        "coverage": coverage(slide, selected),
+        "coverage": _measure_coverage(slide, selected),
         "milliseconds": 1000 * (time.perf_counter() - start),
     }
 
 
-def coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
+def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
     """How surely S shows each anchor; None without anchors."""
     found = slide.bench.explanation
     if found is None:
@@ -63,14 +64,6 @@ def coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
     with torch.no_grad():
         covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
     return covered
-
-
-def output_name(slide: OpenedSlide) -> str:
-    """What Phi is."""
-    task = slide.fold.task
-    if task.n_outputs == 1:
-        return "risk in units of the training risks"
-    return f"probability of {task.prediction_names[int(slide.full.logits.argmax())].removeprefix('prob_')}"
 
 
 def _outcome(slide: OpenedSlide, selected: Selected) -> BagOutcome | None:
@@ -86,9 +79,8 @@ def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | N
     if logits is None:
         return None
     fold = slide.fold
-    values = fold.task.prediction(logits).reshape(-1).tolist()
     return {
-        "values": dict(zip(fold.task.prediction_names, values, strict=True)),
+        "values": name_prediction(fold.task, logits),
         "output": output(slide.full.logits, logits, fold.task, fold.scale),
     }
 
@@ -105,12 +97,7 @@ def _predictions(slide: OpenedSlide, outcome: BagOutcome | None) -> dict[str, An
 
 def _verdicts(slide: OpenedSlide, outcome: BagOutcome, tolerances: Tolerances) -> list[dict[str, Any]]:
     outputs = bag_outputs(outcome, slide.fold.task, slide.fold.scale)
-    found = verdict(outputs, tolerances)
-    verdicts = {
-        "sufficient": Verdict(found.sufficient, outputs.full_kept_gap, tolerances.sufficiency),
-        "necessary": Verdict(found.necessary, outputs.removal_gap, tolerances.necessity),
-        "recoverable": Verdict(found.recoverable, outputs.cd_gap, tolerances.recoverability),
-    }
+    verdicts = judge_outputs(outputs, tolerances)
     return [
         {"name": name, "held": verdicts[name].held, "sentence": verdicts[name].sentence(name)}
         for name in VERDICTS

@@ -12,27 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
-from gcemil.bags import store
-from gcemil.bags.arrays import stated_number
-from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import BagSpec
-from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.verdicts import Tolerances, own_budget
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import slide_evidence
+from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery.rules import subset_size, top_k
 from gcemil.runs.folder import trained_folds
 from gcemil.shapes import Logits, Selected
-from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, slide_tiles
+from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, open_slide_tiles
 
 OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
 """Bags kept in memory, embedded, and the patches they may hold together; the one looked at longest ago goes first."""
@@ -70,7 +66,7 @@ class OpenedSlide:
 
     @property
     def rule(self) -> str:
-        return "recovered evidence" if self.evidence is not None else "attention top-k"
+        return EVIDENCE_RULE if self.evidence is not None else "attention top-k"
 
     @cached_property
     def tile(self) -> Callable[[int, int, int], bytes]:
@@ -93,10 +89,7 @@ class OpenedSlide:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        return {
-            "model": content_hash(self.fold.run / f"fold_{self.fold.fold}" / "checkpoint.safetensors"),
-            "features": content_hash(self.fold.cohort.feature_file(self.slide_id)),
-        }
+        return hash_inputs(self.fold, self.slide_id)
 
 
 class ViewerSession:
@@ -140,7 +133,7 @@ class ViewerSession:
                 spec = self.specs[slide_id]
                 # Before, so that a large slide never meets another one in memory.
                 self._make_room(len(self.fold.cohort.layout(spec)))
-                found = opened_slide(self.fold, spec, slide_id)
+                found = _open_slide(self.fold, spec, slide_id)
                 with self._shelf:
                     self._opened[slide_id] = found
             return found
@@ -172,7 +165,7 @@ class ViewerSession:
                 self._opened.popitem()[1].tiles.close()
 
 
-def opened_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
+def _open_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
     """The bag through the network once, and the pictures of the slide."""
     bench = BagBench(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
@@ -186,17 +179,20 @@ def opened_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
         chosen = top_k(full.scores, subset_size(len(bench), own_budget(fold)))
     rows = bench.bag.rows_of(slide_id)
     found_coords = bench.bag.slide_coords(slide_id)
-    coords = drawn_places(rows.stop - rows.start) if found_coords is None else found_coords.astype(np.int64)
-    size = UNKNOWN_PATCH if found_coords is None else patch_size(fold, slide_id, coords)
+    coords = (
+        place_in_square(rows.stop - rows.start) if found_coords is None else found_coords.astype(np.int64)
+    )
+    size = None if found_coords is None else fold.cohort.slide_patch_size(slide_id, coords)
     tiles: Tiles | None
-    tiles, note = slide_tiles(fold.cohort.folder / "slides", slide_id)
+    tiles, note = open_slide_tiles(fold.cohort.slide_file(slide_id))
     if found_coords is None:
         tiles, note = (
             None,
             "The slide has no coordinates: its patches are shown in the order of its feature file.",
         )
     if tiles is None:
-        tiles = GridTiles(coords, feature_colors(np.asarray(bench.bag.features[rows])), size)
+        colors = feature_colors(np.asarray(bench.bag.features[rows]))
+        tiles = GridTiles(coords, colors, size or UNKNOWN_PATCH)
     return OpenedSlide(
         slide_id=slide_id,
         fold=fold,
@@ -207,28 +203,13 @@ def opened_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
         evidence=evidence,
         has_coords=found_coords is not None,
         coords=coords,
-        patch_size=size,
+        patch_size=size or UNKNOWN_PATCH,
         tiles=tiles,
         note=note,
     )
 
 
-def patch_size(fold: FoldBench, slide_id: str, coords: Int[np.ndarray, "n 2"]) -> int:
-    """In level-0 pixels: the cohort's, the feature file's own, the step of the grid, or a size to draw at."""
-    if fold.cohort.patch_size is not None:
-        return int(fold.cohort.patch_size)
-    size = stated_number(feature_attributes(fold, slide_id), "patch_size_level0") or grid_stride(coords)
-    return UNKNOWN_PATCH if size is None else max(1, round(size))
-
-
-def feature_attributes(fold: FoldBench, slide_id: str) -> dict[str, Any]:
-    """Attributes of the feature file and of its coordinates."""
-    path = fold.cohort.feature_file(slide_id)
-    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
-    return {**store.attributes(path), **on_coords}
-
-
-def drawn_places(n_patches: int) -> Int[np.ndarray, "n 2"]:
+def place_in_square(n_patches: int) -> Int[np.ndarray, "n 2"]:
     """A square in the order of the file, for patches that lie nowhere."""
     side = max(1, round(n_patches**0.5))
     index = np.arange(n_patches, dtype=np.int64)

@@ -24,7 +24,6 @@ from gcemil.slides.reader import Pixels, SlideReader, open_slide
 from gcemil.slides.view import LARGEST_READ, view
 
 TILE = 256
-SLIDE_SUFFIXES = (".tif", ".tiff", ".svs", ".ndpi", ".mrxs", ".scn", ".bif")
 UNKNOWN_MPP = 0.5
 """For a slide that does not state its pixel size: nothing here is measured in micrometres."""
 COLOR_SAMPLE = 4096
@@ -156,20 +155,18 @@ class GridTiles:
         """There is no file."""
 
 
-def slide_tiles(slides: Path, slide_id: str) -> tuple[SlideTiles | None, str | None]:
+def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
     """Tiles of the slide file beside the features, or why there are none."""
-    for suffix in SLIDE_SUFFIXES:
-        path = slides / f"{slide_id}{suffix}"
-        if path.is_file():
-            try:
-                return SlideTiles(path), None
-            except GcemilError as error:
-                # The evidence can be looked at without pixels, as long as the reader is told.
-                return None, str(error)
-    return (
-        None,
-        f"No slide file in {slides.name}/: patches are shown as squares, alike where their features are.",
-    )
+    if path is None:
+        return (
+            None,
+            "No slide file in slides/: patches are shown as squares, alike where their features are.",
+        )
+    try:
+        return SlideTiles(path), None
+    except GcemilError as error:
+        # The evidence can be looked at without pixels, as long as the reader is told.
+        return None, str(error)
 
 
 def feature_colors(features: Float[np.ndarray, "n d"]) -> Colors:

@@ -10,6 +10,7 @@ from PIL import Image
 from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.errors import UsageError
+from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.report.figures.anchors import anchor_coverage
 from gcemil.report.figures.evidence_patches import anchor_letters, contact_sheet, top_patches
 from gcemil.report.figures.gates import gate_histograms
@@ -33,10 +34,10 @@ from gcemil.report.figures.rules import (
     slides_by_rule,
 )
 from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
-from gcemil.report.figures.slide_pixels import patch_pixels, slide_thumbnail
 from gcemil.report.figures.style import png_bytes, settled, shortened, svg_bytes
 from gcemil.report.figures.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
 from gcemil.report.palette import PALETTE, readable_name
+from gcemil.report.slide_view import cut_patches
 from gcemil.rules import find_rule, order_rules
 from report_builders import toy_evidence
 
@@ -206,7 +207,7 @@ def cohort_with_thumbnail(folder, size=(40, 20), **attributes):
 
 
 def test_a_thumbnail_lies_under_the_patches_at_its_scale(tmp_path):
-    thumbnail = slide_thumbnail(cohort_with_thumbnail(tmp_path), "s0")
+    thumbnail = read_own_thumbnail(cohort_with_thumbnail(tmp_path), "s0")
     assert thumbnail is not None
     assert thumbnail.downsample == 100
     place = SlideFrame.of(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
@@ -219,12 +220,12 @@ def test_a_thumbnail_lies_under_the_patches_at_its_scale(tmp_path):
     [{"size": (20, 20)}, {"openslide.bounds-x": 5, "openslide.bounds-y": 0}, {"level0_width": "None"}],
 )
 def test_a_thumbnail_whose_place_is_not_known_is_not_drawn(tmp_path, change):
-    assert slide_thumbnail(cohort_with_thumbnail(tmp_path, **change), "s0") is None
+    assert read_own_thumbnail(cohort_with_thumbnail(tmp_path, **change), "s0") is None
 
 
 def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
     known = {"bounds_x": 1000, "bounds_y": 500, "bounds_width": 2000, "bounds_height": 1000}
-    thumbnail = slide_thumbnail(cohort_with_thumbnail(tmp_path, **known), "s0")
+    thumbnail = read_own_thumbnail(cohort_with_thumbnail(tmp_path, **known), "s0")
     assert thumbnail is not None
     assert (thumbnail.downsample, thumbnail.origin) == (50, (1000, 500))
     # The first patch lies beside the scanned part, the second inside it.
@@ -235,8 +236,8 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
 
 
 def test_a_slide_without_a_picture_has_none(tmp_path):
-    assert slide_thumbnail(tmp_path, "s0") is None
-    assert patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
+    assert read_own_thumbnail(tmp_path, "s0") is None
+    assert cut_patches(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
 
 
 def test_patches_are_cut_from_the_slide_file(tmp_path):
@@ -247,7 +248,7 @@ def test_patches_are_cut_from_the_slide_file(tmp_path):
     image[:512, 512:] = (200, 30, 30)
     (tmp_path / "slides").mkdir()
     write_slide_file(tmp_path / "slides" / "s0.tif", image)
-    pixels = patch_pixels(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
+    pixels = cut_patches(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
     assert pixels is not None
     red, white = (one[48, 48].astype(int) for one in pixels)
     assert np.abs(red - (200, 30, 30)).max() < 12

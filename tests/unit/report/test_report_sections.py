@@ -10,7 +10,7 @@ from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, Row
 from gcemil.report.bag_facts import bag_facts
-from gcemil.report.run_data import read_evidence, read_run_data
+from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
     failures,
@@ -29,7 +29,8 @@ from gcemil.report.sections.grid import host_gains
 from gcemil.report.sections.headline import Count, counted, wilson
 from gcemil.report.slide_pages import kinds, map_picture, places
 from gcemil.report.slide_pages import section as slides_section
-from gcemil.report.slide_view import slide_view
+from gcemil.report.slide_view import read_slide_view
+from gcemil.runs.evidence_files import read_evidence
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import toy_results
 
@@ -298,7 +299,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
         made = representations.Representations(found, ids, ("test",) * 10, groups)
-        representations.write_representations(folder / "fold_0" / representations.FILE, made)
+        representations.write_representations(folder / "fold_0" / representations.REPRESENTATIONS_FILE, made)
     text = representations.section(context_of(toy_run.folder, host.folder)).body
     assert "no view over epochs" in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
@@ -307,7 +308,9 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
     made = representations.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
-    representations.write_representations(toy_run.folder / "fold_0" / representations.FILE, made)
+    representations.write_representations(
+        toy_run.folder / "fold_0" / representations.REPRESENTATIONS_FILE, made
+    )
     assert "a t-SNE needs 8" in representations.section(context_of(toy_run.folder)).body
 
 
@@ -340,7 +343,7 @@ def test_one_patch_and_the_whole_bag_have_maps(toy_run, tmp_path, selected):
     run = run_folder(tmp_path / "edge")
     run.fold(0, ["s0"], evidence=[toy_evidence("s0", selected=selected)])
     data = read_run_data(run.folder)
-    view = slide_view(data, data.bags[0], "s0")
+    view = read_slide_view(data, data.bags[0], "s0")
     assert view is not None
     assert view.patch_size == 512, "read off the grid, since the cohort is gone"
     data, mime = map_picture(view)

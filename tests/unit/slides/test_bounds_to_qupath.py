@@ -9,8 +9,8 @@ from gcemil.bags import patching, store
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.bags.patch_files import patch_file, read_patch_file
 from gcemil.bags.patching import PatchingRules, patch_slide
-from gcemil.report.geojson import bounds_of, feature_collection
-from gcemil.report.overlay import Thumbnail, frame_of
+from gcemil.exports.geojson import collect_patches, stated_bounds
+from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.slides.grid import PatchSettings
 from slide_builders import ArraySlide, glass, tissue_image
 
@@ -50,7 +50,7 @@ def test_coordinates_count_from_the_corner_of_the_whole_file(patched):
 def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
     path = patch_file(patched, SETTINGS, "m")
     grid = read_patch_file(path)
-    collection = feature_collection(
+    collection = collect_patches(
         "m",
         grid.coords,
         np.ones(2, dtype=bool),
@@ -58,7 +58,7 @@ def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
         ranked_by=np.ones(2),
         measurements={},
         model="x",
-        bounds=bounds_of(store.attributes(path, "coords"), str(path)),
+        bounds=stated_bounds(store.attributes(path, "coords"), str(path)),
     )
     corners = [
         feature["geometry"]["coordinates"][0][0]
@@ -74,7 +74,7 @@ def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
 
 def test_an_overlay_on_the_thumbnail_of_the_scanned_part_lies_on_the_tissue():
     thumbnail = Thumbnail(np.zeros((96, 128, 3), dtype=np.uint8), downsample=8.0, origin=(LEFT, TOP))
-    frame = frame_of(np.array([[LEFT + 256, TOP + 256]]), 256, thumbnail)
+    frame = fit_frame(np.array([[LEFT + 256, TOP + 256]]), 256, thumbnail)
     assert frame.corners(np.array([[LEFT + 256, TOP + 256]])).tolist() == [[32, 32]]
 
 

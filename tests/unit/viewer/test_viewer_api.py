@@ -8,7 +8,7 @@ import torch
 from gcemil.bags import store
 from gcemil.errors import RunError, UsageError
 from gcemil.interventions import class_probability
-from gcemil.viewer.bench_api import masks
+from gcemil.viewer.bench_api import read_masks
 from gcemil.viewer.reviews import Agreement
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
@@ -53,14 +53,14 @@ def probability(slide, logits):
 
 
 def test_bits_are_read_least_significant_first():
-    first, second = masks(b"\x05\x02", n_patches=3, count=2)
+    first, second = read_masks(b"\x05\x02", n_patches=3, count=2)
     assert first.tolist() == [True, False, True]
     assert second.tolist() == [False, True, False]
 
 
 def test_a_body_of_another_length_is_refused(client, slide):
     with pytest.raises(UsageError, match="2 sets of 9 patches are 4 bytes of bits, got 3"):
-        masks(b"abc", n_patches=9, count=2)
+        read_masks(b"abc", n_patches=9, count=2)
     answer = send_bits(client, f"/api/slides/{slide.slide_id}/judge", b"x")
     assert answer.status_code == 400
     assert "bytes of bits" in answer.json()["error"]

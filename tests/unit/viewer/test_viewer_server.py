@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcemil.report import geojson
+from gcemil.exports import geojson
 from gcemil.viewer import exports, security, server
 from viewer_builders import bits, opened, read_answer, running, visitor
 
@@ -140,7 +140,7 @@ def large_collection(slide, selected, *, n_patches=24_000):
     """As a slide of many patches would give it."""
     values = np.linspace(0, 1, n_patches, dtype=np.float32)
     place = np.arange(n_patches, dtype=np.int64)
-    return geojson.feature_collection(
+    return geojson.collect_patches(
         slide.slide_id,
         np.stack([place % 300, place // 300], axis=1) * 256,
         np.ones(n_patches, dtype=bool),
@@ -168,7 +168,7 @@ def counted_blocks(monkeypatch):
             made.append(len(block))
             yield block
 
-    monkeypatch.setattr(exports, "edited_geojson", large_collection)
+    monkeypatch.setattr(exports, "export_geojson", large_collection)
     monkeypatch.setattr(geojson.PatchCollection, "blocks", blocks)
     return made
 

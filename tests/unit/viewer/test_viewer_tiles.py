@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gcemil.bags.cohort import find_slide_file
 from gcemil.errors import UsageError
-from gcemil.viewer.session import drawn_places
-from gcemil.viewer.tiles import GLASS, Frame, GridTiles, SlideTiles, feature_colors, slide_tiles
+from gcemil.viewer.session import place_in_square
+from gcemil.viewer.tiles import GLASS, Frame, GridTiles, SlideTiles, feature_colors, open_slide_tiles
 from slide_builders import write_slide
 
 RED, BLUE = (200, 10, 10), (10, 10, 200)
@@ -71,14 +72,15 @@ def test_features_of_width_two_and_one_patch_have_colours():
 
 
 def test_patches_without_coordinates_lie_in_the_order_of_the_file():
-    assert (drawn_places(5) // 256).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]]
+    assert (place_in_square(5) // 256).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]]
 
 
 def test_a_slide_file_gives_its_own_pixels(tmp_path):
     image = np.full((600, 1000, 3), 240, np.uint8)
     image[256:512, 512:768] = (180, 60, 120)
-    write_slide(tmp_path / "A.tif", image)
-    tiles, note = slide_tiles(tmp_path, "A")
+    (tmp_path / "slides").mkdir()
+    write_slide(tmp_path / "slides" / "A.tif", image)
+    tiles, note = open_slide_tiles(find_slide_file(tmp_path, "A"))
     assert isinstance(tiles, SlideTiles)
     assert note is None
     try:
@@ -93,9 +95,11 @@ def test_a_slide_file_gives_its_own_pixels(tmp_path):
 
 
 def test_without_a_slide_file_or_with_a_damaged_one_the_reason_is_said(tmp_path):
-    assert slide_tiles(tmp_path, "A")[0] is None
-    assert "No slide file" in slide_tiles(tmp_path, "A")[1]
-    (tmp_path / "A.svs").write_bytes(b"no slide")
-    tiles, note = slide_tiles(tmp_path, "A")
+    tiles, note = open_slide_tiles(find_slide_file(tmp_path, "A"))
+    assert tiles is None
+    assert "No slide file" in note
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "slides" / "A.svs").write_bytes(b"no slide")
+    tiles, note = open_slide_tiles(find_slide_file(tmp_path, "A"))
     assert tiles is None
     assert "cannot be opened as a slide" in note

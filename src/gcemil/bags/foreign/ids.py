@@ -10,11 +10,8 @@ import re
 from collections.abc import Iterable
 
 from gcemil.errors import CohortError
+from gcemil.slides.reader import SLIDE_EXTENSIONS
 
-SLIDE_EXTENSIONS = (
-    *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
-    *(".bif", ".czi", ".qptiff", ".isyntax", ".dcm", ".vsi", ".zvi"),
-)
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
 _KNOWN = SLIDE_EXTENSIONS + FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")

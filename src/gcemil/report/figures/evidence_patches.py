@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gcemil.exports.overlay import Canvas
 from gcemil.records import SlideEvidence
 from gcemil.report.figures.slide_maps import show_pixels
 from gcemil.report.figures.style import WIDTH, new_figure, shortened, styled
-from gcemil.report.overlay import Canvas
 from gcemil.report.palette import EVIDENCE_COLOR, INK, LINE
 
 MOST_PATCHES = 12

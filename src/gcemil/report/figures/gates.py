@@ -9,8 +9,8 @@ from jaxtyping import Float
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
+from gcemil.exports.overlay import RAMP
 from gcemil.report.figures.style import WIDTH, new_figure, quiet, styled
-from gcemil.report.overlay import RAMP
 from gcemil.report.palette import INK, MUTED
 
 SMALLEST = 1e-4

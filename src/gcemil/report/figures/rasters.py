@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, UInt8
 from PIL import Image
 from scipy import ndimage
 
-from gcemil.report.overlay import (
+from gcemil.exports.overlay import (
     GREY,
     OPACITY,
     ROUNDING,
@@ -23,10 +23,10 @@ from gcemil.report.overlay import (
     Frame,
     PerPatch,
     Thumbnail,
-    background,
-    painted,
-    ramp,
-    shares,
+    color_ramp,
+    draw_background,
+    paint_patches,
+    rank_shares,
 )
 
 Corners = Int[np.ndarray, "n 2"]
@@ -73,13 +73,13 @@ class SlideFrame:
         return cls(frame, frame.corners(coords.astype(np.int64)), side, cropped(thumbnail, frame))
 
     def canvas(self) -> Canvas:
-        return background(self.frame, self.thumbnail)
+        return draw_background(self.frame, self.thumbnail)
 
     def drawn(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
         """Squares in these colours; over a thumbnail they let it shine through."""
         chosen = np.ones(len(colors), dtype=bool) if members is None else members
         opacity = 1.0 if self.thumbnail is None else OPACITY
-        return painted(
+        return paint_patches(
             self.canvas(),
             self.corners[chosen],
             colors[chosen],
@@ -93,7 +93,7 @@ class SlideFrame:
         ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
         colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
         order = np.zeros(len(colors))
-        return painted(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
+        return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
 
 
 def cropped(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
@@ -114,8 +114,8 @@ def cropped(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
 
 def attention_picture(place: SlideFrame, scores: PerPatch) -> Canvas:
     """Every patch in the colour of its rank, the highest darkest."""
-    ranked = shares(scores)
-    return place.drawn(ramp(ranked), ranked)
+    ranked = rank_shares(scores)
+    return place.drawn(color_ramp(ranked), ranked)
 
 
 def evidence_picture(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.overlay import Canvas, Thumbnail
 from gcemil.records import SlideEvidence
 from gcemil.report.figures.rasters import (
     FIRST_SUBSETS,
@@ -22,8 +24,6 @@ from gcemil.report.figures.rasters import (
     subset_picture,
 )
 from gcemil.report.figures.style import WIDTH, new_figure, row_of_axes, shortened, styled
-from gcemil.report.geojson import EVIDENCE
-from gcemil.report.overlay import Canvas, Thumbnail
 from gcemil.report.palette import EVIDENCE_COLOR, INK, hexadecimal
 
 LARGEST = 1400

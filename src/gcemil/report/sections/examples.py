@@ -10,11 +10,10 @@ import numpy as np
 
 from gcemil.report.figures.evidence_patches import contact_sheet, top_patches
 from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
-from gcemil.report.figures.slide_pixels import patch_pixels
 from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph
 from gcemil.report.run_data import BagKey, RunData
 from gcemil.report.sections.context import Context, absent
-from gcemil.report.slide_view import SlideView, slide_view
+from gcemil.report.slide_view import SlideView, cut_patches, read_slide_view
 
 SUBSET_RULES = {"evidence": "evidence_scores", "attention": "scores"}
 """Rules whose candidates are the next k of a ranking that an evidence file holds."""
@@ -50,7 +49,7 @@ def example_views(run: RunData) -> dict[str, SlideView]:
     found: dict[str, SlideView] = {}
     for name, bag in wanted.items():
         view = next(
-            (view for slide in bag.slide_ids if (view := slide_view(run, bag, slide)) is not None), None
+            (view for slide in bag.slide_ids if (view := read_slide_view(run, bag, slide)) is not None), None
         )
         if view is not None and all(view.slide_id != other.slide_id for other in found.values()):
             found[name] = view
@@ -72,7 +71,7 @@ def slide_figures(context: Context, key: str, view: SlideView) -> list[Markup]:
         caption=f"Left to right on the same slide: attention, darker is higher, and the recovered evidence{truth}.",
     )
     patches = top_patches(view.evidence)
-    pixels = patch_pixels(
+    pixels = cut_patches(
         context.run.cohort, view.slide_id, view.coords, patches.tolist(), patch_size=view.patch_size
     )
     shown = (

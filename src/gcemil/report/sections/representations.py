@@ -6,40 +6,26 @@ attributes: bag_ids, parts, groups as JSON lists in the same order
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
-from jaxtyping import Float
 
-from gcemil.bags import store
-from gcemil.errors import RunError
-from gcemil.files import checked, parse_json
 from gcemil.report.figures.representations import FEWEST, embedded, slide_representations
 from gcemil.report.html import Markup, Section, paragraph
-from gcemil.report.run_data import RunData, read_numbers
+from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, absent, quoted
+from gcemil.runs.evidence_files import (
+    REPRESENTATIONS_FILE,
+    Representations,
+    read_representations,
+)
 from gcemil.runs.records import MODES
 
-FILE = "representations.h5"
 WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
-
-
-@dataclass(frozen=True, eq=False)
-class Representations:
-    """What the head of one fold's network sees of each bag."""
-
-    by_mode: dict[str, Float[np.ndarray, "n d"]]
-    bag_ids: tuple[str, ...]
-    parts: tuple[str, ...]
-    groups: tuple[str, ...]
 
 
 def section(context: Context) -> Section | None:
     title = "Slide representations"
     fold = context.run.folds[0]
-    path = fold.folder / FILE
+    path = fold.folder / REPRESENTATIONS_FILE
     if not path.is_file():
         rival = "" if context.against is None else f" --against {quoted(context.against.folder)}"
         remedy = f"gcemil report {quoted(context.run.folder)}{rival} --representations"
@@ -75,27 +61,5 @@ def figure(context: Context, found: Representations, fold: int) -> Markup:
 
 
 def rival_representations(run: RunData, fold: int) -> Representations | None:
-    path = run.folder / f"fold_{fold}" / FILE
+    path = run.folder / f"fold_{fold}" / REPRESENTATIONS_FILE
     return read_representations(path) if path.is_file() else None
-
-
-def read_representations(path: Path) -> Representations:
-    found = store.attributes(path)
-    remedy = "Remove it; 'gcemil report --representations' writes it again."
-    bag_ids, parts, groups = (
-        tuple(checked(parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy))
-        for name in ("bag_ids", "parts", "groups")
-    )
-    if not len(bag_ids) == len(parts) == len(groups):
-        raise RunError(f"{path}: {len(bag_ids)} bags, {len(parts)} parts and {len(groups)} groups. {remedy}")
-    modes = {mode: read_numbers(path, mode, (len(bag_ids), None)) for mode in MODES if store.has(path, mode)}
-    return Representations(modes, bag_ids, parts, groups)
-
-
-def write_representations(path: Path, found: Representations) -> None:
-    """The file this section reads."""
-    store.write(
-        path,
-        found.by_mode,
-        {name: json.dumps(getattr(found, name)) for name in ("bag_ids", "parts", "groups")},
-    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from gcemil.errors import RunError
-from gcemil.report.certificate import (
+from gcemil.exports.certificate import (
     AnchorCoverage,
     Certificate,
     Prediction,

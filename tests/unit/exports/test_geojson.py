@@ -5,19 +5,19 @@ import numpy as np
 import pytest
 
 from gcemil.errors import BagError, StoreError, UsageError
-from gcemil.records import SlideEvidence
-from gcemil.report.geojson import (
+from gcemil.exports.geojson import (
     ATTENTION,
     BLOCK,
     NAMESPACE,
     UNSELECTED,
     PatchClass,
-    bounds_of,
-    evidence_measurements,
-    feature_collection,
-    numbers,
+    collect_patches,
+    name_measurements,
+    round_numbers,
+    stated_bounds,
     write_geojson,
 )
+from gcemil.records import SlideEvidence
 from geojson_rules import violations
 
 COORDS = np.array([[0, 0], [512, 0], [1024, 512]])
@@ -35,7 +35,7 @@ def collection(**changes):
         "model": "abc",
         **changes,
     }
-    return feature_collection("slide.1", given.pop("coords"), given.pop("selected"), **given)
+    return collect_patches("slide.1", given.pop("coords"), given.pop("selected"), **given)
 
 
 def parsed(**changes):
@@ -95,7 +95,7 @@ def test_names_that_a_template_or_json_would_read_stay_as_they_are():
     name = 'a %s %(x)d "quoted" \\ \u2028 {0}'
     found = json.loads(
         "".join(
-            feature_collection(
+            collect_patches(
                 name,
                 COORDS,
                 SELECTED,
@@ -147,8 +147,8 @@ def test_unselected_patches_are_shown_where_they_have_a_class():
 
 def test_what_json_cannot_say_is_written_as_qupath_reads_it():
     values = np.array([np.nan, np.inf, -np.inf, 0.1], dtype=np.float32)
-    assert numbers(values) == ["NaN", "inf", "-inf", 0.1]
-    assert numbers(np.array([3, 4])) == [3, 4]
+    assert round_numbers(values) == ["NaN", "inf", "-inf", 0.1]
+    assert round_numbers(np.array([3, 4])) == [3, 4]
 
 
 @pytest.mark.parametrize("selected", [[True] * 3, [False] * 3, [False, True, False]])
@@ -217,7 +217,7 @@ def test_measurements_name_every_anchor_once():
         stop_reason="covered",
         prompts=("necrosis", "necrosis"),
     )
-    found = evidence_measurements(evidence)
+    found = name_measurements(evidence)
     assert list(found) == [
         "gate", "attention_score", "evidence_score", "marginal_gain", "anchor: necrosis", "anchor: necrosis (1)",
     ]  # fmt: skip
@@ -225,9 +225,9 @@ def test_measurements_name_every_anchor_once():
 
 
 def test_bounds_are_found_among_the_attributes_of_a_feature_file():
-    assert bounds_of({"openslide.bounds-x": "120", "openslide.bounds-y": 80}, "f.h5") == (120, 80)
-    assert bounds_of({"bounds_x": 1, "bounds_y": 2}, "f.h5") == (1, 2)
-    assert bounds_of({"bounds_x": "None", "bounds_y": "None"}, "f.h5") is None
-    assert bounds_of({}, "f.h5") is None
+    assert stated_bounds({"openslide.bounds-x": "120", "openslide.bounds-y": 80}, "f.h5") == (120, 80)
+    assert stated_bounds({"bounds_x": 1, "bounds_y": 2}, "f.h5") == (1, 2)
+    assert stated_bounds({"bounds_x": "None", "bounds_y": "None"}, "f.h5") is None
+    assert stated_bounds({}, "f.h5") is None
     with pytest.raises(StoreError, match="f.h5: 'bounds_x' is 'left'"):
-        bounds_of({"bounds_x": "left", "bounds_y": 2}, "f.h5")
+        stated_bounds({"bounds_x": "left", "bounds_y": 2}, "f.h5")

@@ -3,12 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from gcemil.report.evidence_json import evidence_list
-from gcemil.report.geojson import BLOCK
+from gcemil.exports.geojson import BLOCK, list_evidence
 
 
 def listed(coords):
-    return evidence_list(
+    return list_evidence(
         "s",
         np.array([False, True]),
         coords,
@@ -37,7 +36,7 @@ def test_the_text_in_parts_is_the_value():
 
 def test_a_long_list_in_parts_and_an_empty_one_are_json():
     for n_patches in (0, 1, 2 * BLOCK, 2 * BLOCK + 1):
-        found = evidence_list(
+        found = list_evidence(
             "s",
             np.ones(n_patches + 1, dtype=bool) if n_patches else np.zeros(1, dtype=bool),
             None,

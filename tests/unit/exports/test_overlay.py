@@ -3,18 +3,18 @@ import pytest
 from PIL import Image
 
 from gcemil.errors import UsageError
-from gcemil.report.overlay import (
+from gcemil.exports.overlay import (
     GREY,
     MARGIN,
     OPACITY,
     TITLE_HEIGHT,
     Thumbnail,
-    frame_of,
-    overlay,
-    painted,
-    ramp,
+    color_ramp,
+    draw_overlay,
+    fit_frame,
+    paint_patches,
+    rank_shares,
     read_thumbnail,
-    shares,
     write_overlay,
 )
 
@@ -23,7 +23,7 @@ TOP = MARGIN + 2 * TITLE_HEIGHT
 
 
 def picture(coords, scores, selected, **options):
-    image = overlay(
+    image = draw_overlay(
         "slide", np.array(coords), np.array(scores, dtype=np.float32), np.array(selected), **options
     )
     return np.asarray(image)
@@ -37,7 +37,7 @@ def test_patches_lie_where_their_coordinates_say():
     # Two columns, the second one patch lower: 16 pixels a patch.
     found = picture([[512, 0], [1024, 512]], [1.0, 2.0], [True, False], patch_size=512)
     left = found[TOP : TOP + 32, MARGIN : MARGIN + 32]
-    low, high = ramp(np.array([0.5, 1.0])).tolist()
+    low, high = color_ramp(np.array([0.5, 1.0])).tolist()
     assert colors_of(left[:16, :16]) == {tuple(low)}
     assert colors_of(left[16:, 16:]) == {tuple(high)}
     assert colors_of(left[16:, :16]) == {(255, 255, 255)}
@@ -50,22 +50,22 @@ def test_evidence_has_its_colour_and_the_rest_is_grey():
 
 
 def test_darker_means_a_higher_rank_whatever_the_scale():
-    assert shares(np.array([0.0, 1e6, -3.0])).tolist() == pytest.approx([2 / 3, 1, 1 / 3])
-    brightness = ramp(np.linspace(0, 1, 50)).astype(int).sum(axis=1)
+    assert rank_shares(np.array([0.0, 1e6, -3.0])).tolist() == pytest.approx([2 / 3, 1, 1 / 3])
+    brightness = color_ramp(np.linspace(0, 1, 50)).astype(int).sum(axis=1)
     assert (np.diff(brightness) < 0).all()
 
 
 def test_where_patches_overlap_the_important_one_is_on_top():
     canvas = np.full((3, 4, 3), 255, dtype=np.uint8)
     colors = np.array([[9, 9, 9], [1, 1, 1]], dtype=np.uint8)
-    found = painted(canvas, np.array([[0, 0], [1, 1]]), colors, np.array([2.0, 1.0]), 2, opacity=1.0)
+    found = paint_patches(canvas, np.array([[0, 0], [1, 1]]), colors, np.array([2.0, 1.0]), 2, opacity=1.0)
     assert found[:, :, 0].tolist() == [[9, 9, 255, 255], [9, 9, 1, 255], [255, 1, 1, 255]]
 
 
 def test_patches_beyond_the_edge_are_cut():
     canvas = np.zeros((2, 2, 3), dtype=np.uint8)
     colors = np.array([[9, 9, 9]], dtype=np.uint8)
-    found = painted(canvas, np.array([[1, -1]]), colors, np.ones(1), 2, opacity=1.0)
+    found = paint_patches(canvas, np.array([[1, -1]]), colors, np.ones(1), 2, opacity=1.0)
     assert found[:, :, 0].tolist() == [[0, 9], [0, 0]]
 
 
@@ -89,7 +89,7 @@ def test_one_patch_is_a_picture():
 def test_a_large_slide_stays_a_small_picture():
     side = np.arange(300) * 256
     coords = np.stack(np.meshgrid(side, side[:100]), axis=-1).reshape(-1, 2)
-    frame = frame_of(coords, 256, None)
+    frame = fit_frame(coords, 256, None)
     assert (frame.width, frame.height) == (900, 300)
 
 
@@ -100,7 +100,7 @@ def test_every_patch_of_a_slide_wider_than_the_picture_has_a_pixel():
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path):
-    image = overlay("s", np.array([[0, 0]]), np.ones(1), np.array([True]), patch_size=4)
+    image = draw_overlay("s", np.array([[0, 0]]), np.ones(1), np.array([True]), patch_size=4)
     first, second = (write_overlay(tmp_path / name, image).read_bytes() for name in ("a.png", "b.png"))
     assert first == second
     assert first.startswith(b"\x89PNG")

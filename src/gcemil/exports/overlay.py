@@ -18,9 +18,11 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
+from gcemil.bags.arrays import stated_number
+from gcemil.bags.cohort import read_slide_attributes
 from gcemil.errors import InputError, UsageError
+from gcemil.exports.geojson import EVIDENCE, PatchClass, stated_bounds
 from gcemil.files import read_picture, write_bytes
-from gcemil.report.geojson import EVIDENCE, PatchClass
 
 Canvas = UInt8[np.ndarray, "height width 3"]
 PerPatch = Shaped[np.ndarray, "n"]
@@ -42,6 +44,10 @@ RAMP = np.array(
     [(240, 244, 250), (158, 202, 225), (66, 146, 198), (8, 81, 156), (8, 29, 66)], dtype=np.float64
 )
 """Light to dark blue: it keeps its order for colour-blind eyes and in print."""
+
+
+SAME_SHAPE = 0.02
+"""Largest difference in aspect at which a thumbnail shows the part that the file names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +76,7 @@ class Frame:
         return np.floor(moved + ROUNDING).astype(np.int64)
 
 
-def overlay(
+def draw_overlay(
     slide_id: str,
     coords: Int[np.ndarray, "n 2"],
     scores: PerPatch,
@@ -83,23 +89,23 @@ def overlay(
     """Attention and evidence, each with its title."""
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
-    frame = frame_of(coords, patch_size, thumbnail)
+    frame = fit_frame(coords, patch_size, thumbnail)
     side = max(1, math.ceil(patch_size * frame.scale - ROUNDING))
-    corners, canvas = frame.corners(coords), background(frame, thumbnail)
+    corners, canvas = frame.corners(coords), draw_background(frame, thumbnail)
     opacity = 1.0 if thumbnail is None else OPACITY
-    ranked = shares(scores)
+    ranked = rank_shares(scores)
     colors = np.where(selected[:, None], patch_class.color, GREY).astype(np.uint8)
     # Grey would only hide the tissue of a thumbnail.
     drawn = selected if thumbnail is not None else np.ones_like(selected)
     panels = [
-        painted(canvas, corners, ramp(ranked), ranked, side, opacity=opacity),
-        painted(canvas, corners[drawn], colors[drawn], selected[drawn], side, opacity=opacity),
+        paint_patches(canvas, corners, color_ramp(ranked), ranked, side, opacity=opacity),
+        paint_patches(canvas, corners[drawn], colors[drawn], selected[drawn], side, opacity=opacity),
     ]
     titles = (
         "attention score, light to dark by rank",
         f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
     )
-    return side_by_side(slide_id, panels, titles)
+    return _join_panels(slide_id, panels, titles)
 
 
 def write_overlay(path: Path, image: Image.Image) -> Path:
@@ -128,7 +134,7 @@ def read_thumbnail(
     return Thumbnail(pixels, found, origin)
 
 
-def frame_of(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None) -> Frame:
+def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None) -> Frame:
     """The thumbnail, or the box around all patches, no larger than a panel."""
     if thumbnail is not None:
         height, width = thumbnail.pixels.shape[:2]
@@ -142,14 +148,14 @@ def frame_of(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbna
     return Frame(left, top, width, height, scale)
 
 
-def background(frame: Frame, thumbnail: Thumbnail | None) -> Canvas:
+def draw_background(frame: Frame, thumbnail: Thumbnail | None) -> Canvas:
     if thumbnail is None:
         return np.full((frame.height, frame.width, 3), 255, dtype=np.uint8)
     image = Image.fromarray(thumbnail.pixels).resize((frame.width, frame.height), Image.Resampling.LANCZOS)
     return np.array(image)
 
 
-def painted(
+def paint_patches(
     canvas: Canvas,
     corners: Int[np.ndarray, "n 2"],
     colors: UInt8[np.ndarray, "n 3"],
@@ -176,19 +182,19 @@ def painted(
     return result
 
 
-def shares(scores: PerPatch) -> Float[np.ndarray, "n"]:
+def rank_shares(scores: PerPatch) -> Float[np.ndarray, "n"]:
     """Rank over number of patches: the highest is 1, equals are equal."""
     return rankdata(scores) / len(scores)
 
 
-def ramp(values: Float[np.ndarray, "n"]) -> UInt8[np.ndarray, "n 3"]:
+def color_ramp(values: Float[np.ndarray, "n"]) -> UInt8[np.ndarray, "n 3"]:
     """Colours of values in [0, 1]."""
     steps = np.linspace(0.0, 1.0, len(RAMP))
     channels = [np.interp(values, steps, RAMP[:, channel]) for channel in range(3)]
     return np.round(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def side_by_side(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) -> Image.Image:
+def _join_panels(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) -> Image.Image:
     """The panels under their titles, the heading above them."""
     font = ImageFont.load_default(size=FONT_SIZE)
     widths = [
@@ -206,3 +212,36 @@ def side_by_side(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) 
         sheet.paste(Image.fromarray(panel), (left, top))
         left += width + MARGIN
     return sheet
+
+
+def read_own_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
+    """The picture of the scanned part; None where there is none, or where its place on the slide is not known."""
+    path = cohort / "thumbnails" / f"{slide_id}.jpg"
+    found = read_slide_attributes(cohort, slide_id)
+    origin = stated_bounds(found, str(path)) or (0, 0)
+    # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
+    whole = "bounds" if "bounds_width" in found else "level0" if origin == (0, 0) else None
+    width, height = (stated_number(found, f"{whole}_{side}") for side in ("width", "height"))
+    if not path.is_file() or width is None or height is None:
+        return None
+    thumbnail = read_thumbnail(path, level0_width=width, origin=origin)
+    pixels = thumbnail.pixels.shape
+    aspect = (pixels[1] / pixels[0]) / (width / height)
+    return thumbnail if abs(aspect - 1) <= SAME_SHAPE else None
+
+
+def choose_thumbnail(
+    cohort: Path, slide_id: str, path: Path | None, downsample: float | None
+) -> Thumbnail | None:
+    """The picture given, with its scale from `downsample` or the slide's width; without one, the cohort's own."""
+    own = cohort / "thumbnails" / f"{slide_id}.jpg"
+    if path is None or (downsample is None and path.resolve() == own.resolve()):
+        return read_own_thumbnail(cohort, slide_id)
+    if downsample is not None:
+        return read_thumbnail(path, downsample=downsample)
+    width = stated_number(read_slide_attributes(cohort, slide_id), "level0_width")
+    if width is None:
+        raise UsageError(
+            f"{cohort / 'features' / slide_id}.h5 does not say how wide the slide is, so {path} has no scale. Give --downsample."
+        )
+    return read_thumbnail(path, level0_width=width)
