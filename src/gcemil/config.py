@@ -21,6 +21,10 @@ LARGEST_SIZE = 65_536
 """Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
 
 AnchorSource = Literal["auto", "cohort", "prototypes", "generic", "unrelated", "shuffled", "random"]
+# One word for each row of GATES in evidence/gates.py; a test holds them together.
+GateKind = Literal[
+    "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
+]
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
 
 
@@ -75,7 +79,7 @@ class RecoverySettings(Settings):
     )
 
 
-SUPPORT_SELECTORS = {"sparsemax", "entmax15"}
+SUPPORT_GATES = {"sparsemax", "entmax15"}
 """They select where p > 0, however small."""
 
 
@@ -100,7 +104,7 @@ class EvidenceSettings(Settings):
     )
     adapter_rank: int = Field(32, ge=1, le=LARGEST_SIZE)
     hidden: int = Field(32, ge=1, le=LARGEST_SIZE, description="Hidden units of the selector.")
-    selector: str = Field("consecutive", description="A row of the selector table (evidence/gates.py).")
+    gate: GateKind = Field("consecutive", description="How scores become gates (evidence/gates.py).")
     centre: Literal["slide", "zero"] = Field("slide", description="nu_x: per slide, or the paper's 0.")
     budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
     min_patches: int = Field(
@@ -159,7 +163,7 @@ class EvidenceSettings(Settings):
     @property
     def selection_threshold(self) -> float:
         """The gate above which a patch is selected before repair."""
-        return 0.0 if self.selector in SUPPORT_SELECTORS else self.recovery.threshold
+        return 0.0 if self.gate in SUPPORT_GATES else self.recovery.threshold
 
 
 PAPER = EvidenceSettings(

@@ -18,7 +18,7 @@ from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, recover
 from gcemil.row_blocks import is_large
 
-UNREPAIRED_SELECTORS = {"sigmoid_threshold"}
+UNREPAIRED_GATES = {"sigmoid_threshold"}
 """The row of the paper's selector table that is a threshold and nothing else."""
 
 
@@ -57,9 +57,9 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
 
 def recovered(model: GceMil, output: EvidenceOutput) -> Recovery:
     """The discrete evidence under the model's own recovery settings."""
-    settings, selector = model.settings.recovery, model.settings.selector
+    settings, gate = model.settings.recovery, model.settings.gate
     weights = model.anchor_weights(output.full_logits)
-    repairs = settings.repair and selector not in UNREPAIRED_SELECTORS and model.is_grounded
+    repairs = settings.repair and gate not in UNREPAIRED_GATES and model.is_grounded
     return recover(
         output.gates,
         output.responses,

@@ -10,14 +10,12 @@ Every subset rule, ours or a rival's, is judged by these. The bag is embedded on
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.errors import BagError, UsageError
-from gcemil.hosts.host import Embedded, HostOutput, check_bag, embedded_bag
+from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, embedded_bag
 from gcemil.shapes import LogGates, Logits
 
 
@@ -25,7 +23,7 @@ class Interventions:
     """One bag, embedded once, asked many questions; no gradient."""
 
     def __init__(
-        self, host: Any, features: Tensor, coords: Tensor | None = None, *, embedded: Embedded | None = None
+        self, host: Host, features: Tensor, coords: Tensor | None = None, *, embedded: Embedded | None = None
     ) -> None:
         check_bag(features, coords, in_dim=host.in_dim)
         self._host = host

@@ -13,7 +13,6 @@ alone, and asks the host for X only where the score reads its answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +88,7 @@ class GceMil(nn.Module):
             raise UsageError(
                 f"The host takes features of width {host.in_dim}, the wrapper was given in_dim={in_dim}."
             )
-        self.host: Any = host
+        self.host: Host = host
         self.settings = settings
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
@@ -110,7 +109,7 @@ class GceMil(nn.Module):
             smoothing=settings.smoothing,
         )
         self.gate = create_gate(
-            settings.selector, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
+            settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
         )
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)

@@ -11,17 +11,6 @@ from gcemil.hosts.table import HOSTS, create_host
 
 NAMES = list(HOSTS)
 MODES = ["paper", "deletion"]
-PARAMETERS = {
-    "abmil": 657_283,
-    "clam_sb": 790_791,
-    "transmil": 2_672_146,
-    "dsmil": 153_860,
-    "dtfd": 789_254,
-    "ibmil": 723_971,
-    "mhim": 591_490,
-    "camil": 2_231_178,
-    "hdmil": 827_906,
-}
 
 # A factor on the features scales them (paper); TransMIL's class token and CAMIL's global tokens know no gate to
 # cancel against, so even a uniform log-gate shifts attention between gated and ungated tokens. HDMIL keeps a patch
@@ -125,6 +114,18 @@ def test_the_documented_laws_are_those_that_are_tested():
     assert documented_laws() == LAWS
 
 
+def test_the_documented_hosts_are_those_of_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text(encoding="utf-8")
+    table = page[page.index("| host | paper | what it is |") :].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
+    assert [row[0] for row in rows] == NAMES
+    for name, _, _, parameters, stages, _, contributions in rows:
+        assert parameters == f"{HOSTS[name].parameters:,}", name
+        named = [stage.name for stage in make_host(name).stages()]
+        assert stages == ("one" if len(named) == 1 else "`, `".join(named)), name
+        assert contributions == ("yes" if name in POOLS_LINEARLY else "no"), name
+
+
 @every_host
 def test_a_host_honours_the_protocol(name):
     host = make_host(name)
@@ -136,7 +137,7 @@ def test_a_host_honours_the_protocol(name):
 @every_host
 def test_parameters_are_those_of_the_publication(name):
     host = create_host(name, in_dim=1024, n_outputs=2)
-    assert sum(p.numel() for p in host.parameters() if p.requires_grad) == PARAMETERS[name]
+    assert sum(p.numel() for p in host.parameters() if p.requires_grad) == HOSTS[name].parameters
 
 
 @every_host

@@ -174,3 +174,9 @@ def test_the_documented_preset_is_the_one_that_trains(host):
     )
     patience = "" if settings.early_stopping is None else f", patience {settings.early_stopping}"
     assert told["chosen epoch"] == chosen + patience
+
+
+def test_a_gate_that_does_not_exist_is_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="evidence.gate.*'top_k'.*'consecutive'"):
+        with_overrides(TrainSettings(), ["evidence.gate=topk"])
+    assert with_overrides(TrainSettings(), ["evidence.gate=top_k"]).evidence.gate == "top_k"

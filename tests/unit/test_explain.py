@@ -93,14 +93,14 @@ def test_prototypes_are_shown_but_do_not_repair():
 
 
 def test_sigmoid_and_threshold_is_never_repaired():
-    model = make_model(selector="sigmoid_threshold", recovery={"max_fraction": 1.0, "coverage_target": 1.0})
+    model = make_model(gate="sigmoid_threshold", recovery={"max_fraction": 1.0, "coverage_target": 1.0})
     explanation = explain_bag(model, make_slide())
     assert torch.equal(explanation.recovery.selected, explanation.output.opened)
 
 
-@pytest.mark.parametrize("selector", ["sparsemax", "entmax15"])
-def test_simplex_selectors_select_their_support_however_small_the_gate(selector):
-    model = make_model(selector=selector, recovery={"repair": False, "max_fraction": 1.0})
+@pytest.mark.parametrize("gate", ["sparsemax", "entmax15"])
+def test_simplex_gates_select_their_support_however_small_they_are(gate):
+    model = make_model(gate=gate, recovery={"repair": False, "max_fraction": 1.0})
     # Warm enough for several patches to share the support.
     model.set_temperature(3.0)
     explanation = explain_bag(model, make_slide())

@@ -158,9 +158,9 @@ def test_the_temperature_sharpens_the_gates_and_leaves_the_scores(bag):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("selector", list(GATES))
-def test_every_selector_opens_some_patches_and_not_all(bag, selector):
-    output = wrapped(prepared_host("abmil"), selector=selector)(*bag)
+@pytest.mark.parametrize("gate", list(GATES))
+def test_every_gate_opens_some_patches_and_not_all(bag, gate):
+    output = wrapped(prepared_host("abmil"), gate=gate)(*bag)
     assert 0 < int(output.opened.sum()) < 40
     assert (output.gates[output.opened] > 0).all()
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ from gcemil.diagnostics.verdicts import Tolerances
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import bag_tensors
 from gcemil.findings import Finding
-from gcemil.hosts.host import HostOutput, logarithm
+from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.interventions import Interventions
 from gcemil.recovery.rules import members, subset_size, top_k
 from gcemil.rules import CONTROLS
@@ -70,7 +69,7 @@ OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
 
 @torch.no_grad()
 def audited(
-    host: Any,
+    host: Host,
     cohort: Cohort,
     specs: Sequence[BagSpec],
     targets: Tensor,
@@ -119,7 +118,7 @@ def audited(
 
 
 def tried(
-    host: Any,
+    host: Host,
     cohort: Cohort,
     bag: Bag,
     sources: Mapping[str, ScoreSource],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from gcemil.diagnostics.snr import RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError
 from gcemil.explain import Explanation, bag_tensors, explain_bag
+from gcemil.hosts.host import Host
 from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.runs.folder import (
@@ -41,6 +42,7 @@ from gcemil.tasks.task import Task
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
+NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
 OnBag = Callable[[int, int], None]
 
 
@@ -75,7 +77,7 @@ class BagBench:
         """The interventions under one of the two networks."""
         found = self.wrapped if name == "wrapped" else self.plain
         if found is None:
-            raise RunError("There is no plain host to compare with. Name its run with --against.")
+            raise RunError(NO_PLAIN_HOST)
         return found
 
     @cached_property
@@ -99,9 +101,9 @@ class FoldBench:
     task: Task
     settings: TrainSettings
     parts: FoldParts
-    host: Any
+    host: Host
     model: GceMil | None
-    plain: Any | None
+    plain: Host | None
     scale: RiskScale
     plain_scale: RiskScale
     seed: int = 0
@@ -142,8 +144,13 @@ class FoldBench:
     def networks(self) -> tuple[NetworkName, ...]:
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
 
-    def host_of(self, network: NetworkName) -> Any:
-        return self.host if network == "wrapped" else self.plain
+    def host_of(self, network: NetworkName) -> Host:
+        """The host of one of the two networks."""
+        if network == "wrapped":
+            return self.host
+        if self.plain is None:
+            raise RunError(NO_PLAIN_HOST)
+        return self.plain
 
     def scale_of(self, network: NetworkName) -> RiskScale:
         return self.scale if network == "wrapped" else self.plain_scale

@@ -44,6 +44,7 @@ from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import recovered
 from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.hosts.host import Host
 from gcemil.interventions import Interventions
 from gcemil.prefilter.cost import (
     PREFILTER_MODE,
@@ -190,7 +191,7 @@ def prefiltered_way(bench: BagBench, fold: FoldBench, filtered: PrefilterCost | 
 
 
 def subset_way(
-    mode: str, network: NetworkName, host: Any, bench: BagBench, selected: Selected, explain: Call | None
+    mode: str, network: NetworkName, host: Host, bench: BagBench, selected: Selected, explain: Call | None
 ) -> Way:
     """The host on some rows, which lie ready as if only they had been read."""
     rows = bench.features[selected]

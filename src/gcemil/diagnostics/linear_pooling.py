@@ -15,44 +15,23 @@ the logits of a badly ranked prefix lie below the largest one:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from gcemil.hosts.abmil import Abmil, AttentionEmbedded
-from gcemil.hosts.clam_sb import ClamSb
-from gcemil.hosts.ibmil import Ibmil
-from gcemil.hosts.mhim import Mhim, MhimEmbedded
-from gcemil.shapes import Logits, Scores
+from gcemil.hosts.attention import LinearPooling
+from gcemil.hosts.host import Host, shortcut
 
 COLUMNS = 8
 """Readings summed down a ranking at once: in double precision, with every intermediate, a wide row would outweigh the bag."""
 
 
-@dataclass(frozen=True, eq=False)
-class LinearPooling:
-    """A bag under a host that pools linearly; differentiable in both tensors."""
-
-    attention_logits: Scores
-    readings: Float[Tensor, "n v"]
-    read_out: Callable[[Tensor], Tensor]
-    """From pooled readings (k, v) to logits (k, c)."""
-
-    def logits(self) -> Logits:
-        """The prediction of the whole bag."""
-        pooled = torch.softmax(self.attention_logits, dim=0) @ self.readings
-        return self.read_out(pooled.unsqueeze(0))[0]
-
-
-def linear_form(host: Any) -> Callable[[Any, Any], LinearPooling] | None:
+def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
     """How to read an embedded bag of this host; None where patches see each other before they are pooled, or in training."""
-    return None if getattr(host, "training", False) else LINEAR_FORMS.get(type(host))
+    return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 
 def pooled_prefixes(
@@ -69,35 +48,3 @@ def pooled_prefixes(
 
     columns = (part[order].double() for part in torch.split(pooling.readings, COLUMNS, dim=1))
     return torch.cat([pooled(part) - pooled(-part) for part in columns], dim=1)
-
-
-def attention_form(host: Abmil | ClamSb | Mhim, embedded: AttentionEmbedded | MhimEmbedded) -> LinearPooling:
-    """A linear head read of each patch, its bias included, is the head read of their mean."""
-    head = host.student.head if isinstance(host, Mhim) else host.head
-    return LinearPooling(
-        embedded.attention_logits, F.linear(embedded.tokens, head.weight, head.bias), lambda pooled: pooled
-    )
-
-
-def ibmil_form(host: Ibmil, embedded: AttentionEmbedded) -> LinearPooling:
-    """The head reads M and a mixture of confounders that depends on M through its query alone."""
-    of_feature, of_confounder = host.head.weight.chunk(2, dim=1)
-    values = embedded.tokens @ of_feature.T + host.head.bias
-    keys = host.key(host.confounders)
-
-    def read_out(pooled: Tensor) -> Tensor:
-        direct, queries = pooled[:, : host.n_outputs], pooled[:, host.n_outputs :]
-        mixtures = torch.softmax(queries @ keys.T / math.sqrt(keys.shape[1]), dim=1)
-        return direct + mixtures @ host.confounders @ of_confounder.T
-
-    readings = torch.cat([values, host.query(embedded.tokens)], dim=1)
-    return LinearPooling(embedded.attention_logits, readings, read_out)
-
-
-LINEAR_FORMS: dict[type, Callable[[Any, Any], LinearPooling]] = {
-    Abmil: attention_form,
-    ClamSb: attention_form,
-    Ibmil: ibmil_form,
-    Mhim: attention_form,
-}
-"""By exact class: a subclass may pool in its own way."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from gcemil.diagnostics.rules import chosen_attributions, rule_scores
 from gcemil.diagnostics.verdicts import own_budget
 from gcemil.explain import recovered
 from gcemil.findings import Finding
+from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.recovery.rules import ranking
 from gcemil.shapes import Scores
@@ -80,7 +81,7 @@ def measured(
 
 
 def timed_scores(
-    bag: BagBench, host: Any, attributions: Mapping[str, Attribution], clock: Clock
+    bag: BagBench, host: Host, attributions: Mapping[str, Attribution], clock: Clock
 ) -> tuple[dict[str, Scores], Figures]:
     """What each attribution says of a bag, and its time in passes of the host."""
     # The first pass over a bag meets cold caches, which would flatter whatever is compared with it.
@@ -94,7 +95,7 @@ def timed_scores(
     return scores, {name: ratio(one, passes) for name, one in seconds.items()}
 
 
-def newly_attributed(attribution: Attribution, host: Any, bag: BagBench) -> Scores:
+def newly_attributed(attribution: Attribution, host: Host, bag: BagBench) -> Scores:
     """The attribution with the pass it starts from."""
     return attribution.scores(predicted(host, bag.features, bag.coords))
 
@@ -109,7 +110,7 @@ def evidence_ratios(bag: BagBench, model: GceMil, clock: Clock) -> Figures:
     return {"gce_soft": ratio(soft, passes), "gce_discrete": ratio(soft + recovery, passes)}
 
 
-def pass_seconds(bag: BagBench, host: Any, clock: Clock) -> float:
+def pass_seconds(bag: BagBench, host: Host, clock: Clock) -> float:
     return timed(lambda: predicted(host, bag.features, bag.coords), clock)[1]
 
 

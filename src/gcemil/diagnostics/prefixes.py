@@ -17,9 +17,10 @@ from torch import Tensor
 
 from gcemil.diagnostics.attribution.predicted import Predicted, predicted
 from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
-from gcemil.diagnostics.linear_pooling import LinearPooling, linear_form, pooled_prefixes
+from gcemil.diagnostics.linear_pooling import linear_form, pooled_prefixes
 from gcemil.diagnostics.truth import oracle_scores
-from gcemil.hosts.host import HostOutput
+from gcemil.hosts.attention import LinearPooling
+from gcemil.hosts.host import Host, HostOutput
 from gcemil.interventions import Interventions
 from gcemil.recovery.rules import members, ranking
 
@@ -35,7 +36,7 @@ class NetworkView:
     bench: Interventions
 
     @property
-    def host(self) -> Any:
+    def host(self) -> Host:
         return self.predicted.host
 
     @property
@@ -51,7 +52,7 @@ class NetworkView:
         """None for a host whose patches see each other before they are pooled."""
         form = linear_form(self.host)
         with torch.no_grad():
-            return None if form is None else form(self.host, self.embedded)
+            return None if form is None else form(self.embedded)
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import Explanation
+from gcemil.hosts.host import Host
 from gcemil.recovery.rules import ranking
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
@@ -77,7 +78,7 @@ def placed_first(selected: Selected, scores: Scores) -> Scores:
     return ranks
 
 
-def chosen_attributions(host: object, names: Sequence[str] | None = None) -> dict[str, Attribution]:
+def chosen_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
     """The attributions that can explain the host, or those of them that are asked for; attention always."""
     found = supported(host)
     if names is None:

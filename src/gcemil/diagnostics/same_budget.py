@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, snr_scores
 from gcemil.diagnostics.truth import TruthScores, oracle_scores, true_evidence, true_regions, truth_scores
 from gcemil.explain import bag_tensors, explain_bag
+from gcemil.hosts.host import Host
 from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.recovery.rules import random_k, top_k
@@ -35,7 +35,7 @@ class RuleRow:
 @torch.no_grad()
 def same_budget_rows(
     model: GceMil,
-    plain_host: Any,
+    plain_host: Host,
     cohort: Cohort,
     bags: Sequence[BagSpec],
     targets: Tensor,

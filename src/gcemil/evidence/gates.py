@@ -139,7 +139,7 @@ GATES: dict[str, type[Gate]] = {
 
 
 def create_gate(kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> Gate:
-    """A gate by its name in the selector table."""
+    """A gate by its name: a row of the paper's selector table."""
     if kind not in GATES:
         raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
     return GATES[kind](budget=budget, centre=centre, floor=floor)

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import GatedAttention, attention_weights, patch_values, value_contributions
+from gcemil.hosts.attention import (
+    ClosedForm,
+    GatedAttention,
+    LinearPooling,
+    attention_weights,
+    head_readings,
+    linear_closed_form,
+    patch_values,
+    value_contributions,
+)
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
@@ -28,6 +37,8 @@ class ValuedEmbedded(AttentionEmbedded):
 
 
 class Abmil(MilHost[ValuedEmbedded]):
+    lrp_constants = ("attention",)
+
     def __init__(
         self,
         in_dim: int,
@@ -63,3 +74,9 @@ class Abmil(MilHost[ValuedEmbedded]):
             scores=embedded.attention_logits,
             contributions=value_contributions(weights, embedded.values, logits),
         )
+
+    def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
+        return head_readings(embedded.attention_logits, embedded.tokens, self.head)
+
+    def closed_form(self) -> ClosedForm:
+        return linear_closed_form(self.head)

@@ -1,15 +1,34 @@
-"""Attention pooling, shared by the hosts that pool linearly.
+"""Attention pooling, shared by the hosts that pool linearly, and the shortcuts it allows.
 
   a = softmax_n(z + log pi),   M = sum_i a_i m_i,   logits = W M + b
 A log-gate on the logit is exact deletion: weight_i = pi_i e^{z_i} / sum_j pi_j e^{z_j}.
+
+Linear form: z_i and u_i, what the head reads of patch i, are all that the prediction of any subset needs.
+Closed form of leaving one out:
+
+  M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
+The division loses every digit as a_i approaches 1: what the others hold is then the rounding error of M. So a patch of
+weight above 1/2, of which a bag has at most one, is left out by pooling the others anew; for all others 1 - a_i >= 1/2.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gcemil.shapes import LogGates, Scores
+from gcemil.shapes import Coords, LogGates, Logits, Scores
+
+CHUNK = 256
+"""Pooled vectors that a head sees at once: few enough to stay in the cache."""
+
+WeightsOf = Callable[[Scores], Scores]
+Head = Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]
 
 
 class GatedAttention(nn.Module):
@@ -59,3 +78,81 @@ def linear_contributions(
 ) -> Scores:
     """The same for tokens that are not known before pooling."""
     return value_contributions(weights, patch_values(tokens, head), logits)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPooling:
+    """A bag under a host that pools linearly; differentiable in both tensors."""
+
+    attention_logits: Scores
+    readings: Float[Tensor, "n v"]
+    read_out: Callable[[Tensor], Tensor]
+    """From pooled readings (k, v) to logits (k, c)."""
+
+    def logits(self) -> Logits:
+        """The prediction of the whole bag."""
+        pooled = torch.softmax(self.attention_logits, dim=0) @ self.readings
+        return self.read_out(pooled.unsqueeze(0))[0]
+
+
+def head_readings(attention_logits: Scores, tokens: Float[Tensor, "n w"], head: nn.Linear) -> LinearPooling:
+    """A linear head read of each patch, its bias included, is the head read of their mean."""
+    return LinearPooling(attention_logits, F.linear(tokens, head.weight, head.bias), lambda pooled: pooled)
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """One logit of an embedded bag, given by its index, without and with only each patch."""
+
+    without: Callable[[Any, Coords | None, int], Scores]
+    alone: Callable[[Any, int], Scores]
+
+
+def linear_closed_form(head: nn.Linear) -> ClosedForm:
+    """Softmax pooling and a linear head: what the head says of a row is one number instead of a vector."""
+
+    def alone(embedded: Any, index: int) -> Scores:
+        return patch_values(embedded.tokens, head)[:, index]
+
+    def without(embedded: Any, coords: Coords | None, index: int) -> Scores:
+        values = alone(embedded, index).unsqueeze(1)
+        return headed_means(embedded.attention_logits, values, softmax, first_column)
+
+    return ClosedForm(without, alone)
+
+
+def means_without_each(
+    attention_logits: Scores, rows: Float[Tensor, "n w"], weights_of: WeightsOf
+) -> Iterator[Float[Tensor, "k w"]]:
+    """The weighted mean of the rows once without each patch, a chunk of patches at a time."""
+    weights = weights_of(attention_logits)
+    mean = weights @ rows
+    odds = (weights / (1 - weights)).unsqueeze(1)
+    dominant = [int(patch) for patch in (weights > 0.5).nonzero()]
+    for start in range(0, len(rows), CHUNK):
+        part = slice(start, start + CHUNK)
+        means = mean + odds[part] * (mean - rows[part])
+        for patch in dominant:
+            if start <= patch < start + len(means):
+                others = torch.arange(len(rows), device=rows.device) != patch
+                means[patch - start] = weights_of(attention_logits[others]) @ rows[others]
+        yield means
+
+
+def softmax(attention_logits: Scores) -> Scores:
+    return torch.softmax(attention_logits, dim=0)
+
+
+def headed_means(
+    attention_logits: Scores, rows: Float[Tensor, "n w"], weights_of: WeightsOf, head: Head
+) -> Scores:
+    """The head asked for every mean."""
+    return torch.cat([head(means) for means in means_without_each(attention_logits, rows, weights_of)])
+
+
+def in_chunks(rows: Float[Tensor, "n w"], head: Head) -> Scores:
+    return torch.cat([head(part) for part in torch.split(rows, CHUNK)])
+
+
+def first_column(means: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
+    return means[:, 0]

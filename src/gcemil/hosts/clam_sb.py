@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import ValuedEmbedded
-from gcemil.hosts.attention import GatedAttention, attention_weights, patch_values, value_contributions
+from gcemil.hosts.attention import (
+    ClosedForm,
+    GatedAttention,
+    LinearPooling,
+    attention_weights,
+    head_readings,
+    linear_closed_form,
+    patch_values,
+    value_contributions,
+)
 from gcemil.hosts.host import GateMode, HostOutput, MilHost
 from gcemil.hosts.instance_loss import INSTANCE_LOSSES
 from gcemil.shapes import Coords, Features, LogGates, Scores
@@ -32,6 +41,8 @@ ATTENTION_DROPOUT = 0.25
 
 
 class ClamSb(MilHost[ValuedEmbedded]):
+    lrp_constants = ("attention",)
+
     def __init__(
         self,
         in_dim: int,
@@ -82,6 +93,12 @@ class ClamSb(MilHost[ValuedEmbedded]):
             contributions=value_contributions(weights, embedded.values, logits),
             losses={} if target is None else self._instance_losses(embedded, log_gates, target),
         )
+
+    def linear_form(self, embedded: ValuedEmbedded) -> LinearPooling:
+        return head_readings(embedded.attention_logits, embedded.tokens, self.head)
+
+    def closed_form(self) -> ClosedForm:
+        return linear_closed_form(self.head)
 
     def _instance_losses(
         self, embedded: ValuedEmbedded, log_gates: LogGates | None, target: Tensor

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gcemil.hosts.attention import ClosedForm, first_column, headed_means, softmax
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
@@ -35,6 +36,7 @@ class TwoStreamEmbedded(Embedded):
 
 class Dsmil(MilHost[TwoStreamEmbedded]):
     paper_gate = "both"
+    lrp_constants = ("query",)
 
     def __init__(
         self,
@@ -90,6 +92,36 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
             offset = offset - self.head.bias.mean()
         per_stream = tokens @ direction.view(self.n_outputs, -1).T + offset / self.n_outputs
         return (weights * per_stream).sum(dim=1)
+
+    def closed_form(self) -> ClosedForm:
+        """One softmax per class around its critical patch, one linear head over all of them.
+
+        Without the critical patch of a class all its weights change: those bags, at most one per class, are pooled anew.
+        """
+        return ClosedForm(self._without_each, self._of_each)
+
+    def _without_each(self, embedded: TwoStreamEmbedded, coords: Coords | None, index: int) -> Scores:
+        queries = embedded.queries
+        critical = embedded.instance_logits.argmax(dim=0)
+        attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
+        values = self._stream_values(embedded, index)
+        streams = [
+            headed_means(attention_logits[:, stream], values[:, stream : stream + 1], softmax, first_column)
+            for stream in range(self.n_outputs)
+        ]
+        without = torch.stack(streams).sum(dim=0) + self.head.bias[index]
+        for patch in torch.unique(critical):
+            others = torch.arange(len(queries), device=queries.device) != patch
+            pooled = self.aggregate(embedded.rows(others), None if coords is None else coords[others])
+            without[patch] = pooled.logits[index]
+        return without
+
+    def _of_each(self, embedded: TwoStreamEmbedded, index: int) -> Scores:
+        return self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index]
+
+    def _stream_values(self, embedded: TwoStreamEmbedded, index: int) -> Float[Tensor, "n c"]:
+        """What the head says of each patch in each stream, without its bias."""
+        return embedded.tokens @ self.head.weight[index].view(self.n_outputs, -1).T
 
 
 def start_orthogonal(module: nn.Module) -> None:

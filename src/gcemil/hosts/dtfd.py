@@ -30,7 +30,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import GatedAttention, attention_weights, linear_contributions
+from gcemil.hosts.attention import (
+    ClosedForm,
+    GatedAttention,
+    attention_weights,
+    headed_means,
+    linear_closed_form,
+    linear_contributions,
+    patch_values,
+    softmax,
+)
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
@@ -52,6 +61,7 @@ class PseudoBagEmbedded(Embedded):
 
 class Dtfd(MilHost[PseudoBagEmbedded]):
     paper_gate = "feature"
+    lrp_constants = ("attention", "bag_attention")
 
     def __init__(
         self,
@@ -162,6 +172,49 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         if self.n_outputs <= 2:
             return self.n_outputs - 1
         return int(group_logits.mean(dim=0).argmax() if target is None else target)
+
+    def closed_form(self) -> ClosedForm | None:
+        """Patch i changes its own group's row; the second tier is asked for every changed row.
+
+        None for max and maxmin, whose choice of patches depends on all weights of the group.
+        """
+        if self.distillation != "afs":
+            return None
+        return ClosedForm(self._without_each, linear_closed_form(self.head).alone)
+
+    def _without_each(self, embedded: PseudoBagEmbedded, coords: Coords | None, index: int) -> Scores:
+        tokens, attention_logits = embedded.tokens, embedded.attention_logits
+        place = embedded.fingerprint if coords is None else coords
+        _, membership = present_groups(group_of(place, self.n_groups), self.n_groups)
+        members = [column.nonzero().flatten() for column in membership.unbind(dim=1)]
+        means = torch.stack([softmax(attention_logits[rows]) @ tokens[rows] for rows in members])
+        tier_two = torch.stack(self._second_tier(means, index), dim=1)
+        without = torch.empty_like(attention_logits)
+        for group, rows in enumerate(members):
+            others = torch.cat([tier_two[:group], tier_two[group + 1 :]])
+            without[rows] = self._group_without(embedded, index, rows, others)
+        return without
+
+    def _group_without(
+        self, embedded: PseudoBagEmbedded, index: int, rows: Int[Tensor, "k"], others: Float[Tensor, "g 2"]
+    ) -> Float[Tensor, "k"]:
+        """The predicted logit without each patch of one group; `others` are the second tier's other rows."""
+        other_logits, other_values = others.unbind(dim=1)
+        if len(rows) == 1:
+            # The group leaves with its only patch.
+            return (softmax(other_logits) @ other_values).unsqueeze(0)
+
+        def head(changed: Float[Tensor, "k w"]) -> Float[Tensor, "k"]:
+            own_logits, own_values = self._second_tier(changed, index)
+            logits = torch.cat([own_logits.unsqueeze(1), other_logits.expand(len(changed), -1)], dim=1)
+            values = torch.cat([own_values.unsqueeze(1), other_values.expand(len(changed), -1)], dim=1)
+            return (torch.softmax(logits, dim=1) * values).sum(dim=1)
+
+        return headed_means(embedded.attention_logits[rows], embedded.tokens[rows], softmax, head)
+
+    def _second_tier(self, rows: Float[Tensor, "k w"], index: int) -> tuple[Tensor, Tensor]:
+        """Attention logit of each distilled row, and what the head says of it."""
+        return self.bag_attention(rows).squeeze(1), patch_values(rows, self.head)[:, index]
 
 
 def fingerprints(features: Features) -> Int[Tensor, "n p"]:

@@ -26,10 +26,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import GatedAttention
+from gcemil.hosts.attention import ClosedForm, GatedAttention, Head, headed_means, in_chunks
 from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost
 from gcemil.hosts.instance_loss import smooth_svm
-from gcemil.shapes import Coords, Features, LogGates, Logits
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
 NORMALISATIONS = ("branch", "joint")
 GUMBEL_TEMPERATURE = 0.7
@@ -134,6 +134,25 @@ class Hdmil(MilHost[BranchEmbedded]):
             losses=losses,
         )
 
+    def closed_form(self) -> ClosedForm:
+        """The branch of an output alone decides its logit; its head is asked for every mean.
+
+        A patch the branch dropped changes nothing; where the only kept one leaves, the branch keeps its best other patch.
+        """
+
+        def without(embedded: BranchEmbedded, coords: Coords | None, index: int) -> Scores:
+            branch = embedded.attention_logits[:, index]
+            return headed_means(branch, embedded.tokens, branch_weights, self._head_of_rows(index))
+
+        def alone(embedded: BranchEmbedded, index: int) -> Scores:
+            return in_chunks(embedded.tokens, self._head_of_rows(index))
+
+        return ClosedForm(without, alone)
+
+    def _head_of_rows(self, index: int) -> Head:
+        coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
+        return lambda rows: chebyshev_sums(torch.tanh(rows), coefficients)
+
     def _bag_logits(self, branch_features: BranchFeatures) -> Logits:
         return self.bag_heads(branch_features.unsqueeze(1)).flatten()
 
@@ -192,6 +211,23 @@ def chebyshev_kan(
     for _ in range(coefficients.shape[3] - 2):
         basis.append(2 * u * basis[-1] - basis[-2])
     return torch.einsum("brwp,bwop->bro", torch.stack(basis, dim=3), coefficients)
+
+
+def chebyshev_sums(
+    inputs: Float[Tensor, "k w"], coefficients: Float[Tensor, "degrees w"]
+) -> Float[Tensor, "k"]:
+    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence: the host's own way keeps all T_d of every row at once."""
+    doubled = 2 * inputs
+    upper, lower = torch.zeros_like(inputs), torch.zeros_like(inputs)
+    for degree in range(len(coefficients) - 1, 0, -1):
+        upper, lower = torch.addcmul(coefficients[degree] - lower, doubled, upper), upper
+    return (coefficients[0] + inputs * upper - lower).sum(dim=1)
+
+
+def branch_weights(branch_logits: Scores) -> Scores:
+    """What one branch pools with in evaluation."""
+    column = branch_logits.unsqueeze(1)
+    return kept_softmax(column, kept_or_best(column > 0, column)).squeeze(1)
 
 
 def kept_or_best(kept: BranchKept, gated_logits: BranchLogits) -> BranchKept:

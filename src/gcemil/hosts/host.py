@@ -8,13 +8,19 @@ Two gate modes:
   paper     the grouping of the GCE-MIL paper: a bias on the attention logit, a factor on the feature, or both
 
 A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts with one output read its presence only.
+
+A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
+  linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)
+  closed_form()           the predicted logit without, and with only, each patch; None where the options rule it out
+  lrp_constants           names of the modules that make pooling weights, held constant by relevance propagation
+Only the class itself counts: a subclass may embed or pool in its own way, so it has to offer its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -249,6 +255,11 @@ def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = No
 
     whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
     return replace(pieces[0], **dict(zip(pieces[0].present(), whole, strict=True)))
+
+
+def shortcut(host: object, name: str) -> Any:
+    """What the host's own class offers under this name beyond the protocol, or None."""
+    return getattr(host, name) if name in vars(type(host)) else None
 
 
 def scattered(output: HostOutput, kept: Selected) -> HostOutput:

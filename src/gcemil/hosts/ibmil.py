@@ -31,15 +31,25 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import AttentionEmbedded
-from gcemil.hosts.attention import attention_weights
+from gcemil.hosts.attention import (
+    ClosedForm,
+    Head,
+    LinearPooling,
+    attention_weights,
+    headed_means,
+    in_chunks,
+    softmax,
+)
 from gcemil.hosts.host import GateMode, HostOutput, MilHost, Stage
-from gcemil.shapes import Coords, Features, LogGates
+from gcemil.shapes import Coords, Features, LogGates, Scores
 
 KMEANS_SEED = 66
 KMEANS_ITERATIONS = 20
 
 
 class Ibmil(MilHost[AttentionEmbedded]):
+    # The query of the bag feature sets the mixture of the dictionary, whose rows are constants.
+    lrp_constants = ("attention", "query")
     confounders: Tensor
 
     def __init__(
@@ -93,6 +103,39 @@ class Ibmil(MilHost[AttentionEmbedded]):
         query = self.query(bag_feature)
         mixture = torch.softmax(self.key(self.confounders) @ query / math.sqrt(len(query)), dim=0)
         return mixture @ self.confounders
+
+    def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
+        """The head reads M and a mixture of confounders that depends on M through its query alone."""
+        of_feature, of_confounder = self.head.weight.chunk(2, dim=1)
+        values = embedded.tokens @ of_feature.T + self.head.bias
+        keys = self.key(self.confounders)
+
+        def read_out(pooled: Tensor) -> Tensor:
+            direct, queries = pooled[:, : self.n_outputs], pooled[:, self.n_outputs :]
+            mixtures = torch.softmax(queries @ keys.T / math.sqrt(keys.shape[1]), dim=1)
+            return direct + mixtures @ self.confounders @ of_confounder.T
+
+        readings = torch.cat([values, self.query(embedded.tokens)], dim=1)
+        return LinearPooling(embedded.attention_logits, readings, read_out)
+
+    def closed_form(self) -> ClosedForm:
+        """The head is not linear in M, which it reads the dictionary by: it is asked for every M_-i."""
+
+        def without(embedded: AttentionEmbedded, coords: Coords | None, index: int) -> Scores:
+            return headed_means(
+                embedded.attention_logits, embedded.tokens, softmax, self._head_of_rows(index)
+            )
+
+        def alone(embedded: AttentionEmbedded, index: int) -> Scores:
+            return in_chunks(embedded.tokens, self._head_of_rows(index))
+
+        return ClosedForm(without, alone)
+
+    def _head_of_rows(self, index: int) -> Head:
+        def one(bag_feature: Float[Tensor, "w"]) -> Float[Tensor, ""]:
+            return self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))[index]
+
+        return torch.vmap(one)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("aggregator", prepares=True), Stage("deconfounded"))

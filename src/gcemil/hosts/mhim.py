@@ -26,7 +26,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import attention_weights, linear_contributions
+from gcemil.hosts.attention import (
+    ClosedForm,
+    LinearPooling,
+    attention_weights,
+    head_readings,
+    linear_closed_form,
+    linear_contributions,
+)
 from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, Stage
 from gcemil.shapes import Coords, Features, LogGates, Scores, Selected
 
@@ -65,6 +72,7 @@ class AttentionBase(nn.Module):
 
 class Mhim(MilHost[MhimEmbedded]):
     paper_gate: GatePosition = "both"
+    lrp_constants = ("student.attention",)
     student_stage: Tensor
     steps_done: Tensor
     n_steps: Tensor
@@ -142,6 +150,12 @@ class Mhim(MilHost[MhimEmbedded]):
             contributions=linear_contributions(weights, embedded.tokens, self.student.head, logits),
             losses={} if target is None else self._losses(embedded, log_gates, bag_feature),
         )
+
+    def linear_form(self, embedded: MhimEmbedded) -> LinearPooling:
+        return head_readings(embedded.attention_logits, embedded.tokens, self.student.head)
+
+    def closed_form(self) -> ClosedForm:
+        return linear_closed_form(self.student.head)
 
     def _losses(
         self, embedded: MhimEmbedded, log_gates: LogGates | None, bag_feature: Float[Tensor, "w"]

@@ -31,6 +31,7 @@ from gcemil.shapes import Coords, Features, LogGates, Scores
 
 class TransMil(MilHost[Embedded]):
     paper_gate = "feature"
+    lrp_constants = ()
 
     def __init__(
         self,

@@ -256,7 +256,7 @@ def training_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
 
 
 @torch.no_grad()
-def bag_features(host: Any, cohort: Cohort, bags: Sequence[BagSpec]) -> Tensor:
+def bag_features(host: nn.Module, cohort: Cohort, bags: Sequence[BagSpec]) -> Tensor:
     """One row per bag under the host's current weights, all patches."""
     host.eval()
     device = next(host.parameters()).device

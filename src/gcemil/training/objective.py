@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from gcemil.evidence.losses import (
     necessity_risk_error,
 )
 from gcemil.evidence.pathways import RiskPathways
-from gcemil.hosts.host import HostOutput
+from gcemil.hosts.host import Host, HostOutput
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.tasks.task import Task
 
@@ -49,7 +48,7 @@ class TrainingBag:
     target: Tensor
 
 
-def host_terms(host: Any, task: Task, bags: Sequence[TrainingBag]) -> Terms:
+def host_terms(host: Host, task: Task, bags: Sequence[TrainingBag]) -> Terms:
     """The plain host on a window."""
     outputs = [host(bag.features, bag.coords, target=bag.target) for bag in bags]
     return {**task_terms(host, task, outputs, bags), **mean_losses(outputs)}
@@ -83,7 +82,7 @@ def evidence_terms(
     return terms, outputs
 
 
-def task_terms(host: Any, task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]) -> Terms:
+def task_terms(host: Host, task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]) -> Terms:
     """The task loss of the bag logits and of every auxiliary prediction; a window without events has none."""
     named: dict[str, list[tuple[Tensor, Tensor]]] = {"bag": []}
     for output, bag in zip(outputs, bags, strict=True):

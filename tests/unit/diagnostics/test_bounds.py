@@ -105,9 +105,9 @@ def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
     assert found.bound(0.5) is None
 
 
-@pytest.mark.parametrize(("selector", "expected"), [("consecutive", 0.5), ("sparsemax", 0.0)])
-def test_selectors_on_the_simplex_select_where_anything_is_left(selector, expected):
-    assert EvidenceSettings(selector=selector).selection_threshold == expected
+@pytest.mark.parametrize(("gate", "expected"), [("consecutive", 0.5), ("sparsemax", 0.0)])
+def test_gates_on_the_simplex_select_where_anything_is_left(gate, expected):
+    assert EvidenceSettings(gate=gate).selection_threshold == expected
 
 
 def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):

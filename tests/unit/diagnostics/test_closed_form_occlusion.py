@@ -3,20 +3,15 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution import closed_form
 from gcemil.diagnostics.attribution.ablation import captum_occlusion, keep_one, leave_one_out
-from gcemil.diagnostics.attribution.closed_form import (
-    chebyshev_sums,
-    has_closed_form,
-    means_without_each,
-    occlusion,
-    single,
-    softmax,
-)
+from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
 from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.errors import UsageError
+from gcemil.hosts import attention
 from gcemil.hosts.abmil import Abmil
+from gcemil.hosts.attention import means_without_each, softmax
 from gcemil.hosts.dtfd import group_of
+from gcemil.hosts.hdmil import chebyshev_sums
 from gcemil.hosts.table import HOSTS, create_host
 from wrapper_builders import prepared_host, tensor_bag
 
@@ -95,7 +90,7 @@ def test_a_weight_just_below_one_is_left_out_exactly():
 def test_chunks_do_not_show(name, monkeypatch):
     bag = predicted(prepared_host(name), *tensor_bag(23))
     whole = occlusion(bag), single(bag)
-    monkeypatch.setattr(closed_form, "CHUNK", 4)
+    monkeypatch.setattr(attention, "CHUNK", 4)
     parts = occlusion(bag), single(bag)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from gcemil.diagnostics.attribution.lrp import HELD, constant_deviation, has_rules, held_constant, lrp
+from gcemil.diagnostics.attribution.lrp import constant_deviation, has_rules, held_constant, lrp
 from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.hosts.host import shortcut
 from gcemil.hosts.table import HOSTS
 from wrapper_builders import prepared_host, tensor_bag
 
@@ -92,7 +93,7 @@ def test_hosts_without_a_rule_for_one_of_their_parts_are_not_supported():
 def test_every_held_part_exists():
     for name in HOSTS:
         host = prepared_host(name)
-        for part in HELD.get(type(host), ()):
+        for part in shortcut(host, "lrp_constants") or ():
             assert isinstance(host.get_submodule(part), nn.Module)
 
 

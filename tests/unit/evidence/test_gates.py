@@ -1,10 +1,12 @@
 """Gate variants."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from gcemil.config import GateKind
 from gcemil.errors import UsageError
 from gcemil.evidence.gates import (
     CLOSED_GATE,
@@ -180,3 +182,7 @@ def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:
         create_gate("top_k", budget=0.0)
     with pytest.raises(UsageError, match=r"temperature of a gate is positive, got 0"):
         create_gate("consecutive")(SCORES, temperature=0.0)
+
+
+def test_the_settings_know_every_gate_and_no_other():
+    assert get_args(GateKind) == tuple(GATES)

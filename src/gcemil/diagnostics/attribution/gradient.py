@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.diagnostics.attribution.predicted import Predicted
-from gcemil.diagnostics.linear_pooling import LinearPooling, linear_form
+from gcemil.diagnostics.linear_pooling import linear_form
 from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.attention import LinearPooling
+from gcemil.hosts.host import Host
 from gcemil.row_blocks import is_large, mapped_rows, row_blocks, widened
 from gcemil.shapes import Logits, Scores
 
@@ -37,7 +38,7 @@ OfRows = Callable[[Rows, Rows], Tensor]
 """(rows, df / drows) -> one number per row."""
 
 
-def is_differentiable(host: Any) -> bool:
+def is_differentiable(host: Host) -> bool:
     """Whether the host passes gradients to its features; a black box says so by scoring patches by slope."""
     return not isinstance(host, CallableHost) or host.score_source == "slope"
 
@@ -123,11 +124,11 @@ def seam_of(bag: Predicted) -> Seam:
 
         return Seam(embedded, pooled)
 
-    read_out = form(host, kind.rows(torch.zeros(1, dtype=torch.long))).read_out
+    read_out = form(kind.rows(torch.zeros(1, dtype=torch.long))).read_out
 
     def readings(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         found = host.embed(rows)
-        pooling = form(host, found)
+        pooling = form(found)
         return found.tokens, [pooling.attention_logits, pooling.readings]
 
     def pooled_readings(tensors: Sequence[Tensor]) -> Logits:

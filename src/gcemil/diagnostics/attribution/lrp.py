@@ -12,7 +12,7 @@ Relevance is read at the embedded patches. Below them every patch is on its own,
 cannot move any from one patch to another. The sum over patches is f minus the share of biases and of the class token.
 
 For softmax pooling with a linear head this is R_i = a_i w_c m_i: the host's contribution, before it is centred over
-the classes. Hosts without a rule for one of their parts are not supported: hdmil (Chebyshev head), camil (its fusion
+the classes. A host names the parts that make its pooling weights (`lrp_constants`). Hosts without a rule for one of their parts are not supported: hdmil (Chebyshev head), camil (its fusion
 of two branches by a product of both).
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,36 +27,23 @@ from torch.utils.hooks import RemovableHandle
 
 from gcemil.diagnostics.attribution.gradient import row_products, slope_scores
 from gcemil.diagnostics.attribution.predicted import Predicted
-from gcemil.hosts.abmil import Abmil
-from gcemil.hosts.clam_sb import ClamSb
-from gcemil.hosts.dsmil import Dsmil
-from gcemil.hosts.dtfd import Dtfd
-from gcemil.hosts.ibmil import Ibmil
-from gcemil.hosts.mhim import Mhim
+from gcemil.errors import UsageError
+from gcemil.hosts.host import Host, shortcut
 from gcemil.hosts.nystrom import NystromAttention
-from gcemil.hosts.transmil import TransMil
 from gcemil.shapes import Scores
 
-HELD: dict[type, tuple[str, ...]] = {
-    Abmil: ("attention",),
-    ClamSb: ("attention",),
-    Mhim: ("student.attention",),
-    # The query of the bag feature sets the mixture of the dictionary, whose rows are constants.
-    Ibmil: ("attention", "query"),
-    Dtfd: ("attention", "bag_attention"),
-    Dsmil: ("query",),
-    TransMil: (),
-}
-"""The modules of each host that make pooling weights."""
 
-
-def has_rules(host: Any) -> bool:
-    # A subclass may add a part without a rule, so only the type itself counts.
-    return type(host) in HELD
+def has_rules(host: Host) -> bool:
+    """Whether its class says which of its parts are held constant: every other part has a rule then."""
+    return shortcut(host, "lrp_constants") is not None
 
 
 def lrp(bag: Predicted) -> Scores:
     """The relevance of every patch for the predicted output."""
+    if not (isinstance(bag.host, nn.Module) and has_rules(bag.host)):
+        raise UsageError(
+            f"{type(bag.host).__name__} has no rules of relevance propagation ('lrp_constants')."
+        )
     with held_constant(bag.host):
         return slope_scores(bag, row_products, at_tokens=True)
 
@@ -66,7 +52,7 @@ def lrp(bag: Predicted) -> Scores:
 def held_constant(host: nn.Module) -> Iterator[None]:
     """Within, the host computes the same values but passes relevance instead of gradients."""
     with ExitStack() as stack:
-        for name in HELD[type(host)]:
+        for name in shortcut(host, "lrp_constants"):
             stack.callback(host.get_submodule(name).register_forward_hook(without_gradient).remove)
         for module in host.modules():
             if (handle := rule_of(module)) is not None:

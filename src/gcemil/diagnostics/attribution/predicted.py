@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.errors import UsageError
-from gcemil.hosts.host import HostOutput, check_bag, check_finite, embedded_bag
+from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
     """A bag embedded and pooled once by a host in evaluation mode: the pass that every attribution starts from."""
 
-    host: Any
+    host: Host
     features: Tensor
     """As stored: those of a large bag in half precision where the file has them so."""
     coords: Tensor | None
@@ -40,7 +40,7 @@ class Predicted:
 
 
 @torch.no_grad()
-def predicted(host: Any, features: Tensor, coords: Tensor | None) -> Predicted:
+def predicted(host: Host, features: Tensor, coords: Tensor | None) -> Predicted:
     """One pass of a host in evaluation mode over the whole bag."""
     # The user's door: shapes are checked here with a message, not by annotation.
     check_bag(features, coords, in_dim=host.in_dim)

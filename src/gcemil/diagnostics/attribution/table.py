@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcemil.diagnostics.attribution.ablation import block_occlusion, block_single
 from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
@@ -26,6 +25,7 @@ from gcemil.diagnostics.attribution.predicted import Predicted, predicted
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.host import Host
 from gcemil.shapes import Scores
 
 
@@ -36,7 +36,7 @@ class Attribution:
     name: str
     scores: Callable[[Predicted], Tensor]
     """One score per patch of a bag that the host has predicted."""
-    supports: Callable[[Any], bool]
+    supports: Callable[[Host], bool]
     passes: str
     """What it costs, in passes of the host over the bag, the prediction itself being the first."""
 
@@ -53,19 +53,20 @@ def contribution(bag: Predicted) -> Scores:
     return bag.full.contributions
 
 
-def any_host(host: Any) -> bool:
+def any_host(host: Host) -> bool:
     return True
 
 
-def gives_contributions(host: Any) -> bool:
+def gives_contributions(host: Host) -> bool:
     """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
     if isinstance(host, CallableHost):
         return False
-    parameter = next(host.parameters(), torch.zeros(0))
+    parameters = host.parameters() if isinstance(host, nn.Module) else iter(())
+    parameter = next(parameters, torch.zeros(0))
     return predicted(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
-def without_closed_form(host: Any) -> bool:
+def without_closed_form(host: Host) -> bool:
     return not has_closed_form(host)
 
 
@@ -88,6 +89,6 @@ ATTRIBUTIONS: dict[str, Attribution] = {
 }
 
 
-def supported(host: Any) -> dict[str, Attribution]:
+def supported(host: Host) -> dict[str, Attribution]:
     """The attributions that can explain this host."""
     return {name: one for name, one in ATTRIBUTIONS.items() if one.supports(host)}
