@@ -8,7 +8,7 @@ import pytest
 from fault_builders import SCENES, draws, report
 from fault_process import Fault, leftovers, run_command, snapshot, started_command
 
-TIMES = 4
+TIMES = 3
 TOGETHER = (
     "simulate",
     "import",
@@ -21,15 +21,13 @@ TOGETHER = (
     "report",
 )
 ROBBED = tuple(name for name, scene in SCENES.items() if scene.victim)
-QUICK_TOGETHER = ("simulate", "annotate")
-QUICK_ROBBED = ("import", "annotate")
-"""Commands of the suite that every change runs."""
+QUICK = "annotate"
+"""The command of the suite that every change runs."""
 REFUSALS = ("another process", "not an empty folder", "stands in its place")
 
 
-@pytest.mark.parametrize("name", QUICK_TOGETHER)
-def test_two_processes_give_what_one_gives(stage, name, record_property):
-    run_two(stage, name, 1, record_property)
+def test_two_processes_give_what_one_gives(stage, record_property):
+    run_two(stage, QUICK, 1, record_property)
 
 
 @pytest.mark.slow
@@ -39,9 +37,8 @@ def test_two_processes_give_what_one_gives_every_time(stage, name, record_proper
 
 
 @pytest.mark.parametrize("kind", ["vanished", "replaced"])
-@pytest.mark.parametrize("name", QUICK_ROBBED)
-def test_a_file_lost_on_the_way_is_named(stage, name, kind, record_property):
-    rob(stage, name, kind, 1, record_property)
+def test_a_file_lost_on_the_way_is_named(stage, kind, record_property):
+    rob(stage, QUICK, kind, 1, record_property)
 
 
 @pytest.mark.slow
@@ -93,6 +90,18 @@ def rob(stage, name, kind, times, record_property):
             found += stage.troubles_when_repeated(scene)
         troubles[f"before {place + 1}: {operations[place]}"] = found
     report(record_property, name, f"an input file {kind}", troubles)
+
+
+def test_ctrl_c_is_told_and_the_command_goes_on(stage):
+    scene = SCENES["simulate"]
+    seconds = stage.undisturbed(scene).seconds
+    ended = run_command(scene.arguments, stage.set_up(scene), interrupt_after=0.4 * seconds)
+    if ended.code:  # a faster machine may be done by then
+        assert ended.code == 130
+        assert "gcemil: stopped; run the same command again to go on." in ended.output
+    assert "Traceback" not in ended.output
+    assert leftovers(stage.folder) == []
+    assert stage.troubles_when_repeated(scene) == []
 
 
 def test_a_run_whose_linked_features_moved_names_the_file_that_is_gone(stage):
