@@ -11,7 +11,9 @@ from gcemil.hosts.table import HOSTS
 
 def adopt(
     weights: list[Path] = typer.Argument(help="A file of weights (torch or safetensors), or one per fold."),
-    host: str = typer.Option(..., help=f"One of: {', '.join(HOSTS)}."),
+    host: str = typer.Option(
+        ..., help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+    ),
     cohort: Path = typer.Option(..., help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder."),
     folds: str = typer.Option(

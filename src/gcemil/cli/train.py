@@ -22,10 +22,17 @@ class Preset(StrEnum):
 
 
 def train(
+    context: typer.Context,
     cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
     host: str = typer.Option(
         "abmil", help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+    ),
+    host_weights: Path | None = typer.Option(
+        None, help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold."
+    ),
+    freeze_host: bool = typer.Option(
+        False, "--freeze-host", help="Never change the host: only the evidence around it learns."
     ),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
     recipe: Recipe = typer.Option(Recipe.default, help="Ours, or the paper read literally."),
@@ -44,6 +51,8 @@ def train(
 ) -> None:
     """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
 
+    With --host-weights RUN --freeze-host the evidence of a model that is already trained is learned around it.
+
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
     from gcemil.bags.folds import fold_indices
@@ -51,7 +60,11 @@ def train(
     from gcemil.cli.training_progress import epoch_line, print_summary
     from gcemil.training.run import train_run
 
+    chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
+    if host_weights is not None and host_weights.is_dir() and not chose_host:
+        host = host_of_run(host_weights)
     settings = resolved_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting)
+    settings = with_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = fold_indices(cohort) if folds == "all" else parsed_folds(folds)
     with epoch_line(chosen, settings, out) as report:
         summary = train_run(cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=report)
@@ -88,6 +101,32 @@ def resolved_settings(
     settings = with_overrides(settings, overrides)
     host_spec(settings.host.name)
     return settings
+
+
+def host_of_run(run: Path) -> str:
+    """The host whose weights a run has."""
+    from gcemil.hosts.own import check_trust
+    from gcemil.runs.folder import read_run
+
+    name = read_run(run).settings.host.name
+    check_trust(name, run)
+    return name
+
+
+def with_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> Any:
+    """The settings with the weights that the host starts from."""
+    from gcemil.config import HostWeights
+    from gcemil.errors import UsageError
+
+    if source is None:
+        if frozen and settings.host.weights is None:
+            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
+        if not frozen:
+            return settings
+        weights = settings.host.weights.model_copy(update={"frozen": True})
+    else:
+        weights = HostWeights(source=str(source), frozen=frozen)
+    return settings.model_copy(update={"host": settings.host.model_copy(update={"weights": weights})})
 
 
 def parsed_folds(text: str) -> list[int]:

@@ -13,6 +13,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError, error_text
 from gcemil.files import checked, is_file, parse_json
 from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
-from gcemil.hosts.table import create_host, host_spec
+from gcemil.hosts.table import HOSTS, create_host, host_spec
 from gcemil.runs.folder import read_run, trained_folds
 from gcemil.runs.network import NetworkRecord
 from gcemil.runs.records import fold_number
@@ -49,6 +50,11 @@ class GivenHost:
     """Every tensor of the host, by our names."""
     notes: tuple[str, ...]
     """What is worth knowing of these weights, in sentences."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a fold keeps of where its weights came from."""
+        return {"source": str(self.source.resolve()), "sha256": self.sha256, "notes": list(self.notes)}
 
 
 # Reading a file
@@ -207,13 +213,15 @@ def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mappin
 
 
 def _expected(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
-    fresh = create_host(
-        host.name,
-        in_dim=cohort.card.feature_dim,
-        n_outputs=cohort.n_outputs,
-        gate_mode=host.gate_mode,
-        options=host.options,
-    )
+    """The tensors of such a host; of the nine their shapes alone, since a header can ask for a host of any size."""
+    with torch.device("meta") if host.name in HOSTS else nullcontext():
+        fresh = create_host(
+            host.name,
+            in_dim=cohort.card.feature_dim,
+            n_outputs=cohort.n_outputs,
+            gate_mode=host.gate_mode,
+            options=host.options,
+        )
     return dict(fresh.state_dict())
 
 

@@ -137,7 +137,7 @@ def _adopt_fold(
         details = {
             "warnings": [UNKNOWN_TRAINING],
             "anchors": None,
-            "weights": {"source": str(given.source.resolve()), "sha256": given.sha256, "notes": given.notes},
+            "weights": given.record,
         }
         check_unchanged = partial(check_cohort, folder.parent, cohort, read_training_cohort(folder.parent))
         task = create_task(cohort, settings)

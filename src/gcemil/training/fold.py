@@ -25,6 +25,7 @@ from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targe
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
 from gcemil.runs.trained_on import check_cohort, read_training_cohort
+from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.seeding import seed_torch, stream_seed
@@ -63,7 +64,10 @@ def _train_fold(
     check_parts(parts, create_task(cohort, settings), index)
     task = training_task(cohort, settings, parts.train)
     seed_torch(stream_seed(settings.seed, index, 99))
-    ingredients = create_network(cohort, parts.train, settings, pick_device(settings.device))
+    given = given_host_of_fold(settings, cohort, index)
+    ingredients = create_network(
+        cohort, parts.train, settings, pick_device(settings.device), None if given is None else given.tensors
+    )
     check_unchanged()
     tracker = Tracker(folder / "tensorboard")
 
@@ -84,6 +88,8 @@ def _train_fold(
         "warnings": sorted({text for record in progress.history for text in record["warnings"]}),
         "anchors": None if ingredients.model is None else ingredients.model.bank.provenance,
     }
+    if given is not None:
+        details["weights"] = given.record
     evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
     write_json(folder / "timing.json", {"seconds": time.monotonic() - started})
 

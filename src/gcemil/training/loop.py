@@ -3,6 +3,9 @@
 The common recipe: AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at
 validation. The epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike. A
 preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
+
+A host that comes with weights has its preparing stages behind it. A frozen one stays in evaluation mode and is not touched:
+no stage of its own, no dropout, no step, nothing after a step.
 """
 
 from __future__ import annotations
@@ -92,19 +95,19 @@ def train(
     resume_file = folder / "resume.safetensors"
     progress, best, saved = _resumed(resume_file, modules)
 
-    stages = ingredients.host.stages()
+    stages = training_stages(ingredients.host, settings)
     for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
         if progress.finished:
             break
         if progress.epoch == 0:
             seed_torch(stream_seed(settings.seed, fold, number))
-            ingredients.host.begin_stage(
-                stage,
-                lambda: bag_features(ingredients.host, cohort, parts.train),
-                settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0)),
-            )
+            n_steps = settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0))
+            begin_stage(ingredients.host, stage, settings, cohort, parts, n_steps)
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
         ingredients.network.zero_grad(set_to_none=True)
+        if settings.host.is_frozen:
+            # Here, since a host may free some of its weights when it loads them.
+            ingredients.host.requires_grad_(False)
         optimizer = create_optimizer(ingredients.network, base_rate, settings)
         if saved is not None:
             with checkpoint.fitting(resume_file):
@@ -148,6 +151,26 @@ def train(
     return progress
 
 
+def training_stages(host: Any, settings: TrainSettings) -> tuple[Stage, ...]:
+    """All stages of a fresh host, the last of one that comes trained, one of their own for the gates of a frozen one."""
+    if settings.host.is_frozen:
+        return (Stage("evidence"),)
+    stages: tuple[Stage, ...] = host.stages()
+    return stages if settings.host.weights is None else stages[-1:]
+
+
+def begin_stage(
+    host: Any, stage: Stage, settings: TrainSettings, cohort: Cohort, parts: FoldParts, n_steps: int
+) -> None:
+    """Let a host prepare for a stage; one that comes trained sets its counters, and keeps its weights."""
+    if settings.host.is_frozen:
+        return
+    given = {name: one.clone() for name, one in host.state_dict().items() if one.is_floating_point()}
+    host.begin_stage(stage, lambda: bag_features(host, cohort, parts.train), n_steps)
+    if settings.host.weights is not None:
+        host.load_state_dict({**host.state_dict(), **given})
+
+
 def train_epoch(
     ingredients: Ingredients,
     null: nn.Module,
@@ -177,6 +200,9 @@ def train_epoch(
     if model is not None and ingredients.reference is not None:
         model.calibrate(ingredients.reference)
     network.train()
+    frozen = settings.host.is_frozen
+    if frozen:
+        ingredients.host.eval()
     sums, gates = LossMeans(), GateStatistics()
     done = 0
     for position, window in enumerate(windows):
@@ -195,7 +221,7 @@ def train_epoch(
                 terms = host_terms(ingredients.host, task, drawn)
             else:
                 say = evidence_say(model.settings.warmup, model.settings.ramp, progress)
-                terms, outputs = evidence_terms(model, null, task, drawn, say=say)  # type: ignore[arg-type]
+                terms, outputs = evidence_terms(model, null, task, drawn, say=say, frozen=frozen)  # type: ignore[arg-type]
         done += len(window)
         if on_bag:
             on_bag(done, len(parts.train))
@@ -208,7 +234,8 @@ def train_epoch(
         if settings.clip is not None:
             torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
         optimizer.step()
-        ingredients.host.after_step()
+        if not frozen:
+            ingredients.host.after_step()
         sums.add(terms)
         gates.add(outputs)
     if any(True for _ in bags):

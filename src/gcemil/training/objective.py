@@ -8,12 +8,14 @@
   bridge      what holds the bridge near its fit
 The plain host has the first line alone, on X. So has the wrapped one while it warms up: then the say of the evidence
 (everything that depends on gates and acts on the host) grows from 0 to 1.
+A frozen host cannot be taught, so its own losses and f(X) are left out, and the class that the evidence must show is the
+one the host predicts on X: evidence of a wrong prediction is what speaks for the wrong class. A risk keeps its times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,11 +63,14 @@ def evidence_terms(
     bags: Sequence[TrainingBag],
     *,
     say: float = 1.0,
+    frozen: bool = False,
 ) -> tuple[Terms, list[EvidenceOutput]]:
     """The wrapped host on a window: every weighted term by name, and what the bags looked like.
 
-    `say` in [0, 1] is how much the evidence acts on the host.
+    `say` in [0, 1] is how much the evidence acts on the host; on a frozen one it has all the say there is.
     """
+    if frozen:
+        return frozen_terms(model, null, task, bags)
     settings = model.settings
     outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
@@ -79,6 +84,27 @@ def evidence_terms(
     terms |= grounding_terms(model, task, outputs, bags)
     if say > 0:
         terms |= {name: say * term for name, term in subset_terms(model, null, task, outputs, bags).items()}
+    return terms, outputs
+
+
+def frozen_terms(
+    model: GceMil, null: NullTarget | NullRisk, task: Task, bags: Sequence[TrainingBag]
+) -> tuple[Terms, list[EvidenceOutput]]:
+    """What the evidence around a host that stays as it is can learn from."""
+    outputs = [model(bag.features, bag.coords, step=bag.step) for bag in bags]
+    if model.n_outputs > 1:
+        bags = [
+            replace(bag, target=output.full_logits.argmax())
+            for bag, output in zip(bags, outputs, strict=True)
+        ]
+    targets = torch.stack([bag.target for bag in bags])
+    terms: Terms = {}
+    gated = task.loss(torch.stack([output.logits for output in outputs]), targets)
+    if gated is not None:
+        terms["task"] = (1 - model.settings.ungated_share) * gated
+    terms |= evidence_shape_terms(model, outputs)
+    terms |= grounding_terms(model, task, outputs, bags)
+    terms |= subset_terms(model, null, task, outputs, bags)
     return terms, outputs
 
 

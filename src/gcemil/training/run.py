@@ -20,7 +20,7 @@ from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import errors_of, validate
 from gcemil.config import TrainSettings
-from gcemil.errors import CohortError, RunError
+from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, working_in, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
@@ -29,6 +29,7 @@ from gcemil.runs.records import read_history
 from gcemil.runs.summary import write_summary
 from gcemil.runs.trained_on import FILE as COHORT_FILE
 from gcemil.runs.trained_on import check_cohort, write_training_cohort
+from gcemil.runs.weights import with_given_host
 from gcemil.training.fold import check_parts, train_fold
 
 CLAIM = {LOCK_NAME, HASH_CACHE, "environment.json", COHORT_FILE}
@@ -51,6 +52,11 @@ def train_run(
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
         raise CohortError(f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'.")
+    if settings.host.is_frozen and settings.evidence is None:
+        raise UsageError(
+            "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
+        )
+    settings = with_given_host(settings, cohort, chosen)
     with working_in(out):
         if is_begun(out):
             check_run(out, cohort, settings)
@@ -102,7 +108,11 @@ def is_begun(out: Path) -> bool:
 def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
     """Other settings or another cohort than the run was begun with are refused, with the difference."""
     before = read_run(out).settings.model_dump(mode="json", exclude_unset=True)
-    if changed := differences(before, settings.model_dump(mode="json")):
+    now = settings.model_dump(mode="json")
+    for host in (before.get("host", {}), now["host"]):
+        # Weights may lie elsewhere by now: their hash says whether they are the same.
+        (host.get("weights") or {}).pop("source", None)
+    if changed := differences(before, now):
         raise RunError(f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out.")
     check_cohort(out, cohort)
 

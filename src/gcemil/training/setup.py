@@ -6,7 +6,7 @@ every record says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,13 @@ FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
 
 
 def create_network(
-    cohort: Cohort, train_bags: Sequence[BagSpec], settings: TrainSettings, device: torch.device
+    cohort: Cohort,
+    train_bags: Sequence[BagSpec],
+    settings: TrainSettings,
+    device: torch.device,
+    host_weights: Mapping[str, Tensor] | None = None,
 ) -> Ingredients:
-    """Fresh weights from torch's current seed; the wrapper's anchors, bridge and responses set on training patches."""
+    """Fresh weights from torch's current seed, those of the host as given; anchors, bridge and responses from training patches."""
     host = create_host(
         settings.host.name,
         in_dim=cohort.card.feature_dim,
@@ -39,6 +43,8 @@ def create_network(
         gate_mode=settings.host.gate_mode,
         options=settings.host.options,
     )
+    if host_weights is not None:
+        host.load_state_dict(host_weights)
     if settings.evidence is None:
         return Ingredients(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)

@@ -17,7 +17,7 @@ from authors_builders import (
     parity_facts,
 )
 from builders import make_cohort
-from gcemil.config import HostSettings
+from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import UsageError, WeightsError
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.runs import checkpoint, weights
@@ -258,3 +258,15 @@ def test_a_header_that_lies_is_refused(tmp_path):
     checkpoint.save(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}})
     with pytest.raises(WeightsError, match=r"w.safetensors"):
         read_given_host(tmp_path / "w.safetensors", HostSettings(name="abmil"), cohort)
+
+
+def test_a_header_that_asks_for_a_host_of_any_size_takes_no_memory_for_it(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    settings = TrainSettings(host=HostSettings(options={"width": 65_536, "hidden": 65_536}), evidence=None)
+    header = {
+        "settings": settings.model_dump(mode="json"), "in_dim": 8, "n_outputs": 2, "task": "classification",
+        "classes": ["benign", "malignant"], "patch_size_level0": 512, "encoder": "any",
+    }  # fmt: skip
+    checkpoint.save(tmp_path / "w.safetensors", {"head.bias": torch.zeros(2)}, header)
+    with pytest.raises(WeightsError, match=r"missing: attention.content.bias.*Nothing was loaded"):
+        read_given_host(tmp_path / "w.safetensors", HostSettings(), cohort)
