@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from fuzz.mutations import mutate
 from fuzz.readers import READERS, Reader, preload
-from fuzz.worker import LIMIT_S, Outcome, is_supported, outcome_of
+from fuzz.worker import LIMIT_S, Outcome, Worker, is_supported, outcome_of
 
 KINDS = ("read", "refused", "exception", "message", "crash", "hang", "memory")
 
@@ -41,15 +42,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if faults else 0
 
 
-def write(
-    options: argparse.Namespace, counts: Counter[tuple[str, str]], faults: list[dict[str, object]]
-) -> None:
+@dataclass
+class Count:
+    """What came of the inputs of one reader."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    worst_s: float = 0.0
+    worst_bytes: int = 0
+    computed: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.merge(Count(Counter([outcome.kind]), outcome.computed, outcome.bytes, outcome.computed))
+
+    def merge(self, other: Count) -> None:
+        self.kinds += other.kinds
+        self.worst_s = max(self.worst_s, other.worst_s)
+        self.worst_bytes = max(self.worst_bytes, other.worst_bytes)
+        self.computed += other.computed
+
+    @property
+    def total(self) -> int:
+        return self.kinds.total()
+
+    @property
+    def n_findings(self) -> int:
+        return self.total - self.kinds["read"] - self.kinds["refused"]
+
+
+Counts = dict[str, Count]
+Mark = tuple[int, ...]
+
+
+def write(options: argparse.Namespace, counts: Counts, faults: list[dict[str, object]]) -> None:
     if options.json is not None:
         report = {
             "seed": options.seed,
-            "inputs": sum(counts.values()),
-            "counts": as_table(counts),
-            "faults": faults,
+            "inputs": sum(count.total for count in counts.values()),
+            "counts": {name: {**vars(count), "kinds": dict(count.kinds)} for name, count in counts.items()},
+            "findings": faults,
         }
         options.json.write_text(json.dumps(report, indent=1))
 
@@ -68,65 +98,109 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def campaign(
     readers: Sequence[Reader], options: argparse.Namespace, place: Path
-) -> tuple[Counter[tuple[str, str]], list[dict[str, object]]]:
+) -> tuple[Counts, list[dict[str, object]]]:
     """Every input in turn, readers side by side, so that a campaign that is stopped has seen all of them."""
-    templates = {reader.name: built(reader, place) for reader in readers}
-    counts: Counter[tuple[str, str]] = Counter()
+    inputs = {reader.name: built(reader, place) for reader in readers}
+    by_name = {reader.name: reader for reader in readers}
+    counts: Counts = {reader.name: Count() for reader in readers}
     faults: list[dict[str, object]] = []
     ends = None if options.seconds is None else time.monotonic() + options.seconds
     indices = range(options.inputs) if options.index is None else [options.index]
     told = time.monotonic()
-    for index in indices:
-        if ends is not None and time.monotonic() > ends:
-            break
-        random = Random(f"{options.seed}/{index}")
-        reader = random.choices(readers, [one.share for one in readers])[0]
-        done, outcome = tried(reader, templates[reader.name], place / "input", random)
-        counts[reader.name, outcome.kind] += 1
-        if outcome.is_fault:
-            faults.append({"reader": reader.name, "index": index, "damage": done, **asdict(outcome)})
-            if options.keep is not None:
-                shutil.copytree(
-                    place / "input",
-                    options.keep / f"{index}",
-                    symlinks=True,
-                    ignore=special,
-                    dirs_exist_ok=True,
-                )
-        if options.index is not None:
-            print(reader.name, done, outcome)
-        if time.monotonic() - told > 60:
-            told = time.monotonic()
-            print(f"{index + 1} inputs, {len(faults)} faults", file=sys.stderr, flush=True)
-            write(options, counts, faults)
+
+    def read(job: tuple[str, list[str]]) -> None:
+        name, damaged = job
+        by_name[name].run([inputs[name].folder / path for path in damaged], inputs[name].folder)
+
+    with Worker(read) as worker:
+        for index in indices:
+            if ends is not None and time.monotonic() > ends:
+                break
+            random = Random(f"{options.seed}/{index}")
+            reader = random.choices(readers, [one.share for one in readers])[0]
+            source = inputs[reader.name]
+            source.restore()
+            damaged, done = mutate(random, [source.folder / path for path in source.targets])
+            outcome = worker.outcome(
+                (reader.name, [str(path.relative_to(source.folder)) for path in damaged])
+            )
+            counts[reader.name].add(outcome)
+            if outcome.is_fault:
+                faults.append({"reader": reader.name, "index": index, "damage": done, **asdict(outcome)})
+                if options.keep is not None:
+                    keep(source.folder, options.keep / f"{index}")
+            if options.index is not None:
+                print(reader.name, done, outcome)
+            if time.monotonic() - told > 60:
+                told = time.monotonic()
+                print(f"{index + 1} inputs, {len(faults)} findings", file=sys.stderr, flush=True)
+                write(options, counts, faults)
     return counts, faults
 
 
-def built(reader: Reader, place: Path) -> Path:
+def built(reader: Reader, place: Path) -> Source:
     """The valid input, which must be read without a word. Both in children: whoever forks must never have computed."""
-    template = place / "valid" / reader.name.replace(" ", "_")
-    made = outcome_of(reader.build, template, limit_s=12 * LIMIT_S)
-    copy = place / "input"
+    name = reader.name.replace(" ", "_")
+    template, folder = place / "valid" / name, place / "input" / name
+    made = outcome_of(partial(reader.build, template), limit_s=12 * LIMIT_S)
+    source = Source(template, folder, reader.targets(template))
     if made.kind == "read":
-        shutil.copytree(template, copy)
-        made = outcome_of(partial(reader.run, reader.targets(copy)), copy, limit_s=12 * LIMIT_S)
-        shutil.rmtree(copy)
-    if made.is_fault:
+        source.restore()
+        paths = [folder / path for path in source.targets]
+        made = outcome_of(partial(reader.run, paths, folder), limit_s=12 * LIMIT_S)
+    if made.kind != "read" and (made.is_fault or not reader.refuses):
         raise SystemExit(f"The valid input of '{reader.name}' cannot be made and read: {made}")
-    return template
+    return source
 
 
-def tried(reader: Reader, template: Path, folder: Path, random: Random) -> tuple[list[str], Outcome]:
-    clear(folder)
-    shutil.copytree(template, folder)
-    damaged, done = mutate(random, reader.targets(folder))
-    read = partial(reader.run, damaged)
-    return done, outcome_of(read, folder)
+class Source:
+    """A valid input and a copy of it, of which only what was touched is copied again."""
+
+    def __init__(self, template: Path, folder: Path, targets: Sequence[Path]) -> None:
+        self.template = template
+        self.folder = folder
+        self.targets = [path.relative_to(template) for path in targets]
+        self._marks: dict[str, Mark] = {}
+
+    def restore(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = entries(self.folder)
+        for name, mark in found.items():
+            if self._marks.get(name) != mark:
+                remove(self.folder / name)
+        if found != self._marks or not found:
+            for name in entries(self.template):
+                copy, valid = self.folder / name, self.template / name
+                if copy.exists():
+                    continue
+                # With the time of the original, so that whatever is written later is younger.
+                copy.mkdir() if valid.is_dir() else shutil.copy2(valid, copy)
+            self._marks = entries(self.folder)
 
 
-def clear(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def entries(folder: Path, above: str = "") -> dict[str, Mark]:
+    """Everything in a folder, folders before what is in them, and what tells whether it was touched."""
+    found: dict[str, Mark] = {}
+    with os.scandir(folder) as listed:
+        for entry in sorted(listed, key=lambda one: one.name):
+            stat = entry.stat(follow_symlinks=False)
+            name = f"{above}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                found |= {name: (stat.st_ino, stat.st_mode), **entries(folder / entry.name, f"{name}/")}
+            else:
+                found[name] = (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def keep(folder: Path, to: Path) -> None:
+    shutil.copytree(folder, to, symlinks=True, ignore=special, dirs_exist_ok=True)
 
 
 def special(folder: str, names: list[str]) -> list[str]:
@@ -137,17 +211,19 @@ def special(folder: str, names: list[str]) -> list[str]:
     ]
 
 
-def as_table(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    names = sorted({name for name, _ in counts})
-    return {name: {kind: counts[name, kind] for kind in KINDS if counts[name, kind]} for name in names}
-
-
-def tell(counts: Counter[tuple[str, str]], faults: list[dict[str, object]], seed: int) -> None:
-    print(f"{'reader':<16}" + "".join(f"{kind:>11}" for kind in KINDS))
-    for name, found in as_table(counts).items():
-        print(f"{name:<16}" + "".join(f"{found.get(kind, 0):>11}" for kind in KINDS))
-    total = {kind: sum(count for (_, own), count in counts.items() if own == kind) for kind in KINDS}
-    print(f"{'all':<16}" + "".join(f"{total[kind]:>11}" for kind in KINDS))
+def tell(counts: Counts, faults: list[dict[str, object]], seed: int) -> None:
+    kinds = (*KINDS[:2], "findings")
+    print(f"{'reader':<16}" + "".join(f"{kind:>10}" for kind in kinds) + "  worst s  worst MB  ms each")
+    everything = Count()
+    for count in counts.values():
+        everything.merge(count)
+    for name, count in (*counts.items(), ("all", everything)):
+        figures = (count.kinds["read"], count.kinds["refused"], count.n_findings)
+        print(
+            f"{name:<16}"
+            + "".join(f"{figure:>10}" for figure in figures)
+            + f"{count.worst_s:>9.1f}{count.worst_bytes / 2**20:>10.0f}{1000 * count.computed / max(count.total, 1):>9.0f}"
+        )
     groups: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for fault in faults:
         what = str(fault["what"]).partition(":")[0]
@@ -157,7 +233,7 @@ def tell(counts: Counter[tuple[str, str]], faults: list[dict[str, object]], seed
         print(
             f"{len(found)} x {' · '.join(str(part) for part in key)}: {first['what']} (index {first['index']}: {first['damage']})"
         )
-    print(f"{sum(counts.values())} inputs, seed {seed}, {len(faults)} faults in {len(groups)} places.")
+    print(f"{everything.total} inputs, seed {seed}, {len(faults)} findings in {len(groups)} places.")
 
 
 if __name__ == "__main__":

@@ -651,7 +651,7 @@ def change_zip(random: Random, path: Path) -> None:
         members[place] = name, beside.read_bytes()
         beside.unlink()
     compression = zipfile.ZIP_DEFLATED if path.suffix != ".pt" else zipfile.ZIP_STORED
-    with zipfile.ZipFile(path, "w", compression) as archive:
+    with zipfile.ZipFile(path, "w", compression, compresslevel=1) as archive:
         for name, content in members:
             if not (name == members[place][0] and archive.NameToInfo.get(name)):
                 archive.writestr(name, content)
@@ -749,8 +749,10 @@ def change_png(random: Random, path: Path) -> None:
     if random.random() < 0.3:
         from PIL import Image
 
-        side = random.choice(((1, 1), (1, 20_000), (9000, 9000), (12_000, 12_000)))
-        Image.new(random.choice(("1", "L", "P", "RGB", "RGBA", "I;16", "LA")), side).save(path, "PNG")
+        side = random.choice(((1, 1), (1, 20_000), (300, 200), (9000, 9000), (12_000, 12_000)))
+        # To make the large ones in color takes longer than to refuse them.
+        modes = ("1",) if min(side) > 1000 else ("1", "L", "P", "RGB", "RGBA", "I;16", "LA")
+        Image.new(random.choice(modes), side).save(path, "PNG", compress_level=1)
         return
     sizes = (0, 1, 2**31 - 1, 2**31, 50_000, 10)
     if random.random() < 0.7:
@@ -803,8 +805,9 @@ def mutate(random: Random, paths: Sequence[Path]) -> tuple[list[Path], list[str]
     done = []
     for _ in range(random.choice((1, 1, 1, 1, 2))):
         path = random.choice(paths)
+        # What is damaged already can crash or choke whoever opens it by its format.
+        inside = () if path in damaged else BY_SUFFIX.get(path.suffix, ())
         damaged[path] = None
-        inside = BY_SUFFIX.get(path.suffix, ())
         if not path.is_file() or path.is_symlink() or path.stat().st_size > 2**27:
             continue
         mutation = random.choice(inside) if inside and random.random() < 0.65 else random.choice(ANY)

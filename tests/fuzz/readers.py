@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
+from typer.main import get_command
 
 import foreign_builders as foreign
 import slide_builders as slides
@@ -31,6 +32,7 @@ from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap
 from gcemil.bags.annotations.masks import read_mask as read_annotation_mask
 from gcemil.bags.annotations.truth import MaskReading, write_truth
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
@@ -76,11 +78,12 @@ from gcemil.prefilter.student import (
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.runs.evidence_files import Representations, read_representations, write_representations
-from gcemil.runs.folder import create_task, fold_parts, read_run, trained_folds
+from gcemil.runs.folder import create_task, fold_parts, open_cohort, read_run, trained_folds
 from gcemil.runs.network import load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models
 from gcemil.runs.records import read_history
 from gcemil.runs.summary import summarise
+from gcemil.runs.trained_on import write_training_cohort
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.grid import PatchSettings, patch_grid
 from gcemil.slides.mask_files import read_mask, tissue_geojson
@@ -92,7 +95,7 @@ from gcemil.training.objective import create_null
 from gcemil.training.optimizer import create_optimizer
 from gcemil.training.reevaluate import predict_slide
 from gcemil.training.setup import create_bank, create_network, read_pairs
-from gcemil.viewer.reviews import counted, read_marks
+from gcemil.viewer.reviews import agreements, counted, read_marks
 from grid_builders import cohort_record
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import gce_run, snr_rows, toy_results
@@ -111,6 +114,8 @@ class Reader:
     """Given the folder and, where it asks for them, the files that were damaged."""
     share: float = 1.0
     """How often it is drawn, beside the others."""
+    refuses: bool = False
+    """Whether one of the things it does refuses a valid input: a table of labels is no table of splits."""
 
     def run(self, damaged: Sequence[Path], folder: Path) -> None:
         self.read(folder, damaged) if len(signature(self.read).parameters) > 1 else self.read(folder)
@@ -185,7 +190,7 @@ def read_features(folder: Path) -> None:
         layout = cohort.layout(spec)
         cohort.read_bag(spec, layout)
         cohort.read_bag(spec, layout, np.arange(0, len(layout), 2))
-    cohort.fingerprint()
+    record_cohort(cohort)
     write_pairs(folder, folder, n_pairs=8)
 
 
@@ -405,6 +410,8 @@ def read_tool(folder: Path, damaged: Sequence[Path]) -> None:
         out = folder / f"cohort_{copy}"
         given = labels if labels.exists() or labels.is_symlink() else None
         import_cohort(features, out, labels=given, copy=copy, mpp=0.5)
+        if copy:
+            return
         guards.validate(out)
         cohort = Cohort.load(out)
         for spec in cohort.bags:
@@ -628,6 +635,7 @@ def build_run(folder: Path) -> None:
         path = folder / name / "config.yaml"
         config = yaml.safe_load(path.read_text())
         path.write_text(yaml.safe_dump({**config, "cohort": str(cohort.folder)}))
+        write_training_cohort(folder / name, record_cohort(cohort))
     write_json(folder / "run" / "summary.json", summarise(folder / "run"))
     values = {"prob_a": 0.9, "prob_b": 0.1}
     prediction = {"values": values, "output": 0.9}
@@ -653,7 +661,7 @@ def build_run(folder: Path) -> None:
     ]
     write_json(
         folder / "run" / "fold_0" / "reviews" / "s0.json",
-        {"slide_id": "s0", "rule": "evidence", "marks": marks},
+        {"slide_id": "s0", "rule": "evidence", "n_patches": 8, "marks": marks},
     )
     seconds = {"encoder": 1.0, "prediction": 0.1}
     cost = SlideCost("s0", 8, 4, True, [1], [0.9, 0.1], [0.8, 0.2], seconds, seconds)
@@ -665,12 +673,6 @@ def build_run(folder: Path) -> None:
 def read_run_text(folder: Path) -> None:
     """Every file of a run that is text."""
     run = folder / "run"
-    session: Any = SimpleNamespace(folder=run / "fold_0")
-
-    def findings(path: Path) -> None:
-        found = [read_finding(file) for file in sorted(path.glob("fold_*/diagnostics/*.json"))]
-        if found:
-            over_folds(found).to_json()
 
     def predictions(path: Path) -> None:
         card = read_run(path)
@@ -679,10 +681,20 @@ def read_run_text(folder: Path) -> None:
             read_predictions(file, task)
 
     each(
-        *(partial(reader, run) for reader in (read_run, summarise, findings, predictions, fold_metrics, inspect)),
+        *(partial(reader, run) for reader in (read_run, open_cohort, summarise, predictions, fold_metrics, inspect)),
         partial(compared_runs, run, folder / "host", resamples=5), partial(read_history, run / "fold_0"), partial(risk_scale, run, 0),
-        partial(read_certificate, run / "certificate.json"), partial(read_cost, run / "fold_0"), lambda: counted(read_marks(session, "s0")),
+        partial(read_certificate, run / "certificate.json"), partial(read_cost, run / "fold_0"),
     )  # fmt: skip
+
+
+def read_reviews(folder: Path) -> None:
+    session: Any = SimpleNamespace(folder=folder / "run" / "fold_0", specs=("s0",))
+    each(lambda: counted(read_marks(session, "s0", n_patches=8)), lambda: json.dumps(agreements(session)))
+
+
+def read_findings(folder: Path) -> None:
+    found = [read_finding(file) for file in sorted((folder / "run").glob("fold_*/diagnostics/*.json"))]
+    over_folds(found).to_json()
 
 
 def read_run_values(folder: Path) -> None:
@@ -719,7 +731,7 @@ def build_networks(folder: Path) -> None:
         fold.mkdir(parents=True)
         save_network(fold / "checkpoint.safetensors", ingredients, cohort, settings)
         null = create_null(settings.evidence, 2) if settings.evidence else torch.nn.Identity()
-        optimizer = create_optimizer(ingredients.network, 1e-3, 1e-5)
+        optimizer = create_optimizer(ingredients.network, 1e-3, settings)
         sum(parameter.sum() for parameter in ingredients.network.parameters()).backward()
         optimizer.step()
         progress = loop.Progress(epoch=1, history=[])
@@ -765,7 +777,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
             fold / "resume.safetensors", {"network": ingredients.network, "null": null}
         )
         if saved is not None:
-            optimizer = create_optimizer(ingredients.network, 1e-3, 1e-5)
+            optimizer = create_optimizer(ingredients.network, 1e-3, settings)
             loop.checkpoint.load_optimizer(optimizer, saved)
             torch.set_rng_state(saved["rng"])
 
@@ -824,8 +836,12 @@ def read_grid_results(folder: Path) -> None:
     each(
         partial(grid_summary.summarised, results), partial(tables, results.folder), partial(grid_summary.read_summary, results.folder),
         partial(read_log, results), partial(read_failure, results, CohortKey("bracs")),
-        partial(write_report, results.folder, folder / "report.html"), lambda: [expected_seconds(grid, results) for grid in results.grids()],
+        lambda: [expected_seconds(grid, results) for grid in results.grids()],
     )  # fmt: skip
+
+
+def read_grid_report(folder: Path) -> None:
+    write_report(folder / "results", folder / "report.html")
 
 
 # The command line
@@ -864,7 +880,7 @@ def read_by_command(folder: Path, damaged: Sequence[Path]) -> None:
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                app(given, prog_name="gcemil")
+                command_line().main(given, prog_name="gcemil")
         except SystemExit as end:
             if end.code not in (0, 1, 2, None):
                 raise RuntimeError(f"{arguments[0]} ended with {end.code}") from end
@@ -873,6 +889,12 @@ def read_by_command(folder: Path, damaged: Sequence[Path]) -> None:
                 raise
         if wrong := [line for line in said.getvalue().split("\n") if not line.isprintable()]:
             raise RuntimeError(f"{arguments[0]} printed {wrong[0]!r}")
+
+
+@cache
+def command_line() -> Any:
+    """The whole tree of commands, which takes longer to make than most files to read."""
+    return get_command(app)
 
 
 def preload() -> None:
@@ -889,6 +911,7 @@ def preload() -> None:
         with contextlib.suppress(ImportError):
             import_module(name)
     Image.init()
+    command_line()
 
 
 READERS: tuple[Reader, ...] = (
@@ -896,7 +919,7 @@ READERS: tuple[Reader, ...] = (
     Reader("slides.csv", build_cohort, ("slides.csv",), read_validated, share=0.5),
     Reader("survival", lambda folder: build_cohort(folder, "survival"), ("slides.csv", "cohort.yaml"), read_validated, share=0.5),
     Reader("splits", build_cohort, ("splits/*.csv",), read_validated, share=0.5),
-    Reader("features", build_cohort, ("features/*.h5",), read_features, share=2),
+    Reader("features", lambda folder: build_cohort(folder, cases=4), ("features/*.h5",), read_features, share=1.5),
     Reader("truth", lambda folder: build_cohort(folder, cases=4), ("truth/*.h5",), read_truth),
     Reader("anchors", build_cohort, ("anchors.h5",), read_anchors),
     Reader("pairs", build_cohort, ("anchor_pairs.h5",), read_bridge),
@@ -904,25 +927,28 @@ READERS: tuple[Reader, ...] = (
     Reader("overrides", build_settings, ("overrides.txt",), read_overrides, share=0.5),
     Reader("grid", build_grid, ("grid.yaml",), read_grid),
     Reader("families", build_family, ("*.yaml", "*.txt"), read_families, share=0.5),
-    Reader("labels", build_labels, ("*.csv", "*.tsv", "*.xlsx"), read_label_tables, share=1.5),
-    Reader("workbook", build_labels, ("*.xlsx",), read_label_tables),
+    Reader("labels", build_labels, ("*.csv", "*.tsv", "*.xlsx"), read_label_tables, share=1.5, refuses=True),
+    Reader("workbook", build_labels, ("*.xlsx",), read_label_tables, refuses=True),
     Reader("foreign splits", build_splits, ("*/*.csv", "*/*/*.csv", "*.csv", "*.json"), read_foreign_splits),
-    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool),
-    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool),
-    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool),
-    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool),
+    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool, share=0.7),
+    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool, share=0.7),
+    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool, share=0.7),
+    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool, share=0.7),
     Reader("recipes", build_recipe, ("*.csv", "*.tsv"), read_recipes, share=0.5),
-    Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, share=0.5),
+    Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, share=0.5, refuses=True),
     Reader("annotations", build_annotations, ("annotations/*",), read_annotations),
-    Reader("tissue masks", build_masks, ("*",), read_masks),
+    Reader("tissue masks", build_masks, ("*",), read_masks, refuses=True),
     Reader("slides", build_slide, ("*",), read_slide_files, share=0.5),
-    Reader("patches", build_patches, ("*.h5",), read_patches),
+    Reader("patches", build_patches, ("*.h5",), read_patches, refuses=True),
     Reader("drawn slides", build_drawn, ("pixels.yaml",), read_drawn, share=0.5),
     Reader("scores", build_scores, ("scores/*",), read_score_files),
     Reader("run", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv"), read_run_text, share=2),
+    Reader("reviews", build_run, ("run/**/reviews/*.json",), read_reviews),
+    Reader("findings", build_run, ("run/**/diagnostics/*.json",), read_findings),
     Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=2),
-    Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.1),
+    Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.02),
     Reader("checkpoints", build_networks, ("*/fold_0/*.safetensors",), read_networks),
-    Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results),
+    Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results, share=0.5),
+    Reader("grid report", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_report, share=0.05),
     Reader("commands", build_command_line, ("cohort/*", "cohort/*/*", "clam/**/*", "labels/*", "settings/*.yaml"), read_by_command),
 )  # fmt: skip

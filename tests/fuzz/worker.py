@@ -1,10 +1,11 @@
-"""One input in a process of its own, with limits: what came of reading it."""
+"""Processes that read one damaged input after the other, with limits: what came of each."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
-import math
 import os
 import resource
 import select
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gcemil.errors import GcemilError
 
@@ -25,8 +27,16 @@ PATIENCE = 12
 LIMIT_BYTES = 2 * 2**30
 ROOM_BYTES = 4 * 2**30
 """Address space a reader gets beyond what the process has: enough to be caught using too much, not enough to harm the machine."""
+LIVES = 100
+"""Inputs that one process reads: a fork and what is done first cost more than most inputs."""
+MAX_SENTENCE = 2100
 
 GOOD = ("read", "refused")
+PEAK_RESET = "5"
+"""What Linux takes in clear_refs as: forget the highest memory so far."""
+CAPABILITY_VERSION = 0x20080522
+ROOT_READS_ALL = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, with which root may open any file."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Outcome:
     what: str = ""
     where: str = ""
     seconds: float = 0.0
+    computed: float = 0.0
     bytes: int = 0
 
     @property
@@ -44,53 +55,97 @@ class Outcome:
         return self.kind not in GOOD
 
 
-def outcome_of(read: Callable[[Path], object], folder: Path, *, limit_s: float = LIMIT_S) -> Outcome:
-    """Read the folder in a child and watch it."""
-    incoming, outgoing = os.pipe()
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os.close(incoming)
-        _be_the_child(read, folder, outgoing, limit_s)
-    os.close(outgoing)
-    try:
-        said = _listen(incoming, child, started, limit_s)
-    finally:
-        os.close(incoming)
-    # A child that said nothing by now hangs; one that closed the line ends by itself.
-    if said is None:
+def outcome_of(read: Callable[[], object], *, limit_s: float = LIMIT_S) -> Outcome:
+    """Read something in a process of its own."""
+    with Worker(lambda _: read(), limit_s=limit_s) as worker:
+        return worker.outcome(None)
+
+
+class Worker:
+    """A forked child that reads what it is told to, replaced when it died or has read enough."""
+
+    def __init__(self, read: Callable[[Any], object], *, limit_s: float = LIMIT_S) -> None:
+        self._read = read
+        self._limit_s = limit_s
+        self._child = self._jobs = self._answers = 0
+        self._lives = 0
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def outcome(self, job: Any) -> Outcome:
+        """What comes of one job: anything that JSON can say."""
+        if self._lives <= 0:
+            self._end()
+            self._start()
+        self._lives -= 1
+        started = time.monotonic()
+        os.write(self._jobs, json.dumps(job).encode() + b"\n")
+        said = self._listen(started)
+        seconds = time.monotonic() - started
+        if said:
+            record = json.loads(said)
+            found = Outcome(**record, seconds=seconds)
+            if found.bytes > LIMIT_BYTES:
+                found = Outcome(
+                    "memory", f"{found.bytes / 2**30:.1f} GB", "", seconds, found.computed, found.bytes
+                )
+            if found.is_fault:
+                # What comes next must not depend on what went wrong here.
+                self._end()
+            return found
+        status, usage = self._end()
+        peak, computed = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
+        if said is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
+            return Outcome("hang", f"no end after {seconds:.1f} s", "", seconds, computed, peak)
+        if os.WIFSIGNALED(status):
+            return Outcome("crash", signal.Signals(os.WTERMSIG(status)).name, "", seconds, computed, peak)
+        code = os.waitstatus_to_exitcode(status)
+        return Outcome("crash", f"exit {code} without a word", "", seconds, computed, peak)
+
+    def _start(self) -> None:
+        jobs, self._jobs = os.pipe()
+        self._answers, answers = os.pipe()
+        self._lives = LIVES
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._jobs)
+            os.close(self._answers)
+            _be_the_child(self._read, jobs, answers, self._limit_s)
+        os.close(jobs)
+        os.close(answers)
+
+    def _end(self) -> tuple[int, resource.struct_rusage]:
+        """End the child and all it started; how it ended."""
+        child, self._child, self._lives = self._child, 0, 0
+        if not child:
+            return 0, resource.getrusage(resource.RUSAGE_SELF)
+        os.close(self._jobs)
+        os.close(self._answers)
+        # One that has died keeps its own status.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+        _, status, usage = os.wait4(child, 0)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
-    seconds, peak = time.monotonic() - started, usage.ru_maxrss * 1024
-    if said is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-        computed = usage.ru_utime + usage.ru_stime
-        return Outcome("hang", f"computed for {computed:.1f} s of {seconds:.1f} s", "", seconds, peak)
-    if os.WIFSIGNALED(status):
-        return Outcome("crash", signal.Signals(os.WTERMSIG(status)).name, "", seconds, peak)
-    if peak > LIMIT_BYTES:
-        return Outcome("memory", f"{peak / 2**30:.1f} GB", "", seconds, peak)
-    if not said:
-        return Outcome("crash", f"exit {os.waitstatus_to_exitcode(status)} without a word", "", seconds, peak)
-    record = json.loads(said)
-    return Outcome(record["kind"], record["what"], record["where"], seconds, peak)
+        return status, usage
 
-
-def _listen(line: int, child: int, started: float, limit_s: float) -> bytes | None:
-    """Everything the child says; None when it neither computes nor speaks, or takes far too long."""
-    said = b""
-    while (passed := time.monotonic() - started) < PATIENCE * limit_s:
-        ready, _, _ = select.select([line], [], [], limit_s / 5)
-        if ready:
-            part = os.read(line, 65536)
-            if not part:
-                return said
-            said += part
-        elif passed > limit_s and not _is_computing(child):
-            return None
-    return None
+    def _listen(self, started: float) -> bytes | None:
+        """Its line; empty when it died, None when it neither computes nor speaks, or takes far too long."""
+        said = b""
+        while (passed := time.monotonic() - started) < PATIENCE * self._limit_s:
+            ready, _, _ = select.select([self._answers], [], [], self._limit_s / 5)
+            if ready:
+                part = os.read(self._answers, 65536)
+                said += part
+                if not part or said.endswith(b"\n"):
+                    return said if part else b""
+            elif passed > self._limit_s and not _is_computing(self._child):
+                return None
+        return None
 
 
 def _is_computing(child: int) -> bool:
@@ -103,34 +158,68 @@ def _is_computing(child: int) -> bool:
     return False
 
 
-def _be_the_child(read: Callable[[Path], object], folder: Path, outgoing: int, limit_s: float) -> None:
+def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int, limit_s: float) -> None:
     try:
         os.setsid()
-        _take_limits(limit_s)
+        _take_limits()
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silence, stream)
-        record = _attempt(read, folder)
-        os.write(outgoing, json.dumps(record).encode())
+        with os.fdopen(jobs) as lines:
+            for line in lines:
+                record = _measured(read, json.loads(line), limit_s)
+                os.write(answers, json.dumps(record).encode() + b"\n")
     except BaseException:
         os._exit(3)
     os._exit(0)
 
 
-def _take_limits(limit_s: float) -> None:
+def _take_limits() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM_BYTES, size + ROOM_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s) + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**31, 2**31))
+    if os.geteuid() == 0:
+        _obey_permissions()
 
 
-def _attempt(read: Callable[[Path], object], folder: Path) -> dict[str, str]:
+def _obey_permissions() -> None:
+    """Let root be refused what every user is refused."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    held = (ctypes.c_uint32 * 6)()
+    if library.capget(header, held) == 0:
+        held[0] &= ~ROOT_READS_ALL
+        library.capset(header, held)
+
+
+def _measured(read: Callable[[Any], object], job: Any, limit_s: float) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(PEAK_RESET)
+    before = time.process_time()
+    # The system ends this process when it computes longer; inside a library, nothing else could.
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    record: dict[str, Any] = _attempt(read, job)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    computed = time.process_time() - before
+    # An HDF5 file that a traceback keeps open would be met again by the next input.
+    gc.collect()
+    return {**record, "computed": computed, "bytes": _peak()}
+
+
+def _peak() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _attempt(read: Callable[[Any], object], job: Any) -> dict[str, str]:
     try:
-        read(folder)
+        read(job)
     except GcemilError as error:
         text = str(error)
-        good = text.isprintable() and 0 < len(text) <= 2100
+        good = text.isprintable() and 0 < len(text) <= MAX_SENTENCE
         return {
             "kind": "refused" if good else "message",
             "what": type(error).__name__ if good else text[:500],
