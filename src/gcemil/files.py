@@ -176,6 +176,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def refuse_special(path: Path) -> None:
+    """A folder, pipe or device in the place of a file is an InputError: to open one can take for ever."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a file.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file, so it is not read.")
+
+
 def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
     """The text of a UTF-8 file; one that is missing, too large, special or of another encoding is an InputError."""
     content = read_bytes(path, limit=limit)
@@ -190,10 +198,7 @@ def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
 def read_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
     """The content of a regular file that is not larger than the limit."""
     try:
-        if path.is_dir():
-            raise InputError(f"{path} is a folder, not a file.")
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no regular file, so it is not read.")
+        refuse_special(path)
         size = path.stat().st_size
         if size > limit:
             raise InputError(f"{path} has {size:,} bytes; at most {limit:,} are read.")

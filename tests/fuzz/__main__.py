@@ -13,13 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from random import Random
 
 from fuzz.mutations import mutate
 from fuzz.readers import READERS, Reader, preload
-from fuzz.worker import LIMIT_S, Outcome, Worker, is_supported, outcome_of
+from fuzz.worker import LIMIT_S, Outcome, Worker, is_supported
 
 KINDS = ("read", "refused", "exception", "message", "crash", "hang", "memory")
 
@@ -48,15 +48,18 @@ class Count:
 
     kinds: Counter[str] = field(default_factory=Counter)
     worst_s: float = 0.0
+    slowest: int = -1
+    """The index of the input that took longest."""
     worst_bytes: int = 0
     computed: float = 0.0
 
-    def add(self, outcome: Outcome) -> None:
-        self.merge(Count(Counter([outcome.kind]), outcome.computed, outcome.bytes, outcome.computed))
+    def add(self, outcome: Outcome, index: int) -> None:
+        self.merge(Count(Counter([outcome.kind]), outcome.computed, index, outcome.bytes, outcome.computed))
 
     def merge(self, other: Count) -> None:
         self.kinds += other.kinds
-        self.worst_s = max(self.worst_s, other.worst_s)
+        if other.worst_s > self.worst_s:
+            self.worst_s, self.slowest = other.worst_s, other.slowest
         self.worst_bytes = max(self.worst_bytes, other.worst_bytes)
         self.computed += other.computed
 
@@ -100,7 +103,7 @@ def campaign(
     readers: Sequence[Reader], options: argparse.Namespace, place: Path
 ) -> tuple[Counts, list[dict[str, object]]]:
     """Every input in turn, readers side by side, so that a campaign that is stopped has seen all of them."""
-    inputs = {reader.name: built(reader, place) for reader in readers}
+    inputs = built(readers, place)
     by_name = {reader.name: reader for reader in readers}
     counts: Counts = {reader.name: Count() for reader in readers}
     faults: list[dict[str, object]] = []
@@ -124,7 +127,7 @@ def campaign(
             outcome = worker.outcome(
                 (reader.name, [str(path.relative_to(source.folder)) for path in damaged])
             )
-            counts[reader.name].add(outcome)
+            counts[reader.name].add(outcome, index)
             if outcome.is_fault:
                 faults.append({"reader": reader.name, "index": index, "damage": done, **asdict(outcome)})
                 if options.keep is not None:
@@ -138,29 +141,48 @@ def campaign(
     return counts, faults
 
 
-def built(reader: Reader, place: Path) -> Source:
-    """The valid input, which must be read without a word. Both in children: whoever forks must never have computed."""
-    name = reader.name.replace(" ", "_")
-    template, folder = place / "valid" / name, place / "input" / name
-    made = outcome_of(partial(reader.build, template), limit_s=12 * LIMIT_S)
-    source = Source(template, folder, reader.targets(template))
-    if made.kind == "read":
-        source.restore()
-        paths = [folder / path for path in source.targets]
-        made = outcome_of(partial(reader.run, paths, folder), limit_s=12 * LIMIT_S)
-    if made.kind != "read" and (made.is_fault or not reader.refuses):
-        raise SystemExit(f"The valid input of '{reader.name}' cannot be made and read: {made}")
-    return source
+def built(readers: Sequence[Reader], place: Path) -> dict[str, Source]:
+    """The valid inputs, each of which must be read. In a child: whoever forks must never have computed."""
+    by_name = {reader.name: reader for reader in readers}
+    templates: dict[object, Path] = {}
+    sources: dict[str, Source] = {}
+
+    def make(job: tuple[str, str]) -> None:
+        name, what = job
+        if what == "build":
+            by_name[name].build(templates[by_name[name].build])
+        else:
+            folder = sources[name].folder
+            by_name[name].run(by_name[name].targets(folder), folder)
+
+    for reader in readers:
+        template = templates.setdefault(reader.build, place / "valid" / str(len(templates)))
+        sources[reader.name] = Source(template, place / "input" / reader.name.replace(" ", "_"), reader)
+    with Worker(make, limit_s=12 * LIMIT_S) as worker:
+        for reader in readers:
+            template = templates[reader.build]
+            made = Outcome("read") if template.exists() else worker.outcome((reader.name, "build"))
+            if made.kind == "read":
+                sources[reader.name].restore()
+                made = worker.outcome((reader.name, "read"))
+            if made.kind != "read" and (made.is_fault or not reader.refuses):
+                raise SystemExit(f"The valid input of '{reader.name}' cannot be made and read: {made}")
+    return sources
 
 
 class Source:
     """A valid input and a copy of it, of which only what was touched is copied again."""
 
-    def __init__(self, template: Path, folder: Path, targets: Sequence[Path]) -> None:
+    def __init__(self, template: Path, folder: Path, reader: Reader) -> None:
         self.template = template
         self.folder = folder
-        self.targets = [path.relative_to(template) for path in targets]
+        self._reader = reader
         self._marks: dict[str, Mark] = {}
+
+    @cached_property
+    def targets(self) -> list[Path]:
+        """What may be damaged, below the folder."""
+        return [path.relative_to(self.template) for path in self._reader.targets(self.template)]
 
     def restore(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -139,7 +139,7 @@ def each(*reads: Callable[[], object]) -> None:
 # Cohorts
 
 
-def build_cohort(folder: Path, task: str = "classification", cases: int = 6) -> Cohort:
+def build_cohort(folder: Path, task: str = "classification", cases: int = 6, truth: bool = True) -> Cohort:
     """Features, folds, truth, anchors and pairs of a few slides."""
     cohort = make_cohort(
         folder,
@@ -159,7 +159,8 @@ def build_cohort(folder: Path, task: str = "classification", cases: int = 6) -> 
             "region": evidence.astype(np.uint16),
             "overlap": evidence.astype(np.float32),
         }
-        store.write(cohort.truth_file(row.slide_id), datasets, {"microns_per_pixel": 0.5})
+        if truth:
+            store.write(cohort.truth_file(row.slide_id), datasets, {"microns_per_pixel": 0.5})
     arrays.write_anchors(folder / "anchors.h5", random.normal(size=(3, 5)), ["glands", "necrosis", "stroma"])
     pairs = {
         "features": random.normal(size=(20, 8)).astype(np.float32),
@@ -167,6 +168,11 @@ def build_cohort(folder: Path, task: str = "classification", cases: int = 6) -> 
     }
     store.write(folder / "anchor_pairs.h5", pairs)
     return cohort
+
+
+def build_tables(folder: Path, task: str = "classification") -> None:
+    """As small as a cohort can be."""
+    build_cohort(folder, task, cases=4, truth=False)
 
 
 def read_cohort(folder: Path) -> None:
@@ -195,6 +201,7 @@ def read_features(folder: Path) -> None:
 
 
 def read_truth(folder: Path) -> None:
+    guards.validate(folder)
     cohort = Cohort.load(folder)
     artifact_concepts(cohort)
     for spec in cohort.bags:
@@ -915,11 +922,11 @@ def preload() -> None:
 
 
 READERS: tuple[Reader, ...] = (
-    Reader("cohort.yaml", build_cohort, ("cohort.yaml",), read_cohort),
-    Reader("slides.csv", build_cohort, ("slides.csv",), read_validated, share=0.5),
-    Reader("survival", lambda folder: build_cohort(folder, "survival"), ("slides.csv", "cohort.yaml"), read_validated, share=0.5),
-    Reader("splits", build_cohort, ("splits/*.csv",), read_validated, share=0.5),
-    Reader("features", lambda folder: build_cohort(folder, cases=4), ("features/*.h5",), read_features, share=1.5),
+    Reader("cohort.yaml", build_tables, ("cohort.yaml",), read_cohort),
+    Reader("slides.csv", build_tables, ("slides.csv",), read_validated, share=0.5),
+    Reader("survival", partial(build_tables, task="survival"), ("slides.csv", "cohort.yaml"), read_validated, share=0.5),
+    Reader("splits", build_tables, ("splits/*.csv",), read_validated, share=0.5),
+    Reader("features", build_tables, ("features/*.h5",), read_features, share=1.2),
     Reader("truth", lambda folder: build_cohort(folder, cases=4), ("truth/*.h5",), read_truth),
     Reader("anchors", build_cohort, ("anchors.h5",), read_anchors),
     Reader("pairs", build_cohort, ("anchor_pairs.h5",), read_bridge),
@@ -930,10 +937,10 @@ READERS: tuple[Reader, ...] = (
     Reader("labels", build_labels, ("*.csv", "*.tsv", "*.xlsx"), read_label_tables, share=1.5, refuses=True),
     Reader("workbook", build_labels, ("*.xlsx",), read_label_tables, refuses=True),
     Reader("foreign splits", build_splits, ("*/*.csv", "*/*/*.csv", "*.csv", "*.json"), read_foreign_splits),
-    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool, share=0.7),
-    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool, share=0.7),
-    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool, share=0.7),
-    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool, share=0.7),
+    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool, share=0.6),
+    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool, share=0.6),
+    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool, share=0.6),
+    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool, share=0.6),
     Reader("recipes", build_recipe, ("*.csv", "*.tsv"), read_recipes, share=0.5),
     Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, share=0.5, refuses=True),
     Reader("annotations", build_annotations, ("annotations/*",), read_annotations),
@@ -942,13 +949,13 @@ READERS: tuple[Reader, ...] = (
     Reader("patches", build_patches, ("*.h5",), read_patches, refuses=True),
     Reader("drawn slides", build_drawn, ("pixels.yaml",), read_drawn, share=0.5),
     Reader("scores", build_scores, ("scores/*",), read_score_files),
-    Reader("run", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv"), read_run_text, share=2),
+    Reader("run", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv"), read_run_text, share=1.5),
     Reader("reviews", build_run, ("run/**/reviews/*.json",), read_reviews),
     Reader("findings", build_run, ("run/**/diagnostics/*.json",), read_findings),
-    Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=2),
+    Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=1.5),
     Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.02),
     Reader("checkpoints", build_networks, ("*/fold_0/*.safetensors",), read_networks),
     Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results, share=0.5),
     Reader("grid report", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_report, share=0.05),
-    Reader("commands", build_command_line, ("cohort/*", "cohort/*/*", "clam/**/*", "labels/*", "settings/*.yaml"), read_by_command),
+    Reader("commands", build_command_line, ("cohort/*", "cohort/*/*", "clam/**/*", "labels/*", "settings/*.yaml"), read_by_command, share=0.7),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -53,12 +54,6 @@ class Outcome:
     @property
     def is_fault(self) -> bool:
         return self.kind not in GOOD
-
-
-def outcome_of(read: Callable[[], object], *, limit_s: float = LIMIT_S) -> Outcome:
-    """Read something in a process of its own."""
-    with Worker(lambda _: read(), limit_s=limit_s) as worker:
-        return worker.outcome(None)
 
 
 class Worker:
@@ -161,6 +156,8 @@ def _is_computing(child: int) -> bool:
 def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int, limit_s: float) -> None:
     try:
         os.setsid()
+        # How a crash ends the process is told by the parent.
+        faulthandler.disable()
         _take_limits()
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):

@@ -21,7 +21,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, split_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, GcemilError, InputError, error_text
-from gcemil.files import read_json, remove_leftovers_of, write_json
+from gcemil.files import read_json, refuse_special, remove_leftovers_of, write_json
 
 CACHE = ".gcemil_hashes.json"
 PAIRS = "anchor_pairs.h5"
@@ -178,6 +178,7 @@ def _sha256(value: Any) -> str:
 
 def _marked(path: Path) -> Mark:
     try:
+        refuse_special(path)
         found = path.stat()
     except OSError as error:
         if path.is_symlink():

@@ -33,10 +33,20 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
         return [error(str(folder), str(fault), "Correct the file named, then validate again.")]
     problems = [*_table_problems(rows, card, folder)]
     problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
+    # An id that is a path would be looked for outside the cohort.
+    within = [row for row in rows if _is_plain(row["slide_id"])]
     # Files before splits: what is gone is told first, because nothing else helps before it is back.
     with strangers_files():
-        problems += file_problems(rows, card, folder, on_slide)
+        problems += file_problems(within, card, folder, on_slide)
     return [*problems, *_split_problems(rows, card, folder)]
+
+
+def _is_plain(slide_id: str) -> bool:
+    try:
+        check_slide_id(slide_id, Path("slides.csv"))
+    except CohortError:
+        return False
+    return True
 
 
 def errors_of(problems: list[Problem]) -> list[Problem]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gcemil.errors import CohortError, InputError
-from gcemil.files import is_file, read_text
+from gcemil.files import is_file, read_text, refuse_special
 
 MAX_TABLE_BYTES = 64 * 2**20
 MAX_LINES = 500_000
@@ -93,6 +93,7 @@ def check_slide_id(slide_id: str, table: Path) -> str:
 
 def file_fingerprint(path: Path) -> str:
     """Hash of a slide's size and of its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
+    refuse_special(path)
     edge = 64 * 1024
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

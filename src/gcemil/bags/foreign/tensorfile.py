@@ -8,6 +8,7 @@ from typing import Any
 
 from gcemil.bags.bag import FeatureRows
 from gcemil.errors import StoreError
+from gcemil.files import refuse_special
 
 
 def tensor_shape(path: Path) -> tuple[int, ...]:
@@ -25,6 +26,7 @@ def read_tensor(path: Path) -> FeatureRows:
 def _tensor(path: Path) -> Any:
     import torch  # the folder is read without torch until a .pt file is met
 
+    refuse_special(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))

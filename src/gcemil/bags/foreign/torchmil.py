@@ -21,6 +21,7 @@ from gcemil.bags.bag import CoordRows, grid_stride
 from gcemil.bags.foreign.ids import plain_ids
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Rows, as_float, refuse_other_types
 from gcemil.errors import CohortError, StoreError, UsageError
+from gcemil.files import refuse_special
 from gcemil.units import LevelZeroPx
 
 
@@ -105,6 +106,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     if path.suffix == ".h5":
         datasets = store.describe(path)
         return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
+    refuse_special(path)
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:
