@@ -64,7 +64,7 @@ from gcemil.families import read_family
 from gcemil.features.embed_prompts import read_templates
 from gcemil.features.origin import encoded_grid, feature_origin
 from gcemil.features.pairs import write_pairs
-from gcemil.files import write_json, write_text
+from gcemil.files import read_bytes, write_json, write_text
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
 from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, write_cost
@@ -84,6 +84,7 @@ from gcemil.runs.predict import evaluate_bags, load_fold_models
 from gcemil.runs.records import read_history
 from gcemil.runs.summary import summarise
 from gcemil.runs.trained_on import write_training_cohort
+from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.grid import PatchSettings, patch_grid
 from gcemil.slides.mask_files import read_mask, tissue_geojson
@@ -255,11 +256,9 @@ def read_settings(folder: Path) -> None:
 
 
 def read_overrides(folder: Path) -> None:
-    path = folder / "overrides.txt"
-    if path.is_file() and path.stat().st_size < 10**7:
-        # As the shell hands them over: any bytes but the end of a line.
-        texts = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
-        _ = with_overrides(TrainSettings(), [text for text in texts if text]).hash
+    # As the shell hands them over: any bytes but the end of a line.
+    given = read_bytes(folder / "overrides.txt", limit=10**7).decode("utf-8", "surrogateescape")
+    _ = with_overrides(TrainSettings(), [text for text in given.split("\n") if text]).hash
 
 
 def build_grid(folder: Path) -> None:
@@ -808,6 +807,21 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
             )
 
 
+def build_weights(folder: Path) -> None:
+    """One host as its authors save it and as we do."""
+    cohort = build_cohort(folder / "cohort", cases=4, truth=False)
+    settings = TrainSettings(host=HostSettings(name="abmil"), evidence=None, epochs=1)
+    ingredients = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
+    (folder / "weights").mkdir()
+    save_network(folder / "weights" / "ours.safetensors", ingredients, cohort, settings)
+    torch.save(ingredients.host.state_dict(), folder / "weights" / "theirs.pt")
+
+
+def read_weights(folder: Path, damaged: Sequence[Path]) -> None:
+    cohort = Cohort.load(folder / "cohort")
+    each(*(partial(read_given_host, path, HostSettings(name="abmil"), cohort) for path in damaged))
+
+
 # Results of a grid
 
 
@@ -922,40 +936,41 @@ def preload() -> None:
 
 
 READERS: tuple[Reader, ...] = (
-    Reader("cohort.yaml", build_tables, ("cohort.yaml",), read_cohort),
+    Reader("cohort.yaml", build_tables, ("cohort.yaml",), read_cohort, share=1.5),
     Reader("slides.csv", build_tables, ("slides.csv",), read_validated, share=0.5),
     Reader("survival", partial(build_tables, task="survival"), ("slides.csv", "cohort.yaml"), read_validated, share=0.5),
     Reader("splits", build_tables, ("splits/*.csv",), read_validated, share=0.5),
-    Reader("features", build_tables, ("features/*.h5",), read_features, share=1.2),
-    Reader("truth", lambda folder: build_cohort(folder, cases=4), ("truth/*.h5",), read_truth),
-    Reader("anchors", build_cohort, ("anchors.h5",), read_anchors),
+    Reader("features", build_tables, ("features/*.h5",), read_features),
+    Reader("truth", lambda folder: build_cohort(folder, cases=4), ("truth/*.h5",), read_truth, share=0.6),
+    Reader("anchors", build_cohort, ("anchors.h5",), read_anchors, share=1.5),
     Reader("pairs", build_cohort, ("anchor_pairs.h5",), read_bridge),
-    Reader("settings", build_settings, ("settings.yaml",), read_settings),
-    Reader("overrides", build_settings, ("overrides.txt",), read_overrides, share=0.5),
-    Reader("grid", build_grid, ("grid.yaml",), read_grid),
-    Reader("families", build_family, ("*.yaml", "*.txt"), read_families, share=0.5),
-    Reader("labels", build_labels, ("*.csv", "*.tsv", "*.xlsx"), read_label_tables, share=1.5, refuses=True),
+    Reader("settings", build_settings, ("settings.yaml",), read_settings, share=1.5),
+    Reader("overrides", build_settings, ("overrides.txt",), read_overrides),
+    Reader("grid", build_grid, ("grid.yaml",), read_grid, share=1.5),
+    Reader("families", build_family, ("*.yaml", "*.txt"), read_families),
+    Reader("labels", build_labels, ("*.csv", "*.tsv", "*.xlsx"), read_label_tables, share=2, refuses=True),
     Reader("workbook", build_labels, ("*.xlsx",), read_label_tables, refuses=True),
-    Reader("foreign splits", build_splits, ("*/*.csv", "*/*/*.csv", "*.csv", "*.json"), read_foreign_splits),
-    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool, share=0.6),
-    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool, share=0.6),
-    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool, share=0.6),
-    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool, share=0.6),
+    Reader("foreign splits", build_splits, ("*/*.csv", "*/*/*.csv", "*.csv", "*.json"), read_foreign_splits, share=1.5),
+    Reader("clam", build_clam, ("features/*/*", "patches/*", "labels.csv"), read_tool, share=0.5),
+    Reader("trident", build_trident, ("features/*/*/*", "labels.csv"), read_tool, share=0.5),
+    Reader("stamp", build_stamp, ("features/*", "labels.csv"), read_tool, share=0.5),
+    Reader("torchmil", build_torchmil, ("features/**/*",), read_tool, share=0.5),
     Reader("recipes", build_recipe, ("*.csv", "*.tsv"), read_recipes, share=0.5),
-    Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, share=0.5, refuses=True),
-    Reader("annotations", build_annotations, ("annotations/*",), read_annotations),
+    Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, refuses=True),
+    Reader("annotations", build_annotations, ("annotations/*",), read_annotations, share=1.5),
     Reader("tissue masks", build_masks, ("*",), read_masks, refuses=True),
     Reader("slides", build_slide, ("*",), read_slide_files, share=0.5),
     Reader("patches", build_patches, ("*.h5",), read_patches, refuses=True),
-    Reader("drawn slides", build_drawn, ("pixels.yaml",), read_drawn, share=0.5),
+    Reader("drawn slides", build_drawn, ("pixels.yaml",), read_drawn),
     Reader("scores", build_scores, ("scores/*",), read_score_files),
-    Reader("run", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv"), read_run_text, share=1.5),
+    Reader("run", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv"), read_run_text, share=1.2),
     Reader("reviews", build_run, ("run/**/reviews/*.json",), read_reviews),
-    Reader("findings", build_run, ("run/**/diagnostics/*.json",), read_findings),
-    Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=1.5),
-    Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.02),
-    Reader("checkpoints", build_networks, ("*/fold_0/*.safetensors",), read_networks),
-    Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results, share=0.5),
-    Reader("grid report", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_report, share=0.05),
-    Reader("commands", build_command_line, ("cohort/*", "cohort/*/*", "clam/**/*", "labels/*", "settings/*.yaml"), read_by_command, share=0.7),
+    Reader("findings", build_run, ("run/**/diagnostics/*.json",), read_findings, share=1.5),
+    Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=1.2),
+    Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.01),
+    Reader("checkpoints", build_networks, ("*/fold_0/*.safetensors",), read_networks, share=1.5),
+    Reader("weights", build_weights, ("weights/*",), read_weights),
+    Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results, share=0.4),
+    Reader("grid report", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_report, share=0.02),
+    Reader("commands", build_command_line, ("cohort/*", "cohort/*/*", "clam/**/*", "labels/*", "settings/*.yaml"), read_by_command, share=0.5),
 )  # fmt: skip

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.foreign.tensorfile import read_tensor
+from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError
+from gcemil.benchmark.grid import Grid
+from gcemil.errors import CohortError, InputError, RunError, StoreError
+from gcemil.runs import checkpoint
+from gcemil.viewer.security import inside
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -52,3 +58,50 @@ def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
     said = [problem.what for problem in guards.validate(cohort.folder) if problem.where == "../../outside"]
     assert any("cannot be a slide id" in what for what in said)
     assert not any("does not exist" in what for what in said)
+
+
+def test_a_file_of_holes_is_not_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"x" * 5000)
+    os.truncate(path, 2**40)
+    if not 0 < path.stat().st_blocks * 512 < 2**20:
+        pytest.skip("this file system has no holes")
+    with pytest.raises(CohortError, match="the rest are holes"):
+        content_hash(path)
+
+
+def test_text_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.array(["x", "y"]))
+    with pytest.raises(StoreError, match="not real numbers"):
+        read_array(path, "inst_labels")
+
+
+def test_a_tensor_file_with_ballast_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save(torch.ones(3, 4), path)
+    assert tensor_shape(path) == (3, 4)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("a/more", bytes(2**21))
+    with pytest.raises(StoreError, match="beside its numbers"):
+        tensor_shape(path)
+
+
+def test_a_checkpoint_that_memory_cannot_map_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError("Cannot allocate memory")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    with pytest.raises(RunError, match="a.safetensors is not a gcemil checkpoint"):
+        checkpoint.load(tmp_path / "a.safetensors")
+
+
+def test_a_link_to_itself_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert inside(tmp_path, "loop") == tmp_path / "loop"
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("name: toy\ncohorts: {mine: {folder: loop}}\nhosts: [abmil]\narms: [host]\nfolds: [0]\n")
+    assert Grid.load(grid).cohorts["mine"].folder == Path(os.path.realpath(tmp_path)) / "loop"

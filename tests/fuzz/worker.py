@@ -28,7 +28,7 @@ PATIENCE = 12
 LIMIT_BYTES = 2 * 2**30
 ROOM_BYTES = 4 * 2**30
 """Address space a reader gets beyond what the process has: enough to be caught using too much, not enough to harm the machine."""
-LIVES = 100
+LIVES = 400
 """Inputs that one process reads: a fork and what is done first cost more than most inputs."""
 MAX_SENTENCE = 2100
 

@@ -28,6 +28,8 @@ PAIRS = "anchor_pairs.h5"
 SETTLED_NS = 2 * 10**9
 """A file younger than this may be written again within one tick of its times, so its hash is not kept."""
 ATTEMPTS = 3
+LARGE_BYTES, HOLES = 2**28, 100
+"""Numbers do not compress a hundredfold, so a large file that takes so little of the disk was never written."""
 MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
 PARTS = {
     "card": "cohort.yaml",
@@ -187,7 +189,18 @@ def _marked(path: Path) -> Mark:
                 "Put the file back, or import the cohort again from where it lies now."
             ) from error
         raise CohortError(f"{path} cannot be read ({error_text(error)}). Put the file back.") from error
+    _refuse_holes(path, found)
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def _refuse_holes(path: Path, found: os.stat_result) -> None:
+    """A file that says it is far more than the disk holds of it could be hashed for hours."""
+    on_disk = getattr(found, "st_blocks", 0) * 512
+    if found.st_size > LARGE_BYTES and 0 < on_disk < found.st_size // HOLES:
+        raise CohortError(
+            f"{path} has {found.st_size:,} bytes, of which the disk holds {on_disk:,}: the rest are holes. "
+            "It is damaged; extract or copy it again."
+        )
 
 
 def _is_settled(mark: Mark, now_ns: int) -> bool:

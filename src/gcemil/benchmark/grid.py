@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,7 +103,7 @@ class Grid(Settings):
         cohorts = {
             name: cohort
             if cohort.folder is None
-            else cohort.model_copy(update={"folder": (path.parent / cohort.folder).resolve()})
+            else cohort.model_copy(update={"folder": Path(os.path.realpath(path.parent / cohort.folder))})
             for name, cohort in grid.cohorts.items()
         }
         return grid.model_copy(update={"cohorts": cohorts})

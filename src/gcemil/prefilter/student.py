@@ -333,7 +333,16 @@ def load_prefilter(path: Path) -> FittedPrefilter:
         record = checked(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
         student = Student(record.settings.width)
         student.load_state_dict(tensors)
-    except (SafetensorError, InputError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
+    except (
+        SafetensorError,
+        InputError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OSError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise RunError(f"{path} is no prefilter of gcemil ({error}). {remedy}") from error
     return FittedPrefilter(
         student=student.eval(),

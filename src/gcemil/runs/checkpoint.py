@@ -44,7 +44,17 @@ def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if not isinstance(meta, dict):
             raise TypeError(f"its header holds {type(meta).__name__}")
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, InputError) as error:
+    # A file that claims more than the memory can map is no checkpoint either.
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OSError,
+        RuntimeError,
+        MemoryError,
+        InputError,
+    ) as error:
         raise RunError(
             f"{path} is not a gcemil checkpoint ({error}). Remove it to train the fold again."
         ) from error

@@ -80,8 +80,11 @@ def read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
         raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
     if not is_file(path):
         raise WeightsError(f"{path} does not exist, or is no regular file.")
-    with path.open("rb") as file:
-        start = file.read(9)
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({error_text(error)}). Check its permissions.") from error
     content, header = _read_safetensors(path) if start[8:] == b"{" else (_read_torch(path), None)
     _refuse_large(path, content)
     return content, header
@@ -92,7 +95,7 @@ def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             text = (file.metadata() or {}).get("gcemil")
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, MemoryError) as error:
         raise WeightsError(
             f"{path} is a damaged safetensors file ({error_text(error)}). Copy it again."
         ) from error

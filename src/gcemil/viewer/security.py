@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -158,7 +159,8 @@ def inside(folder: Path, name: str) -> Path:
     if (
         Path(name).name != name
         or name in {"", ".", ".."}
-        or not path.resolve().is_relative_to(folder.resolve())
+        # Unlike Path.resolve, this leaves a link to itself to whoever opens it.
+        or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     ):
         raise RunError(f"'{name}' does not lie in {folder}. The viewer touches the run's own files alone.")
     return path

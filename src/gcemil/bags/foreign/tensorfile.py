@@ -10,6 +10,8 @@ from gcemil.bags.bag import FeatureRows
 from gcemil.errors import StoreError
 from gcemil.files import refuse_special
 
+MAX_BESIDE = 2**20
+
 
 def tensor_shape(path: Path) -> tuple[int, ...]:
     return tuple(_tensor(path).shape)
@@ -29,7 +31,12 @@ def _tensor(path: Path) -> Any:
     refuse_special(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        is_mapped = zipfile.is_zipfile(path)
+        if is_mapped:
+            _refuse_ballast(path)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except StoreError:
+        raise
     except Exception as error:
         # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
         raise StoreError(
@@ -44,3 +51,13 @@ def _tensor(path: Path) -> Any:
             f"{path} holds a {type(found).__name__}, not one tensor of features. Save the tensor alone."
         )
     return found
+
+
+def _refuse_ballast(path: Path) -> None:
+    """Beside the numbers a tensor has a few hundred bytes; all that is there would be read, and checked, at every opening."""
+    with zipfile.ZipFile(path) as archive:
+        beside = sum(entry.file_size for entry in archive.infolist() if "/data/" not in entry.filename)
+    if beside > MAX_BESIDE:
+        raise StoreError(
+            f"{path} holds {beside:,} bytes beside its numbers; one tensor needs less than {MAX_BESIDE:,}. Save the tensor alone."
+        )

@@ -112,6 +112,8 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     except Exception as error:
         # The header of a damaged file is parsed as Python, which fails in its own ways.
         raise StoreError(f"{path} cannot be read as a NumPy array ({error}). Write it again.") from error
+    if not store.is_number_type(array.dtype):
+        raise StoreError(f"{path} holds {array.dtype}, not real numbers. Write it again as numbers.")
     return array
 
 
