@@ -200,3 +200,28 @@ def test_contact_sheets_that_a_killed_command_did_not_come_to_are_made(batch, mo
     (batch / "out" / "features" / "m.h5").unlink()
     assert run(batch).exit_code == 0
     assert (sheet.read_bytes(), table.read_bytes(), (batch / "out" / "encoding.csv").read_bytes()) == expected
+
+
+def test_the_summary_of_a_batch_that_failed_is_whole_once_it_succeeds(batch, monkeypatch):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
+    with monkeypatch.context() as broken:
+        failing_replace(broken, ".m_patches")
+        assert run(batch).exit_code == 1
+    table = next((batch / "out").rglob("patching.csv"))
+    assert "m,failed" in table.read_text()
+    assert run(batch).exit_code == 0
+    mended = table.read_bytes(), (batch / "out" / "contact_sheets" / "sheet_0.jpg").read_bytes()
+    (batch / "out").rename(batch / "mended")
+    assert run(batch).exit_code == 0
+    assert (table.read_bytes(), (batch / "out" / "contact_sheets" / "sheet_0.jpg").read_bytes()) == mended
+
+
+def test_slides_that_failed_are_told_before_labels_that_then_do_not_fit(batch, monkeypatch):
+    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
+    (batch / "labels.csv").write_text("slide_id,case_id,label\na,1,normal\nm,2,tumor\nz,3,normal\n")
+    failing_replace(monkeypatch, ".m.h5")
+    result = run(batch, "--labels", batch / "labels.csv")
+    assert result.exit_code == 1
+    assert "Slides without features: 1" in result.output
+    assert "No space left on device" in result.output
+    assert "Two classes are needed" in result.output

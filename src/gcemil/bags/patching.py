@@ -21,9 +21,9 @@ from typing import Literal
 
 from gcemil.bags.foreign.ids import plain_id
 from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.tables import file_fingerprint, read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
-from gcemil.files import write_bytes, write_table
+from gcemil.files import checked, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
 from gcemil.slides.patches import probe_patches
@@ -222,6 +222,16 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:
     return out / settings.folder_name / "patching.csv"
+
+
+def read_summary(out: Path, settings: PatchSettings) -> dict[str, SlideOutcome]:
+    """What the table says of each slide; nothing where there is none that can be read."""
+    path = summary_file(out, settings)
+    try:
+        rows = [{**row, "mpp": row["mpp"] or None} for row in read_table(path, COLUMNS)]
+        return {outcome.slide_id: outcome for outcome in (checked(row, SlideOutcome, path) for row in rows)}
+    except GcemilError:
+        return {}
 
 
 def known_outcome(target: Path, slide_id: str) -> SlideOutcome:

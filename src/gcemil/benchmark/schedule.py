@@ -54,7 +54,6 @@ class Watch(Protocol):
 def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
-    remove_leftovers(results.folder)
     todo = left_to_do(grid, results)
     try:
         return dict(executed(grid, todo, pool, watch))
@@ -65,8 +64,9 @@ def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = Non
 
 
 def enter_grid(grid: Grid, results: Results) -> None:
-    """Write the grid into the folder, which must not contradict it."""
+    """Write the grid into the folder, which must not contradict it and is freed of what killed processes left."""
     check_results(grid, results)
+    remove_leftovers(results.folder)
     with claimed(results.lock("grids"), wait=True):
         write_text(results.folder / "grids" / f"{grid.name}.yaml", grid.to_yaml())
 

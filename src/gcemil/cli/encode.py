@@ -65,6 +65,7 @@ def encode(
     """
     from gcemil.bags.patching import PatchingRules, found_slides
     from gcemil.cli.console import print_json, print_table, progress, say
+    from gcemil.errors import GcemilError
     from gcemil.features.encoders import encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings, encode_slides
     from gcemil.features.loaders import WeightSource
@@ -90,8 +91,16 @@ def encode(
                 on_slide=advance,
             )
         troubles = (*remarks, *report.notes)
+        tables = None
+        try:
+            if report.usable:
+                tables = _tables(out, network, chosen, labels, task, target, classes)
+        except GcemilError as error:
+            # Labels may not fit because slides are missing, which is then what has to be known first.
+            if not report.problems:
+                raise
+            troubles += (str(error),)
         notes = (*_size_notes(network, chosen), *troubles)
-        tables = _tables(out, network, chosen, labels, task, target, classes) if report.usable else None
     why = {slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems}
     if as_json:
         rows = [{**asdict(slide), "message": why.get(slide.slide_id, "")} for slide in report.slides]
@@ -145,7 +154,7 @@ def _patch_missing(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
     from gcemil.bags.patch_files import patch_file
-    from gcemil.bags.patching import known_outcome, outcome_of, summary_file, write_summary
+    from gcemil.bags.patching import known_outcome, outcome_of, read_summary, summary_file, write_summary
     from gcemil.cli.console import progress
 
     missing = {
@@ -157,13 +166,14 @@ def _patch_missing(
             outcomes.append(outcome_of(path, slide_id, out, rules, force=False))
             advance(done, len(missing))
     notes: tuple[str, ...] = ()
-    # The summary of an earlier 'gcemil patch' stays as it is; one that a killed command did not come to is made now.
-    if missing.keys() == slides.keys() or not summary_file(out, rules.patches).is_file():
-        new = {outcome.slide_id: outcome for outcome in outcomes}
-        everyone = [
-            new.get(name) or known_outcome(patch_file(out, rules.patches, name), name) for name in slides
-        ]
-        notes = write_summary(out, rules.patches, everyone)
+    new = {outcome.slide_id: outcome for outcome in outcomes}
+    # A summary that tells it all stays as it is; one that a killed or failed command left unfinished is made anew.
+    if any(not outcome.is_problem for outcome in outcomes) or not summary_file(out, rules.patches).is_file():
+        everyone = read_summary(out, rules.patches) | {
+            name: new.get(name) or known_outcome(patch_file(out, rules.patches, name), name)
+            for name in slides
+        }
+        notes = write_summary(out, rules.patches, [everyone[name] for name in sorted(everyone)])
     return {outcome.slide_id: outcome.message for outcome in outcomes if outcome.is_problem}, notes
 
 
