@@ -353,3 +353,20 @@ def test_gradients_of_hdmils_losses_agree(ours, monkeypatch):
     norms = [0.0 if gradient is None else float(gradient.norm()) for gradient in gradients]
     expected = facts("hdmil")["outputs"]["train_label1_subtyping_false"]["gradient_norms"][TERMS[ours]]
     assert norms == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("term", ["prediction_match", "feature_match"])
+def test_hdmils_joint_weights_are_charged_for_their_scale_and_ours_for_what_is_dropped(term, monkeypatch):
+    """Why the smaller terms of per-class weights are not scaled up: with every patch kept there is nothing to distil."""
+    dropped = {
+        kind: float(trained_hdmil(monkeypatch, normalisation=kind)[1].losses[term].detach())
+        for kind in hdmil.NORMALISATIONS
+    }
+    monkeypatch.setattr(hdmil, "gumbel_kept", lambda logits, gated: torch.ones_like(logits))
+    kept = {
+        kind: float(trained_hdmil(monkeypatch, normalisation=kind)[1].losses[term].detach())
+        for kind in hdmil.NORMALISATIONS
+    }
+    assert kept["joint"] > 0.9 * dropped["joint"] > 10 * dropped["branch"]
+    assert dropped["branch"] > 1e-4
+    assert kept["branch"] == pytest.approx(0, abs=1e-6)

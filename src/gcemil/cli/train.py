@@ -109,7 +109,7 @@ def host_of_run(run: Path) -> str:
     from gcemil.runs.folder import read_run
 
     name = read_run(run).settings.host.name
-    check_trust(name, run)
+    check_trust(name, run, option="--host")
     return name
 
 

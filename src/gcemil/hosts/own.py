@@ -82,13 +82,13 @@ def trusted_hosts() -> list[str]:
     return [name.strip() for name in os.environ.get(TRUST_VARIABLE, "").split(",") if name.strip()]
 
 
-def check_trust(name: str, source: object) -> None:
+def check_trust(name: str, source: object, *, option: str = "--trust-host") -> None:
     """A class that a file names is imported only with the user's consent; a host by plain name needs none."""
     if is_import_path(name) and name not in trusted_hosts():
         split_path(name, f"{source}: host")
         raise UsageError(
             f"{source} names the host '{name}', which is not part of gcemil: opening it would run that code. "
-            f"If you trust it, add --trust-host {name} (or set {TRUST_VARIABLE}={name})."
+            f"If you trust it, add {option} {name} (or set {TRUST_VARIABLE}={name})."
         )
 
 
