@@ -80,6 +80,11 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     assert "clam_sb" in page
     before = json.loads((folder / run / "summary.json").read_text())
     assert json.loads(succeeded("evaluate", folder / run, "--json")) == before
+    succeeded(
+        "audit", folder / "cohort", "--model", folder / run, "--repeats", 0, "--out", tmp_path / "audit.json"
+    )
+    judged = json.loads((tmp_path / "audit.json").read_text())
+    assert {row["labels"]["rule"] for row in judged["rows"]} >= {"model", "random"}
     dim = cohort.card.feature_dim
     slide = write_slide(tmp_path, "new", make_bag(30, dim).features, grid_coords(30))
     found = json.loads(succeeded("predict", folder / run, slide, "--mode", "full", "--json"))

@@ -37,7 +37,8 @@ def audit(
     cohort: Path = typer.Argument(help="A cohort folder; truth/ in it adds the oracle."),
     model: str = typer.Option(
         ...,
-        help="pkg.module:callable. The module is imported, which RUNS ITS CODE: name only code you trust.",
+        help="A run folder, of which the fold's network is audited; or pkg.module:callable, whose module is imported, "
+        "which RUNS ITS CODE: name only code you trust.",
     ),
     scores: list[Path] = typer.Option(
         [],
@@ -81,7 +82,7 @@ def audit(
     task.check(targets, where=f"{cohort}, fold {fold}, part {part.value}")
     with importable_here():
         box = BlackBox(
-            imported(model),
+            host_of_fold(Path(model), fold) if Path(model).is_dir() else imported(model),
             model,
             in_dim=loaded.card.feature_dim,
             n_outputs=loaded.n_outputs,
@@ -131,6 +132,19 @@ def importable_here() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
+
+
+def host_of_fold(run: Path, fold: int) -> Any:
+    """The host of a trained fold as a callable that gives logits and its own patch scores."""
+    from gcemil.runs.network import load_network
+
+    host = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")[0].host
+
+    def answer(features: Any, coords: Any) -> tuple[Any, Any]:
+        output = host(features, coords)
+        return output.logits, output.scores
+
+    return answer
 
 
 def imported(name: str) -> Any:

@@ -68,7 +68,7 @@ def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost
     if header is not None:
         settings, tensors, notes = _of_a_run(path, content, header, host, cohort)
     elif _has_our_names(content, host, cohort):
-        settings, tensors, notes = host, named_tensors(content), ()
+        settings, tensors, notes = host, _under_our_names(content, _expected(host, cohort)), ()
     else:
         settings, tensors, notes = _of_the_authors(path, content, host, cohort)
     return GivenHost(path, sha256, settings, _fitted(path, tensors, settings, cohort), notes)
@@ -179,6 +179,15 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
         return True
     found = set(named_tensors(content))
     return 2 * len(found & set(_expected(host, cohort))) > len(found)
+
+
+def _under_our_names(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
+    """The tensors by the host's names; a host that holds a module of the user's has its names with a word in front."""
+    tensors = named_tensors(content)
+    for prefix in dict.fromkeys(f"{key.split('.')[0]}." for key in expected):
+        if {f"{prefix}{key}" for key in tensors} == set(expected):
+            return {f"{prefix}{key}": one for key, one in tensors.items()}
+    return tensors
 
 
 def _of_the_authors(

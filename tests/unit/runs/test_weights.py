@@ -270,3 +270,33 @@ def test_a_header_that_asks_for_a_host_of_any_size_takes_no_memory_for_it(tmp_pa
     checkpoint.save(tmp_path / "w.safetensors", {"head.bias": torch.zeros(2)}, header)
     with pytest.raises(WeightsError, match=r"missing: attention.content.bias.*Nothing was loaded"):
         read_given_host(tmp_path / "w.safetensors", HostSettings(), cohort)
+
+
+OWN_HOST = """
+import torch
+
+
+class MeanPool(torch.nn.Module):
+    def __init__(self, in_dim, n_outputs):
+        super().__init__()
+        self.head = torch.nn.Linear(in_dim, n_outputs)
+
+    def forward(self, features):
+        return self.head(features.mean(dim=0))
+"""
+
+
+def test_weights_of_a_class_of_the_users_own_are_read_by_its_own_names(tmp_path, monkeypatch):
+    (tmp_path / "my_pooling_host.py").write_text(OWN_HOST)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("GCEMIL_TRUST_HOSTS", "")
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    weight, bias = torch.randn(2, 8), torch.randn(2)
+    name = "my_pooling_host:MeanPool"
+    path = saved(tmp_path, {"head.weight": weight, "head.bias": bias})
+    given = read_given_host(path, HostSettings(name=name), cohort)
+    features = torch.randn(9, 8)
+    found = host_of(given, cohort)(features).logits.detach()
+    torch.testing.assert_close(found, weight @ features.mean(dim=0) + bias)
+    with pytest.raises(WeightsError, match=r"missing: .*head\.bias"):
+        read_given_host(saved(tmp_path, {"head.weight": weight}), HostSettings(name=name), cohort)
