@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import file_fingerprint
@@ -105,3 +107,20 @@ def test_a_link_to_itself_leads_nowhere(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text("name: toy\ncohorts: {mine: {folder: loop}}\nhosts: [abmil]\narms: [host]\nfolds: [0]\n")
     assert Grid.load(grid).cohorts["mine"].folder == Path(os.path.realpath(tmp_path)) / "loop"
+
+
+def test_folds_without_slides_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("p,fold_1\nA,train\n")
+    with pytest.raises(CohortError, match="a.csv has no column 'slide_id'; it has: p, fold_1"):
+        read_splits(table)
+
+
+def test_a_long_message_is_made_in_no_time() -> None:
+    text = f"a.csv{' ' * 10**6}is\n\n damaged."
+    started = time.process_time()
+    said = str(InputError(text))
+    assert time.process_time() - started < 5
+    assert said.startswith("a.csv ")
+    assert said.endswith(" is damaged.")
+    assert len(said) < 2100

@@ -127,14 +127,19 @@ def _file_folds(files: list[Path]) -> list[IdParts]:
         return _table_folds(read_raw_table(files[0]))
     tables = {PART_NAMES[path.stem]: read_raw_table(path) for path in files}
     for table in tables.values():
-        if not table.has("slide_id"):
-            raise CohortError(f"{table.path} has no column 'slide_id'; it has: {', '.join(table.columns)}.")
+        _refuse_nameless(table)
     pairs = [(row["slide_id"], part) for part, table in tables.items() for row in table.rows]
     return [_fold(pairs, files[0].parent)]
 
 
+def _refuse_nameless(table: RawTable) -> None:
+    if not table.has("slide_id"):
+        raise CohortError(f"{table.path} has no column 'slide_id'; it has: {', '.join(table.columns)}.")
+
+
 def _table_folds(table: RawTable) -> list[IdParts]:
     if columns := fold_columns(table):
+        _refuse_nameless(table)
         return [_fold(_placed(table, "slide_id", column), table.path) for column in columns]
     for ids, part in SPLIT_COLUMNS:
         if table.has(ids, part):
