@@ -91,6 +91,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=2000, help="How many damaged inputs in all.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="The first index, to go on with a campaign.")
     parser.add_argument("--seconds", type=float, default=None, help="Stop after so long.")
     parser.add_argument("--reader", choices=[reader.name for reader in READERS], help="This reader alone.")
     parser.add_argument("--index", type=int, help="This input alone, told in full.")
@@ -108,7 +109,9 @@ def campaign(
     counts: Counts = {reader.name: Count() for reader in readers}
     faults: list[dict[str, object]] = []
     ends = None if options.seconds is None else time.monotonic() + options.seconds
-    indices = range(options.inputs) if options.index is None else [options.index]
+    indices = (
+        range(options.start, options.start + options.inputs) if options.index is None else [options.index]
+    )
     told = time.monotonic()
 
     def read(job: tuple[str, list[str]]) -> None:

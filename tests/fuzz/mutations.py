@@ -339,7 +339,11 @@ def changed_tree(random: Random, value: Any) -> Any:
         elif change == 5 and isinstance(holder, dict):
             holder[random.choice((*NAMES, "more"))] = random.choice(VALUES)
         elif change == 6 and isinstance(holder, list):
-            holder.extend([holder[key]] * random.choice((1, 100, 10_000)))
+            times = random.choice((1, 100, 10_000))
+            # What is in it would be repeated again by the next change.
+            holder.extend(
+                [holder[key]] * (min(times, 100) if isinstance(holder[key], dict | list) else times)
+            )
         elif change == 7:
             nested: Any = random.choice((1, "x", None))
             for _ in range(random.choice((3, 90, 600))):
