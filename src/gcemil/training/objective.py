@@ -14,7 +14,7 @@ one the host predicts on X: evidence of a wrong prediction is what speaks for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,7 +53,7 @@ class TrainingBag:
 def host_terms(host: Host, task: Task, bags: Sequence[TrainingBag]) -> Terms:
     """The plain host on a window."""
     outputs = [host(bag.features, bag.coords, target=bag.target) for bag in bags]
-    return {**task_terms(host, task, outputs, bags), **mean_losses(outputs)}
+    return {**task_terms(host.task_weights, task, outputs, bags), **mean_losses(outputs)}
 
 
 def evidence_terms(
@@ -78,7 +78,10 @@ def evidence_terms(
     terms: Terms = {}
     for part, weight in ((soft, gated_share), (full, 1 - gated_share)):
         if weight > 0:
-            for name, term in {**task_terms(model.host, task, part, bags), **mean_losses(part)}.items():
+            for name, term in {
+                **task_terms(model.host.task_weights, task, part, bags),
+                **mean_losses(part),
+            }.items():
                 terms[name] = terms.get(name, 0.0) + weight * term
     terms |= evidence_shape_terms(model, outputs)
     terms |= grounding_terms(model, task, outputs, bags)
@@ -108,8 +111,10 @@ def frozen_terms(
     return terms, outputs
 
 
-def task_terms(host: Host, task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]) -> Terms:
-    """The task loss of the bag logits and of every auxiliary prediction; a window without events has none."""
+def task_terms(
+    weights: Mapping[str, float], task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]
+) -> Terms:
+    """The weighted task loss of the bag logits and of every auxiliary prediction; a window without events has none."""
     named: dict[str, list[tuple[Tensor, Tensor]]] = {"bag": []}
     for output, bag in zip(outputs, bags, strict=True):
         named["bag"].append((output.logits, bag.target))
@@ -119,7 +124,7 @@ def task_terms(host: Host, task: Task, outputs: Sequence[HostOutput], bags: Sequ
     for name, pairs in named.items():
         loss = task.loss(torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]))
         if loss is not None:
-            terms["task" if name == "bag" else f"task_{name}"] = host.task_weights[name] * loss
+            terms["task" if name == "bag" else f"task_{name}"] = weights[name] * loss
     return terms
 
 

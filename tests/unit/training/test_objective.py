@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,14 +68,14 @@ def cox_by_hand(risks, times, events):
 
 def test_the_task_term_is_the_mean_over_the_window():
     outputs = [answer([0.0, math.log(3.0)]), answer([0.0, 0.0])]
-    terms = task_terms(SimpleNamespace(task_weights={"bag": 1.0}), TWO, outputs, labelled(1, 0))
+    terms = task_terms({"bag": 1.0}, TWO, outputs, labelled(1, 0))
     assert terms["task"].item() == pytest.approx((-math.log(0.75) + math.log(2)) / 2)
 
 
 def test_auxiliary_predictions_are_terms_of_their_own_with_the_hosts_weights():
     output = answer([0.0, 0.0], auxiliary_logits={"max": torch.tensor([0.0, math.log(3.0)])})
-    host = SimpleNamespace(task_weights={"bag": 0.5, "max": 2.0})
-    terms = task_terms(host, TWO, [output], labelled(0))
+    weights = {"bag": 0.5, "max": 2.0}
+    terms = task_terms(weights, TWO, [output], labelled(0))
     assert terms["task"].item() == pytest.approx(0.5 * math.log(2))
     assert terms["task_max"].item() == pytest.approx(2.0 * math.log(4))
 
