@@ -77,6 +77,13 @@ class Results:
     def failure(self, key: Key) -> Path:
         return self.folder / "failures" / f"{key.path}.json"
 
+    def remove_empty_failures(self) -> None:
+        """Folders of failures that are none any more, so that a mended grid lies there like one that never failed."""
+        root = self.folder / "failures"
+        for folder in (*sorted(root.rglob("*/"), reverse=True), root):
+            with suppress(OSError):  # not empty, or not there
+                folder.rmdir()
+
     def lock(self, name: object) -> Path:
         return self.folder / "claims" / f"{name}.lock"
 

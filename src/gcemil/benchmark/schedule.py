@@ -60,6 +60,7 @@ def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = Non
     finally:
         # Workers that died or were stopped may have been writing.
         remove_leftovers(results.folder)
+        results.remove_empty_failures()
         write_summary(results)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from builders import left_behind
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.plan import (
     CohortKey,
@@ -12,6 +13,8 @@ from gcemil.benchmark.plan import (
     run_settings,
     work,
 )
+from gcemil.benchmark.results import Results
+from gcemil.benchmark.schedule import enter_grid
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
 from grid_builders import small_grid
@@ -142,3 +145,12 @@ def test_an_unknown_profile_is_named():
 def test_the_same_grid_gives_the_same_plan():
     again = Grid.model_validate_json(small_grid(diagnostics=["snr"]).model_dump_json())
     assert work(again) == work(small_grid(diagnostics=["snr"]))
+
+
+def test_a_grid_that_is_entered_again_frees_its_folder_of_what_a_killed_one_left(tmp_path):
+    results = Results(tmp_path)
+    enter_grid(small_grid(), results)
+    left = left_behind(results.timing)
+    left.write_text("{")
+    enter_grid(small_grid(), results)
+    assert not left.exists()

@@ -224,6 +224,7 @@ def test_running_again_retries_what_failed_and_clears_the_record(results, grid, 
     again = run_fake(grid, results)
     assert list(again) == [plain, DiagnosisKey(RunKey("lung", "abmil", "gce", None, 0, 1))]
     assert read_failure(results, plain) is None
+    assert not (results.folder / "failures").exists()
     assert write_summary(results)["unfinished"] == []
 
 
