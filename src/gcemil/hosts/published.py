@@ -88,7 +88,7 @@ class PublishedHost:
 
 
 def read_published(
-    name: str, checkpoint: Mapping[str, Any] | Sequence[Any], *, risk: bool = False
+    name: str, checkpoint: Mapping[Any, Any] | Sequence[Any], *, risk: bool = False
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
     if name not in LAYOUTS:
@@ -107,13 +107,13 @@ def read_published(
     return with_constants(found, layout)
 
 
-def named_tensors(checkpoint: Mapping[str, Any] | Sequence[Any]) -> Tensors:
+def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
     """Every tensor by name; a word (in a list its place) before `/` names the network where there are several."""
     if not isinstance(checkpoint, Mapping):
         checkpoint = {str(place): part for place, part in enumerate(checkpoint)}
     networks = {key: value for key, value in checkpoint.items() if is_state_dict(value)}
     if not networks:
-        networks = {"": {key: value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
+        networks = {"": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
     elif len(networks) == 1:
         networks = {"": next(iter(networks.values()))}
     return {

@@ -139,7 +139,8 @@ def _refuse_large(path: Path, content: Any) -> None:
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
     # A few bytes can claim any shape; their memory is taken only when they are copied.
     if sum(tensor.numel() for tensor in tensors) > MOST_NUMBERS or any(
-        tensor.layout != torch.strided or tensor.is_complex() or tensor.is_meta for tensor in tensors
+        tensor.layout != torch.strided or tensor.is_complex() or tensor.is_meta or tensor.is_quantized
+        for tensor in tensors
     ):
         raise WeightsError(f"{path} holds more or other numbers than any host has. Nothing was loaded.")
 

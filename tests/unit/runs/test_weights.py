@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 import zipfile
 
 import pytest
@@ -194,7 +195,7 @@ def test_a_whole_model_is_refused_with_what_to_save_instead(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["truncated", "text", "empty", "tensor", "numbers", "safetensors", "folder", "none"]
+    "kind", ["truncated", "text", "empty", "tensor", "numbers", "quantized", "safetensors", "folder", "none"]
 )
 def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path, kind):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
@@ -206,6 +207,10 @@ def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path, kind):
         path.write_bytes(b"epoch,loss\n" if kind == "text" else b"")
     elif kind in ("tensor", "numbers"):
         torch.save(torch.zeros(3) if kind == "tensor" else {"epoch": 3}, path)
+    elif kind == "quantized":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.save({"head.bias": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, path)
     elif kind == "safetensors":
         save_file({"a": torch.zeros(9)}, path)
         path.write_bytes(path.read_bytes()[:-5])
@@ -300,3 +305,11 @@ def test_weights_of_a_class_of_the_users_own_are_read_by_its_own_names(tmp_path,
     torch.testing.assert_close(found, weight @ features.mean(dim=0) + bias)
     with pytest.raises(WeightsError, match=r"missing: .*head\.bias"):
         read_given_host(saved(tmp_path, {"head.weight": weight}), HostSettings(name=name), cohort)
+
+
+def test_tensors_without_names_are_named_by_what_stands_there(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    with pytest.raises(WeightsError, match=r"missing: .*left over: 0"):
+        read_given_host(saved(tmp_path, {0: torch.zeros(2)}), HostSettings(), cohort)
+    with pytest.raises(WeightsError, match=r"missing: .*left over: 0, 1"):
+        read_given_host(saved(tmp_path, [torch.zeros(2), torch.zeros(2)]), HostSettings(), cohort)
