@@ -17,6 +17,7 @@ import torch
 from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
@@ -124,3 +125,8 @@ def test_a_long_message_is_made_in_no_time() -> None:
     assert said.startswith("a.csv ")
     assert said.endswith(" is damaged.")
     assert len(said) < 2100
+
+
+def test_a_name_too_long_for_the_system_is_told() -> None:
+    with pytest.raises(InputError, match="cannot be looked at \\(File name too long\\)"):
+        inspect(Path("x" * 300))

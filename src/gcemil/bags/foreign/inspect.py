@@ -12,7 +12,7 @@ from gcemil.bags.foreign.inspect_hdf5 import inspect_hdf5
 from gcemil.bags.foreign.inspect_text import inspect_array, inspect_geojson, inspect_json, inspect_table
 from gcemil.bags.foreign.inspection import Inspection
 from gcemil.bags.strangers import strangers_files
-from gcemil.errors import InputError
+from gcemil.errors import InputError, error_text
 
 READERS = {
     **dict.fromkeys((".h5", ".hdf5"), inspect_hdf5),
@@ -26,7 +26,11 @@ SAMPLE = 16
 
 def inspect(path: Path) -> Inspection:
     """What this file or folder is."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
+    if not is_there:
         raise InputError(f"{path} does not exist.")
     with strangers_files():
         return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
