@@ -127,9 +127,8 @@ def campaign(
             source = inputs[reader.name]
             source.restore()
             damaged, done = mutate(random, [source.folder / path for path in source.targets])
-            outcome = worker.outcome(
-                (reader.name, [str(path.relative_to(source.folder)) for path in damaged])
-            )
+            names = [str(path.relative_to(source.folder)) for path in damaged]
+            outcome = worker.outcome((reader.name, names), reader.limit_s)
             counts[reader.name].add(outcome, index)
             if outcome.is_fault:
                 faults.append({"reader": reader.name, "index": index, "damage": done, **asdict(outcome)})

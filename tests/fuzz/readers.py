@@ -26,6 +26,7 @@ from typer.main import get_command
 import foreign_builders as foreign
 import slide_builders as slides
 from builders import grid_coords, make_cohort
+from fuzz.worker import LIMIT_S
 from gcemil.bags import arrays, classic, guards, store
 from gcemil.bags.annotations.asap import read_asap
 from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap
@@ -115,6 +116,7 @@ class Reader:
     """Given the folder and, where it asks for them, the files that were damaged."""
     share: float = 1.0
     """How often it is drawn, beside the others."""
+    limit_s: float = LIMIT_S
     refuses: bool = False
     """Whether one of the things it does refuses a valid input: a table of labels is no table of splits."""
 
@@ -546,6 +548,8 @@ def build_slide(folder: Path) -> None:
 
 
 def read_slide_files(folder: Path, damaged: Sequence[Path]) -> None:
+    """A slide that has lost its small levels is decoded pixel by pixel, as one that never had them: that takes its time."""
+
     def patched(path: Path) -> None:
         with open_slide(path, fallback_mpp=0.5) as slide:
             grid = patch_grid(slide, find_tissue(slide), PatchSettings(patch_px=64))
@@ -959,7 +963,7 @@ READERS: tuple[Reader, ...] = (
     Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, refuses=True),
     Reader("annotations", build_annotations, ("annotations/*",), read_annotations, share=1.5),
     Reader("tissue masks", build_masks, ("*",), read_masks, refuses=True),
-    Reader("slides", build_slide, ("*",), read_slide_files, share=0.5),
+    Reader("slides", build_slide, ("*",), read_slide_files, share=0.5, limit_s=60),
     Reader("patches", build_patches, ("*.h5",), read_patches, refuses=True),
     Reader("drawn slides", build_drawn, ("pixels.yaml",), read_drawn),
     Reader("scores", build_scores, ("scores/*",), read_score_files),

@@ -24,6 +24,8 @@ from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import CohortError, InputError, RunError, StoreError
+from gcemil.files import write_json
+from gcemil.findings import read_finding
 from gcemil.runs import checkpoint
 from gcemil.viewer.security import inside
 
@@ -130,3 +132,10 @@ def test_a_long_message_is_made_in_no_time() -> None:
 def test_a_name_too_long_for_the_system_is_told() -> None:
     with pytest.raises(InputError, match="cannot be looked at \\(File name too long\\)"):
         inspect(Path("x" * 300))
+
+
+def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
+    rows = [{"labels": {"rule": "evidence"}, "values": {"gap": 0.1}, "deviations": {}}]
+    write_json(tmp_path / "snr.json", {"name": "snr", "rows": rows})
+    with pytest.raises(RunError, match="snr.json has a value 'gap', which is no metric of gcemil"):
+        read_finding(tmp_path / "snr.json")

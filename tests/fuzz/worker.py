@@ -71,15 +71,16 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def outcome(self, job: Any) -> Outcome:
+    def outcome(self, job: Any, limit_s: float | None = None) -> Outcome:
         """What comes of one job: anything that JSON can say."""
+        limit_s = limit_s or self._limit_s
         if self._lives <= 0:
             self._end()
             self._start()
         self._lives -= 1
         started = time.monotonic()
-        os.write(self._jobs, json.dumps(job).encode() + b"\n")
-        said = self._listen(started)
+        os.write(self._jobs, json.dumps([limit_s, job]).encode() + b"\n")
+        said = self._listen(started, limit_s)
         seconds = time.monotonic() - started
         if said:
             record = json.loads(said)
@@ -109,7 +110,7 @@ class Worker:
         if self._child == 0:
             os.close(self._jobs)
             os.close(self._answers)
-            _be_the_child(self._read, jobs, answers, self._limit_s)
+            _be_the_child(self._read, jobs, answers)
         os.close(jobs)
         os.close(answers)
 
@@ -128,17 +129,17 @@ class Worker:
             os.killpg(child, signal.SIGKILL)
         return status, usage
 
-    def _listen(self, started: float) -> bytes | None:
+    def _listen(self, started: float, limit_s: float) -> bytes | None:
         """Its line; empty when it died, None when it neither computes nor speaks, or takes far too long."""
         said = b""
-        while (passed := time.monotonic() - started) < PATIENCE * self._limit_s:
-            ready, _, _ = select.select([self._answers], [], [], self._limit_s / 5)
+        while (passed := time.monotonic() - started) < PATIENCE * limit_s:
+            ready, _, _ = select.select([self._answers], [], [], limit_s / 5)
             if ready:
                 part = os.read(self._answers, 65536)
                 said += part
                 if not part or said.endswith(b"\n"):
                     return said if part else b""
-            elif passed > self._limit_s and not _is_computing(self._child):
+            elif passed > limit_s and not _is_computing(self._child):
                 return None
         return None
 
@@ -153,7 +154,7 @@ def _is_computing(child: int) -> bool:
     return False
 
 
-def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int, limit_s: float) -> None:
+def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int) -> None:
     try:
         os.setsid()
         # How a crash ends the process is told by the parent.
@@ -164,7 +165,8 @@ def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int, limit_
             os.dup2(silence, stream)
         with os.fdopen(jobs) as lines:
             for line in lines:
-                record = _measured(read, json.loads(line), limit_s)
+                limit_s, job = json.loads(line)
+                record = _measured(read, job, limit_s)
                 os.write(answers, json.dumps(record).encode() + b"\n")
     except BaseException:
         os._exit(3)
