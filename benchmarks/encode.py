@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import simulate_pixels
@@ -46,7 +45,7 @@ def main() -> int:
         folder = Path(scratch)
         counts = (arguments.patches, arguments.patches)
         simulate_pixels("camelyon16", folder, size="tiny", slides=arguments.slides, patches=counts)
-        slides = found_slides([folder / "slides"])
+        slides = find_slides([folder / "slides"])
         patch_slides(slides.values(), folder)
         batches = all_batches(slides, folder, encoder, settings)
         encoder(batches[0])
@@ -76,7 +75,7 @@ def all_batches(
     """What the model will see, read beforehand."""
     found: list[PatchBatch] = []
     for name, path in slides.items():
-        grid = read_patch_file(patch_file(folder, PatchSettings(), name))
+        grid = read_patch_file(patches_path(folder, PatchSettings(), name))
         with open_slide(path) as slide:
             found += patch_batches(slide, grid, settings.batch_size, patch_px=encoder.spec.input_px)
     return found

@@ -24,7 +24,7 @@ import torch
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.cost import measured
@@ -68,7 +68,7 @@ def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     encoder = load_encoder("efficientnet_lite0")
     cohort_folder, run = folder / "cohort", folder / "run"
     encoded_cohort(arguments, cohort_folder, encoder)
-    slides = found_slides([cohort_folder / "slides"])
+    slides = find_slides([cohort_folder / "slides"])
     settings = TrainSettings(
         host=HostSettings(name=arguments.host),
         evidence=EvidenceSettings(),
@@ -120,7 +120,7 @@ def encoded_cohort(arguments: argparse.Namespace, folder: Path, encoder: PatchEn
                 seed=arguments.seed,
             ),
         )
-    slides = found_slides([folder / "slides"])
+    slides = find_slides([folder / "slides"])
     told("patching", lambda: patch_slides(slides.values(), folder))
     told("encoding", lambda: encode_slides(slides, folder, encoder))
     if not (folder / "cohort.yaml").is_file():

@@ -27,7 +27,7 @@ from gcemil.bags import store
 from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import RECIPES, HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.patch_overlap import dice
@@ -79,7 +79,7 @@ def measured(arguments: argparse.Namespace, folder: Path) -> dict:
                 slides=arguments.slides,
                 patches=tuple(arguments.patches),
             )
-    slides = found_slides([cohort_folder / "slides"])
+    slides = find_slides([cohort_folder / "slides"])
     with timed("patch", seconds):
         patched = patch_slides([cohort_folder / "slides"], cohort_folder)
     with timed("encode", seconds):

@@ -14,7 +14,7 @@ from fault_process import differences, held_locks, leftovers, run_command, snaps
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.features.as_cohort import write_drawn_tables
@@ -89,7 +89,7 @@ def drawn_run(folder: Path) -> None:
     """Six drawn slides of a dozen patches, encoded, and one fold trained on them."""
     cohort = folder / "cohort"
     simulate_pixels("camelyon16", cohort, size="tiny", slides=6, patches=(9, 12))
-    slides, encoder = found_slides([cohort / "slides"]), load_encoder("efficientnet_lite0")
+    slides, encoder = find_slides([cohort / "slides"]), load_encoder("efficientnet_lite0")
     patch_slides(slides.values(), cohort)
     encode_slides(slides, cohort, encoder)
     # Every part of the fold needs both classes, which so few drawn slides do not give.

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gcemil.bags import patching
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import PatchingRules, patch_slides
+from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
 
@@ -32,7 +31,7 @@ def fault(folder: Path, rules: PatchingRules | None = None):
     (problem,) = report.problems
     assert done(folder) == ["a", "z"]
     assert not list((folder / "out").rglob("*.partial"))
-    assert not patch_file(folder / "out", PatchSettings(), problem.slide_id).exists()
+    assert not patches_path(folder / "out", PatchSettings(), problem.slide_id).exists()
     assert "\n" not in problem.message
     assert (folder / "out" / "contact_sheets" / "sheet_0.jpg").is_file()
     return problem

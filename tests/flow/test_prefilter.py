@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict
 from gcemil.cli.prefilter import prefilter
@@ -45,7 +45,7 @@ def drawn(tmp_path_factory):
     root = tmp_path_factory.mktemp("prefilter")
     cohort, run = root / "cohort", root / "run"
     simulate_pixels("camelyon16", cohort, size="tiny", slides=6, patches=(9, 12))
-    slides, encoder = found_slides([cohort / "slides"]), load_encoder("efficientnet_lite0")
+    slides, encoder = find_slides([cohort / "slides"]), load_encoder("efficientnet_lite0")
     patch_slides(slides.values(), cohort)
     encode_slides(slides, cohort, encoder)
     rows = read_table(cohort / "slides.csv")

@@ -164,7 +164,7 @@ def painted(shape, squares, scale):
 def test_the_cohort_has_slides_of_both_scanners_and_is_sound(flow):
     assert {flow.mpp[name] for name in flow.lesions} == {0.25, 0.5}
     assert Cohort.load(flow.cohort).card.patch_size_level0 is None
-    assert not guards.errors_of(guards.validate(flow.cohort))
+    assert not guards.select_errors(guards.validate(flow.cohort))
 
 
 def test_annotations_in_level_0_pixels_give_the_truth_that_the_simulator_knows(flow):

@@ -28,20 +28,19 @@ import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
 from gcemil.bags import arrays, classic, guards, store
-from gcemil.bags.annotations.asap import read_asap
-from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap
-from gcemil.bags.annotations.masks import read_mask as read_annotation_mask
+from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
+from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
 from gcemil.bags.annotations.truth import MaskReading, write_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.rawtable import read_raw_table
+from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.splits import placed_folds, read_splits
-from gcemil.bags.foreign.tables import read_labels
-from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
+from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.recipes import import_recipe
+from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.estimate import expected_seconds
 from gcemil.benchmark.grid import Grid
@@ -563,7 +562,7 @@ def build_patches(folder: Path) -> None:
     slide = slides.ArraySlide(slides.tissue_image())
     settings = PatchSettings(patch_px=64)
     grid = patch_grid(slide, find_tissue(slide), settings)
-    path = patch_file(folder, settings, "a")
+    path = patches_path(folder, settings, "a")
     write_patch_file(path, grid, slide, "a", PatchOrigin("s", "r"))
     path.rename(folder / "a_patches.h5")
     with h5py.File(folder / "a_patches.h5") as file:

@@ -1,27 +1,51 @@
 """Every check of a cohort in one pass: all problems with the slide and the remedy on each line.
 
-An error stops training; a warning is recorded in the run. One slide is in memory at a time.
+An error stops training; a warning is recorded in the run. Features, truth, anchors and pairs are read a few MB at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from scipy.stats import mannwhitneyu
 
+from gcemil.bags import store
+from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import CohortCard, columns_of, read_card
-from gcemil.bags.file_guards import file_problems
 from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
-from gcemil.bags.problems import Problem, Row, error, warning
 from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import check_slide_id, read_table
-from gcemil.errors import CohortError, InputError
+from gcemil.errors import CohortError, InputError, StoreError
+
+Row = dict[str, str]
+
 
 N_FOLDS = 5
+TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
+
+
+@dataclass(frozen=True)
+class Problem:
+    level: Literal["error", "warning"]
+    where: str
+    """The slide, case, class or file it is about."""
+    what: str
+    remedy: str
+
+
+def _error(where: str, what: str, remedy: str) -> Problem:
+    return Problem("error", where, what, remedy)
+
+
+def _warning(where: str, what: str, remedy: str) -> Problem:
+    return Problem("warning", where, what, remedy)
 
 
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
@@ -30,14 +54,14 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
         card = read_card(folder)
         rows = read_table(folder / "slides.csv", columns_of(card.task))
     except InputError as fault:
-        return [error(str(folder), str(fault), "Correct the file named, then validate again.")]
+        return [_error(str(folder), str(fault), "Correct the file named, then validate again.")]
     problems = [*_table_problems(rows, card, folder)]
     problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
     # An id that is a path would be looked for outside the cohort.
     within = [row for row in rows if _is_plain(row["slide_id"])]
     # Files before splits: what is gone is told first, because nothing else helps before it is back.
     with strangers_files():
-        problems += file_problems(within, card, folder, on_slide)
+        problems += _file_problems(within, card, folder, on_slide)
     return [*problems, *_split_problems(rows, card, folder)]
 
 
@@ -49,27 +73,27 @@ def _is_plain(slide_id: str) -> bool:
     return True
 
 
-def errors_of(problems: list[Problem]) -> list[Problem]:
+def select_errors(problems: list[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.level == "error"]
 
 
 def _table_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     if not rows:
-        yield error("slides.csv", "the table has no slides", "Add a line per slide.")
+        yield _error("slides.csv", "the table has no slides", "Add a line per slide.")
     for slide_id, count in Counter(row["slide_id"] for row in rows).items():
         if count > 1:
-            yield error(slide_id, f"the slide id stands {count} times in slides.csv", "Keep one line.")
+            yield _error(slide_id, f"the slide id stands {count} times in slides.csv", "Keep one line.")
         try:
             check_slide_id(slide_id, folder / "slides.csv")
         except CohortError as fault:
-            yield error(slide_id, str(fault), "Rename the slide.")
+            yield _error(slide_id, str(fault), "Rename the slide.")
     if card.task == "survival" or card.bag_unit == "case":
         targets: dict[str, set[tuple[str | None, ...]]] = defaultdict(set)
         for row in rows:
             targets[row["case_id"]].add((row.get("label"), row.get("time"), row.get("event")))
         for case_id, found in targets.items():
             if len(found) > 1:
-                yield error(
+                yield _error(
                     case_id,
                     f"slides of the case disagree on the target: {sorted(map(str, found))}",
                     "A case has one target; correct slides.csv.",
@@ -80,7 +104,7 @@ def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row["label"] not in card.classes:
-            yield error(
+            yield _error(
                 row["slide_id"],
                 f"label '{row['label']}' is not among {', '.join(card.classes)}",
                 "Correct the label, or add the class to cohort.yaml.",
@@ -88,9 +112,9 @@ def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
         cases[row["label"]].add(row["case_id"])
     for name in card.classes:
         if not cases[name]:
-            yield error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
+            yield _error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
         elif len(cases[name]) < N_FOLDS:
-            yield warning(
+            yield _warning(
                 name,
                 f"the class has {len(cases[name])} cases, fewer than the {N_FOLDS} folds",
                 "Some folds cannot test it; merge classes or use fewer folds.",
@@ -102,13 +126,13 @@ def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
     for row in rows:
         time, event = _number(row["time"]), _number(row["event"])
         if time is None or not 0 < time < math.inf:
-            yield error(
+            yield _error(
                 row["slide_id"],
                 f"survival time '{row['time']}' is not a finite number above 0",
                 "Correct the time, or exclude the case.",
             )
         elif event not in (0, 1):
-            yield error(
+            yield _error(
                 row["slide_id"],
                 f"event '{row['event']}' is neither 0 nor 1",
                 "Code 1 for happened and 0 for censored.",
@@ -118,11 +142,11 @@ def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
             events.append(int(event))
     happened = np.array(events, bool)
     if len(happened) and not happened.any():
-        yield error(
+        yield _error(
             "slides.csv", "no case has an event, so no risk can be learned", "Check the event column."
         )
     elif _looks_inverted(np.array(times), happened):
-        yield warning(
+        yield _warning(
             "slides.csv",
             f"{happened.mean():.0%} of the slides have an event and these have the longer times: event and censorship look swapped",
             "If the column was 'censorship', write event = 1 - censorship.",
@@ -138,7 +162,7 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     try:
-        by_fold = {index: _placed(split_file(folder, index)) for index in fold_indices(folder)}
+        by_fold = {index: _read_parts(split_file(folder, index)) for index in fold_indices(folder)}
         known = {row["slide_id"] for row in rows}
         own = {
             index: {slide: part for slide, part in found.items() if slide in known}
@@ -146,10 +170,10 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         }
         faults = fold_faults(folder, own)
     except InputError as fault:
-        yield error("splits", str(fault), f"Run 'gcemil split {folder} --force'.")
+        yield _error("splits", str(fault), f"Run 'gcemil split {folder} --force'.")
         return
     for what in faults:
-        yield error(
+        yield _error(
             "splits",
             what,
             f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
@@ -162,7 +186,7 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         for row in rows:
             part = placed.get(row["slide_id"])
             if part not in PARTS:
-                yield error(
+                yield _error(
                     row["slide_id"], f"{path.name} gives it split '{part}'", "Run 'gcemil split' again."
                 )
                 continue
@@ -170,7 +194,7 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
             classes[str(part)].add(row["label"] if card.task == "classification" else row["event"])
         for case_id, found in parts.items():
             if len(found) > 1:
-                yield error(
+                yield _error(
                     case_id,
                     f"the case is in {' and '.join(sorted(found))} of {path.name}: the test set leaks",
                     "Run 'gcemil split --unit case'.",
@@ -178,7 +202,7 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         yield from _part_problems(classes, card, path)
 
 
-def _placed(path: Path) -> dict[str, str]:
+def _read_parts(path: Path) -> dict[str, str]:
     return {row["slide_id"]: row["split"] for row in read_table(path, ("slide_id", "split"))}
 
 
@@ -186,19 +210,19 @@ def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -
     for part in PARTS:
         found = classes.get(part, set())
         if not found:
-            yield error(path.name, f"the {part} part is empty", "Run 'gcemil split' again.")
+            yield _error(path.name, f"the {part} part is empty", "Run 'gcemil split' again.")
         elif card.task == "survival" and not any(_number(event) == 1 for event in found):
-            yield error(
+            yield _error(
                 path.name, f"the {part} part has no event", "Run 'gcemil split' again, with fewer folds."
             )
         elif card.task == "classification" and len(found) < 2:
-            yield error(
+            yield _error(
                 path.name,
                 f"the {part} part has only class '{next(iter(found))}'",
                 "Run 'gcemil split' again, with fewer folds.",
             )
         elif card.task == "classification" and part == "train" and (absent := set(card.classes) - found):
-            yield error(
+            yield _error(
                 path.name,
                 f"class '{min(absent)}' has no training slide",
                 "Run 'gcemil split' again, with fewer folds, or merge classes.",
@@ -210,3 +234,152 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _file_problems(
+    rows: list[Row], card: CohortCard, folder: Path, on_slide: Callable[[int, int], None] | None
+) -> Iterator[Problem]:
+    first_with: dict[str, str] = {}
+    names = list(dict.fromkeys(row["slide_id"] for row in rows))
+    for done, slide_id in enumerate(names, start=1):
+        path = folder / "features" / f"{slide_id}.h5"
+        try:
+            yield from _feature_problems(slide_id, path, card, first_with)
+        except StoreError as fault:
+            yield _error(slide_id, str(fault), "Extract the slide again, or remove its line.")
+        if on_slide:
+            on_slide(done, len(names))
+    listed = {f"{name}.h5" for name in names}
+    if unused := sorted(path.name for path in (folder / "features").glob("*.h5") if path.name not in listed):
+        yield _warning(
+            unused[0],
+            f"{len(unused)} feature files have no line in slides.csv",
+            "Add the slides or remove the files.",
+        )
+    yield from _bank_problems(card, folder)
+
+
+def _feature_problems(
+    slide_id: str, path: Path, card: CohortCard, first_with: dict[str, str]
+) -> Iterator[Problem]:
+    layouts = store.describe(path)
+    if "features" not in layouts:
+        found = ", ".join(layouts) or "nothing"
+        yield _error(
+            slide_id, f"{path.name} has no dataset 'features', only: {found}", "Read it with 'gcemil import'."
+        )
+        return
+    shape = layouts["features"].shape
+    if len(shape) != 2 or shape[1] != card.feature_dim:
+        yield _error(
+            slide_id,
+            f"features have shape {shape}, cohort.yaml says width {card.feature_dim}",
+            "Extract it with the cohort's encoder.",
+        )
+        return
+    if problem := features_problem(layouts["features"]):
+        yield _error(slide_id, problem, "Extract it with the cohort's encoder.")
+        return
+    if shape[0] == 0:
+        yield _error(slide_id, "the slide has no patches", "Remove its line, or segment its tissue again.")
+        return
+    if layouts["features"].is_slow:
+        yield _warning(
+            slide_id,
+            f"features are stored in chunks of {layouts['features'].chunks}, which read slowly",
+            "Rewrite them with 'gcemil repack'.",
+        )
+    yield from _coord_problems(slide_id, path, shape[0], layouts)
+    yield from _value_problems(slide_id, path, first_with)
+    yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
+
+
+def _coord_problems(
+    slide_id: str, path: Path, n_patches: int, layouts: dict[str, store.Layout]
+) -> Iterator[Problem]:
+    if "coords" not in layouts:
+        yield _warning(
+            slide_id, "the file has no coordinates", "Spatial steps are switched off for this slide."
+        )
+        return
+    if layouts["coords"].shape != (n_patches, 2):
+        yield _error(
+            slide_id,
+            f"{layouts['coords'].shape} coordinates for {n_patches} feature rows",
+            "Extract the slide again.",
+        )
+        return
+    if problem := coords_problem(store.read(path, "coords")):
+        yield _error(
+            slide_id, problem, "Extract the slide again, or import it with 'gcemil import', which converts."
+        )
+
+
+def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
+    digest, done, unfit, first_unfit = hashlib.sha256(), 0, 0, -1
+    first_row, all_alike = None, True
+    for block in store.read_blocks(path, "features"):
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            unfit += int((~finite).sum())
+            first_unfit = done + int(np.argmin(finite)) if first_unfit < 0 else first_unfit
+        first_row = block[0].copy() if first_row is None else first_row
+        all_alike = all_alike and not (block != first_row).any()
+        digest.update(block.tobytes())
+        done += len(block)
+    if unfit:
+        yield _error(
+            slide_id,
+            f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}",
+            "Extract the slide again.",
+        )
+    elif done > 1 and all_alike:
+        yield _error(
+            slide_id, "all patches have the same features", "The encoder saw no tissue; extract it again."
+        )
+    other = first_with.setdefault(digest.hexdigest(), slide_id)
+    if other != slide_id:
+        yield _error(
+            slide_id, f"its features are identical to those of '{other}'", "Remove one of the two slides."
+        )
+
+
+def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Problem]:
+    """Training never reads truth, but what is measured against it would be wrong or stop hours later."""
+    if not path.exists():
+        return
+    remedy = "Write the truth again, or remove the file."
+    try:
+        for name in TRUTH_COLUMNS:
+            if store.has(path, name):
+                read_truth(path, name, n_patches)
+    except StoreError as fault:
+        yield _error(slide_id, str(fault), remedy)
+
+
+def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
+    """Anchors and pairs, where the cohort has them."""
+    own = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
+    widths: dict[str, int] = {}
+    for name in dict.fromkeys((own, "anchors_generic.h5", "anchors_unrelated.h5")):
+        path = folder / name
+        if path.parent == folder and path.exists():
+            try:
+                widths[name] = read_anchors(path)[0].shape[1]
+            except StoreError as fault:
+                yield _error(name, str(fault), "Write the anchors again with 'gcemil anchors embed'.")
+    path = folder / "anchor_pairs.h5"
+    if not path.exists():
+        return
+    try:
+        features, anchor_space = (side.shape[1] for side in read_pairs(path))
+    except StoreError as fault:
+        yield _error(path.name, str(fault), "Write the pairs again with 'gcemil anchors pairs'.")
+        return
+    if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
+        yield _error(
+            path.name,
+            f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
+            f"{widths.get(own, 'unknown')}",
+            "Write the pairs again with 'gcemil anchors pairs'.",
+        )

@@ -2,6 +2,9 @@
 
 Batches are lists: bags are never stacked or padded. What is sampled depends on seed, epoch and bag alone, so a resumed
 run and an uninterrupted one see the same patches.
+
+A training step sees sorted rows from a seeded generator: single patches, or random 4x4 blocks of the patch grid, so that neighbours
+exist in a sample of 512. Rows stay sorted because several hosts read raster order.
 """
 
 from __future__ import annotations
@@ -13,17 +16,44 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Int
+from numpy.random import Generator
 
-from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.bags.bag import Bag, CoordRows, RowIndex, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.sampling import sampled_blocks, sampled_patches
 from gcemil.processes import tell_reading, tell_slide
+
+BLOCK_SIDE = 4
+
 
 Sampling = Literal["blocks", "patches"]
 Item = tuple[BagSpec, Bag] | Exception | None
 """A bag, what went wrong instead of one, or the end."""
 HELD_BYTES = 256 * 2**20
 """Features in memory beyond which no further bag is read ahead."""
+
+
+def sample_patches(n_patches: int, limit: int, generator: Generator) -> RowIndex:
+    """At most `limit` patches, each equally likely."""
+    if n_patches <= limit:
+        return np.arange(n_patches)
+    return np.sort(generator.choice(n_patches, size=limit, replace=False))
+
+
+def sample_blocks(coords: CoordRows, step: int, limit: int, generator: Generator) -> RowIndex:
+    """At most `limit` patches as whole random 4x4 blocks of the grid; the last block is cut to the limit."""
+    if len(coords) <= limit:
+        return np.arange(len(coords))
+    block = block_of_patch(coords, step)
+    rank = generator.permutation(block.max() + 1)[block]
+    return np.sort(np.argsort(rank, kind="stable")[:limit])
+
+
+def block_of_patch(coords: CoordRows, step: int) -> Int[np.ndarray, "n"]:
+    """A number per patch, equal for patches of one 4x4 block."""
+    cells = coords // (step * BLOCK_SIDE)
+    _, block = np.unique(cells, axis=0, return_inverse=True)
+    return np.asarray(block).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -119,7 +149,7 @@ def sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) 
     generator = np.random.default_rng([rule.seed, epoch, *spec.bag_id.encode()])
     if rule.sampling == "blocks" and layout.coords is not None:
         step = layout.patch_size or coordinate_step(layout.coords)
-        rows = sampled_blocks(layout.coords, step, rule.limit, generator)
+        rows = sample_blocks(layout.coords, step, rule.limit, generator)
     else:
-        rows = sampled_patches(len(layout), rule.limit, generator)
+        rows = sample_patches(len(layout), rule.limit, generator)
     return cohort.read_bag(spec, layout, rows)

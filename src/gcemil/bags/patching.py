@@ -8,19 +8,31 @@ where it stopped. A slide that fails is a line in the result; the others are not
 <out>/thumbnails/<slide>.jpg   <out>/contours/<slide>.jpg             the slide · what was kept of it
 <out>/contours_geojson/<slide>.geojson                                the tissue's outlines for QuPath
 <out>/contact_sheets/sheet_<k>.jpg                                    all slides at a glance
+
+The patch files have TRIDENT's attributes on `coords`.
+
+`patch_size` counts pixels at the target magnification, `patch_size_level0` those of the slide. Magnifications are nominal;
+what counts are `level0_mpp` and `target_mpp`, which TRIDENT does not write and other readers pass over.
+
+Coordinates count from the corner of the whole file, as TRIDENT's and OpenSlide's do. QuPath and our thumbnails show the scanned
+part only; `bounds_x`, `bounds_y`, `bounds_width` and `bounds_height` say where in the file that part lies.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from gcemil.bags.foreign.ids import plain_id
-from gcemil.bags.patch_files import PatchOrigin, patch_file, read_origin, read_patch_file, write_patch_file
+import numpy as np
+
+from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
+from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint, read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.files import checked, write_bytes, write_table
@@ -28,18 +40,103 @@ from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
 from gcemil.slides.patches import probe_patches
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
-from gcemil.slides.thumbnails import (
-    SheetEntry,
-    contact_sheets,
-    kept_picture,
-    save_jpeg,
-    thumbnail,
-)
+from gcemil.slides.resolution import magnification
+from gcemil.slides.thumbnails import SheetEntry, contact_sheets, kept_picture, save_jpeg, thumbnail
 from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
+
+PATCHES_SUFFIX = "_patches.h5"
+PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overlap")
+"""Attributes of the coordinates without which patches cannot be read from a slide."""
+
 
 Status = Literal["patched", "already done", "no tissue", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
 LASTING: dict[Status, Status] = {"already done": "patched"}
+
+
+@dataclass(frozen=True)
+class PatchOrigin:
+    """What a patch file was made from; the same again means that nothing needs to be done."""
+
+    slide: str
+    """Fingerprint of the slide file."""
+    rules: str
+    """Hash of the settings, and of the mask where one was given."""
+
+
+def patches_path(out: Path, settings: PatchSettings, slide_id: str) -> Path:
+    return out / settings.folder_name / "patches" / f"{slide_id}{PATCHES_SUFFIX}"
+
+
+def write_patch_file(
+    path: Path, grid: PatchGrid, slide: SlideReader, slide_id: str, origin: PatchOrigin
+) -> None:
+    """Coordinates and attributes of one slide in a file that appears whole or not at all."""
+    settings = grid.settings
+    width, height = slide.dimensions
+    attributes: dict[str, str | int | float | bool] = {
+        "patch_size": settings.patch_px,
+        "patch_size_level0": int(grid.patch_size_level0),
+        "level0_magnification": magnification(grid.mpp),
+        "target_magnification": magnification(settings.target_mpp),
+        "overlap": settings.overlap_px,
+        "name": slide_id,
+        "savetodir": path.parent.parent.name,
+        "level0_width": width,
+        "level0_height": height,
+        "bounds_x": int(slide.bounds.x),
+        "bounds_y": int(slide.bounds.y),
+        "bounds_width": int(slide.bounds.width),
+        "bounds_height": int(slide.bounds.height),
+        "level0_mpp": grid.mpp,
+        "target_mpp": settings.target_mpp,
+        "min_tissue": settings.min_tissue,
+        "slide_fingerprint": origin.slide,
+        "rules_fingerprint": origin.rules,
+    }
+    datasets: dict[str, store.Array] = {
+        "coords": grid.coords.astype(np.int64),
+        "tissue_share": grid.tissue_share.astype(np.float32),
+    }
+    store.write(path, datasets, dataset_attributes={"coords": attributes})
+
+
+def read_patch_file(path: Path) -> PatchGrid:
+    """The grid of a file that `gcemil patch` wrote."""
+    found = store.attributes(path, "coords")
+    if missing := [key for key in PATCH_NUMBERS if not is_number(found.get(key))]:
+        raise StoreError(
+            f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
+            "Make it again with 'gcemil patch'."
+        )
+    settings = stated_settings(found)
+    coords = read_coords(path)
+    share = store.read(path, "tissue_share").astype(np.float64)
+    if share.shape != (len(coords),):
+        raise StoreError(
+            f"{path}: 'tissue_share' has shape {share.shape} for {len(coords)} patches. Make it again with 'gcemil patch'."
+        )
+    return PatchGrid(coords, settings, float(found["level0_mpp"]), share)
+
+
+def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
+    """How the patches were cut, from attributes that hold all of PATCH_NUMBERS."""
+    return PatchSettings(
+        patch_px=int(attributes["patch_size"]),
+        target_mpp=float(attributes["target_mpp"]),
+        overlap_px=int(attributes["overlap"]),
+        min_tissue=float(attributes["min_tissue"]),
+    )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_origin(path: Path) -> PatchOrigin:
+    """What an existing patch file was made from."""
+    found = store.attributes(path, "coords")
+    return PatchOrigin(str(found.get("slide_fingerprint")), str(found.get("rules_fingerprint")))
 
 
 @dataclass(frozen=True)
@@ -93,7 +190,7 @@ def patch_slides(
 ) -> PatchingReport:
     """Patch every slide of these files and folders; `force` does again what was done with other settings."""
     chosen = rules or PatchingRules()
-    slides = found_slides(sources)
+    slides = find_slides(sources)
     outcomes = []
     for done, (slide_id, path) in enumerate(slides.items(), start=1):
         outcomes.append(outcome_of(path, slide_id, out, chosen, force=force))
@@ -103,7 +200,7 @@ def patch_slides(
     return PatchingReport(out, tuple(outcomes), notes)
 
 
-def found_slides(sources: Iterable[Path]) -> dict[str, Path]:
+def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     """Slide id → file, in the order of ids; a folder is searched with all its folders."""
     files: list[Path] = []
     for source in sources:
@@ -139,24 +236,26 @@ def patch_slide(
     """Coordinates and pictures of one slide, unless it has them already."""
     mask = None if rules.masks is None else mask_file(rules.masks, slide_id)
     origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
-    target = patch_file(out, rules.patches, slide_id)
+    target = patches_path(out, rules.patches, slide_id)
     table = rules.mpp if isinstance(rules.mpp, Mapping) else {}
     fallback = None if isinstance(rules.mpp, Mapping) else rules.mpp
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
-            return SlideOutcome(slide_id, "already done", len(finished(target, origin, slide.mpp)), slide.mpp)
+            return SlideOutcome(
+                slide_id, "already done", len(_finished(target, origin, slide.mpp)), slide.mpp
+            )
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
         if len(grid):
             probe_patches(slide, grid)
-        write_pictures(out, slide_id, slide, tissue, grid)
+        _write_pictures(out, slide_id, slide, tissue, grid)
         if not len(grid):
-            return SlideOutcome(slide_id, "no tissue", 0, slide.mpp, no_tissue_message(tissue, rules, mask))
+            return SlideOutcome(slide_id, "no tissue", 0, slide.mpp, _no_tissue_message(tissue, rules, mask))
         write_patch_file(target, grid, slide, slide_id, origin)
     return SlideOutcome(slide_id, "patched", len(grid), grid.mpp)
 
 
-def finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
+def _finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
     """The patches of an earlier run, which must have been made from the same slide by the same rules."""
     found, grid = read_origin(target), read_patch_file(target)
     for what, is_same in (
@@ -181,20 +280,22 @@ def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def write_pictures(out: Path, slide_id: str, slide: SlideReader, tissue: TissueMask, grid: PatchGrid) -> None:
+def _write_pictures(
+    out: Path, slide_id: str, slide: SlideReader, tissue: TissueMask, grid: PatchGrid
+) -> None:
     """The thumbnail, what was kept of it, and the outlines of the tissue."""
     small = thumbnail(slide)
     save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
-    save_jpeg(picture_file(out, slide_id), kept_picture(small, tissue, grid))
+    save_jpeg(_picture_file(out, slide_id), kept_picture(small, tissue, grid))
     outlines = json.dumps(tissue_geojson(tissue, slide_id)).encode()
     write_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
 
 
-def picture_file(out: Path, slide_id: str) -> Path:
+def _picture_file(out: Path, slide_id: str) -> Path:
     return out / "contours" / f"{slide_id}.jpg"
 
 
-def no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | None) -> str:
+def _no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | None) -> str:
     """Why a slide got no patch."""
     if not tissue.kept.any():
         where = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
@@ -212,7 +313,7 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
     rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:
-        for number, sheet in enumerate(contact_sheets([entry_of(outcome, out) for outcome in outcomes])):
+        for number, sheet in enumerate(contact_sheets([_entry_of(outcome, out) for outcome in outcomes])):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_table(summary_file(out, settings), COLUMNS, rows)
     except (OSError, StoreError) as error:
@@ -243,9 +344,9 @@ def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
     return SlideOutcome(slide_id, "already done", len(grid), grid.mpp)
 
 
-def entry_of(outcome: SlideOutcome, out: Path) -> SheetEntry:
+def _entry_of(outcome: SlideOutcome, out: Path) -> SheetEntry:
     detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
-    picture = None if outcome.status == "failed" else picture_file(out, outcome.slide_id)
+    picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
     return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
 
 

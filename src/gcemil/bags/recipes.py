@@ -2,11 +2,15 @@
 
 A recipe (resources/datasets/<name>.yaml) says which columns and values to read, the order of the classes, the anchor
 family, and the number of slides the paper reports; a different number is a warning with both.
+
+GDC survival: event = 1 when vital_status is Dead, time = days_to_death then, days_to_last_follow_up otherwise. Cases
+without a valid time or status are left out and listed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,15 +19,25 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from gcemil.bags.cohort import Task
-from gcemil.bags.foreign.cohort_import import read_folder
-from gcemil.bags.foreign.source import ForeignFolder
-from gcemil.bags.foreign.stamp import Mpp
-from gcemil.bags.foreign.tables import LabelTable
-from gcemil.bags.foreign.write_cohort import ImportReport, write_cohort
-from gcemil.bags.recipe_readers import read_camelyon16, read_classes, read_survival
+from gcemil.bags.cohort import SlideRow, Task
+from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
+from gcemil.bags.foreign.dialects import Choice
+from gcemil.bags.foreign.label_tables import LabelTable, event_of, read_labels, time_of
+from gcemil.bags.foreign.layouts import read_folder
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    Mpp,
+    ReadOptions,
+    is_tcga,
+    plain_id,
+    stripped_line,
+    tcga_case_id,
+)
 from gcemil.bags.strangers import strangers_files
-from gcemil.errors import UsageError
+from gcemil.bags.tables import RawTable, is_missing, read_raw_table
+from gcemil.errors import CohortError, UsageError
+
+Roles = Mapping[str, tuple[str, ...]]
 
 
 class _Closed(BaseModel):
@@ -90,7 +104,7 @@ def recipe_names() -> list[str]:
 
 
 @cache
-def recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
     """The recipe of one dataset."""
     if name not in recipe_names():
         raise UsageError(f"Unknown recipe '{name}'. Choose one of: {', '.join(recipe_names())}.")
@@ -112,10 +126,10 @@ def import_recipe(
     coords_dir: Path | None = None,
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets."""
-    plan = recipe(name)
+    plan = load_recipe(name)
     with strangers_files():
-        folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
-        table = read_recipe_table(plan, folder, labels)
+        folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
+        table = _read_recipe_table(plan, folder, labels)
         return write_cohort(
             folder,
             table,
@@ -124,17 +138,17 @@ def import_recipe(
             splits=splits,
             copy=copy,
             anchors=plan.anchors,
-            warnings=count_warnings(plan, folder, table),
+            warnings=_count_warnings(plan, folder, table),
             provenance=_provenance(plan),
         )
 
 
-def read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:
+def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:
     """The official table as rows of the slides in the features folder."""
     slide_ids = [slide.slide_id for slide in folder.slides]
     if plan.reader == "camelyon16":
         excluded = {one.slide: one.reason for one in plan.exclusions if one.scope == "cohort"}
-        return read_camelyon16(
+        return _read_camelyon16(
             labels, slide_ids, source=folder.path, class_of=plan.class_of, excluded=excluded
         )
     if labels is None:
@@ -142,13 +156,13 @@ def read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) 
             f"Recipe '{plan.name}' needs its label table ({plan.source}). Give it with --labels."
         )
     if plan.reader == "survival":
-        return read_survival(labels, slide_ids, columns=plan.columns)
-    return read_classes(
+        return _read_survival(labels, slide_ids, columns=plan.columns)
+    return _read_classes(
         labels, slide_ids, columns=plan.columns, class_of=plan.class_of, sheet=plan.sheet, tcga=plan.tcga
     )
 
 
-def count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> list[str]:
+def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> list[str]:
     """A line with both numbers wherever the cohort and the stated counts differ."""
     full = {slide.slide_id for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
@@ -173,3 +187,192 @@ def _provenance(plan: Recipe) -> dict[str, object]:
     if plan.notes:
         record["notes"] = list(plan.notes)
     return record
+
+
+def _read_classes(
+    path: Path,
+    slide_ids: Sequence[str],
+    *,
+    columns: Roles,
+    class_of: Mapping[str, str],
+    sheet: str | None = None,
+    tcga: bool = False,
+) -> LabelTable:
+    """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
+    table = read_raw_table(path, sheet=sheet if path.suffix.lower() == ".xlsx" else None)
+    found = _find_roles(table, columns)
+    label = _require_role(table, found, columns, "label")
+    excluded: list[str] = []
+    rows: dict[str, SlideRow] = {}
+    by_slide = "slide" in found
+    if not by_slide and not (tcga and "case" in found):
+        raise _missing_role(table, columns, "slide")
+    slides_of = _slides_by_case(slide_ids) if not by_slide else {}
+    for line in table.rows:
+        name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
+        value = class_of.get(line[label].lower().removesuffix(".0"))
+        if value is None:
+            excluded.append(
+                f"{'slide' if by_slide else 'case'} '{name}': '{line[label]}' in '{label}' is none of the classes"
+            )
+            continue
+        for slide_id in [name] if by_slide else slides_of.get(name, []):
+            row = SlideRow(
+                slide_id, _case_id(line, found, slide_id, tcga=tcga), label=value, site=_site(line, found)
+            )
+            if rows.setdefault(slide_id, row) != row:
+                raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
+        if not by_slide and name not in slides_of:
+            excluded.append(f"case '{name}': no slide in the features folder")
+    lines = _class_lines(table, found, tcga=tcga)
+    return _finish_table(path, "official", "classification", rows, lines, excluded)
+
+
+def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> LabelTable:
+    """MCAT-style and PANTHER-style tables by slide, or GDC's clinical table by case."""
+    if path.is_dir():
+        return read_labels(path, choice=Choice(task="survival"))
+    table = read_raw_table(path)
+    found = _find_roles(table, columns)
+    if "status" not in found:
+        return read_labels(path, choice=Choice(task="survival"))
+    for role in ("case", "death", "follow_up"):
+        _require_role(table, found, columns, role)
+    lines = [
+        f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
+        f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
+        "Slides joined to cases by the first 12 characters of their barcode.",
+    ]
+    excluded: list[str] = []
+    rows: dict[str, SlideRow] = {}
+    slides_of = _slides_by_case(slide_ids)
+    for case_id, entries in _entries_by_case(table, found["case"]).items():
+        outcome = _gdc_outcome(entries, found)
+        if isinstance(outcome, str):
+            excluded.append(f"case '{case_id}': {outcome}")
+            continue
+        time, event, remark = outcome
+        lines += [f"case '{case_id}': {remark}"] if remark else []
+        rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
+        excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
+    return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
+
+
+def _read_camelyon16(
+    path: Path | None,
+    slide_ids: Sequence[str],
+    *,
+    source: Path,
+    class_of: Mapping[str, str],
+    excluded: Mapping[str, str],
+) -> LabelTable:
+    """Training slides by their names, test slides by the header-less reference.csv."""
+    reference: dict[str, str] = {}
+    if path is not None:
+        reference = {
+            plain_id(line["0"]): line["1"].lower() for line in read_raw_table(path, header=False).rows
+        }
+    left_out: list[str] = []
+    rows: dict[str, SlideRow] = {}
+    for slide_id in sorted(slide_ids):
+        label = class_of.get(reference.get(slide_id) or slide_id.partition("_")[0].lower())
+        if slide_id in excluded:
+            left_out.append(f"slide '{slide_id}': {excluded[slide_id]}")
+        elif label is None:
+            left_out.append(
+                f"slide '{slide_id}': neither its name nor {path.name if path else 'a reference.csv'} gives a label"
+            )
+        else:
+            rows[slide_id] = SlideRow(slide_id, slide_id, label=label)
+    lines = [
+        "Labels come from slide names (normal_, tumor_) and, for test slides, from reference.csv.",
+        "Every slide is its own case.",
+    ]
+    return _finish_table(path or source, "CAMELYON16", "classification", rows, lines, left_out)
+
+
+def _finish_table(
+    path: Path,
+    dialect: str,
+    task: Literal["classification", "survival"],
+    rows: dict[str, SlideRow],
+    lines: Sequence[str],
+    excluded: Sequence[str],
+) -> LabelTable:
+    if not rows:
+        reason = excluded[0] if excluded else "the table has no rows"
+        raise CohortError(f"{path}: no slide has a usable target ({reason}).")
+    return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
+
+
+def _gdc_outcome(entries: Sequence[dict[str, str]], found: Mapping[str, str]) -> tuple[float, int, str] | str:
+    """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
+    states = {event_of(entry[found["status"]]) for entry in entries} - {None}
+    if len(states) != 1:
+        return f"no valid status in '{found['status']}' ({', '.join(sorted({entry[found['status']] for entry in entries}))})"
+    event = int(states.pop() or 0)
+    column = found["death"] if event else found["follow_up"]
+    times = sorted({time for entry in entries if (time := time_of(entry[column])) is not None})
+    if not times:
+        return f"no valid time in '{column}' ('{entries[0][column]}')"
+    remark = f"{len(times)} values in '{column}', the largest taken" if len(times) > 1 else ""
+    return times[-1], event, remark
+
+
+def _entries_by_case(table: RawTable, column: str) -> dict[str, list[dict[str, str]]]:
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for line in table.rows:
+        groups[tcga_case_id(line[column])].append(line)
+    return groups
+
+
+def _slides_by_case(slide_ids: Sequence[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for slide_id in sorted(slide_ids):
+        groups[tcga_case_id(slide_id)].append(slide_id)
+    return dict(groups)
+
+
+def _case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str, *, tcga: bool) -> str:
+    if tcga and is_tcga(slide_id):
+        return tcga_case_id(slide_id)
+    value = line[found["case"]] if "case" in found else ""
+    return slide_id if is_missing(value) else value
+
+
+def _site(line: dict[str, str], found: Mapping[str, str]) -> str | None:
+    return (line[found["site"]] or None) if "site" in found else None
+
+
+def _class_lines(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> list[str]:
+    lines = [
+        f"{table.path.name}: {', '.join(f'{role} is {chr(39)}{column}{chr(39)}' for role, column in found.items())}."
+    ]
+    if tcga:
+        lines.append("Cases are the first 12 characters of TCGA barcodes.")
+    elif "case" not in found:
+        lines.append("The table names no patients, so every slide is its own case.")
+    names = (line[found["slide"]] for line in table.rows) if "slide" in found else ()
+    return [*lines, *stripped_line(names, where=table.path.name)]
+
+
+def _find_roles(table: RawTable, columns: Roles) -> dict[str, str]:
+    """Role → the first of its column names that the table has, whatever the case of letters."""
+    own = {column.strip().lower(): column for column in table.columns}
+    found = {}
+    for role, names in columns.items():
+        if column := next((own[name.lower()] for name in names if name.lower() in own), None):
+            found[role] = column
+    return found
+
+
+def _require_role(table: RawTable, found: Mapping[str, str], columns: Roles, role: str) -> str:
+    if role not in found:
+        raise _missing_role(table, columns, role)
+    return found[role]
+
+
+def _missing_role(table: RawTable, columns: Roles, role: str) -> UsageError:
+    return UsageError(
+        f"{table.path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table.columns)}."
+    )

@@ -12,7 +12,7 @@ from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
-from gcemil.bags.guards import errors_of, validate
+from gcemil.bags.guards import select_errors, validate
 from gcemil.benchmark.grid import CohortSettings, Grid
 from gcemil.benchmark.plan import CohortKey
 from gcemil.benchmark.results import Record, Results, read_failure
@@ -56,7 +56,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
         simulate_whole(settings, results.path(key))
     folder = cohort_folder(grid, results, key.cohort)
     problems = validate(folder)
-    if errors := errors_of(problems):
+    if errors := select_errors(problems):
         first = errors[0]
         raise CohortError(
             f"{folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "

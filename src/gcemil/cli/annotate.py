@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from gcemil.bags.annotations.asap import Role
+    from gcemil.bags.annotations.shapes import Role
 
 
 def annotate(

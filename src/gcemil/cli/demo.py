@@ -47,7 +47,7 @@ def demo(
             simulate(PROFILE, cohort_folder, seed=seed, slides=SLIDES, on_slide=advance)
     cohort = Cohort.load(cohort_folder)
     write_folds(cohort, make_folds(cohort, seed=seed))
-    if errors := guards.errors_of(guards.validate(cohort_folder)):
+    if errors := guards.select_errors(guards.validate(cohort_folder)):
         raise CohortError(f"{cohort_folder}: {errors[0].where}: {errors[0].what}")
     say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 

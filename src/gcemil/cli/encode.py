@@ -63,7 +63,7 @@ def encode(
 
     Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
     """
-    from gcemil.bags.patching import PatchingRules, found_slides
+    from gcemil.bags.patching import PatchingRules, find_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.errors import GcemilError
     from gcemil.features.encoders import encoder_spec, load_encoder
@@ -74,7 +74,7 @@ def encode(
 
     if device is not None:
         pick_device(device)
-    found = found_slides(slides)
+    found = find_slides(slides)
     chosen = _patches(out, encoder_spec(encoder), patch_size, target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
@@ -120,13 +120,13 @@ def encode(
 
 def _patches(out: Path, spec: EncoderSpec, patch_size: int | None, target_mpp: float) -> PatchSettings:
     """The patches that lie in the folder, or those to be made."""
-    from gcemil.bags.patch_files import SUFFIX, read_patch_file
+    from gcemil.bags.patching import PATCHES_SUFFIX, read_patch_file
     from gcemil.errors import UsageError
     from gcemil.slides.grid import PatchSettings
 
     first = {
         path.parent: path
-        for path in sorted(out.glob(f"*_overlap/patches/*{SUFFIX}"), reverse=True)
+        for path in sorted(out.glob(f"*_overlap/patches/*{PATCHES_SUFFIX}"), reverse=True)
         if patch_size is None or f"_{patch_size}px_" in path.parent.parent.name
     }
     if len(first) > 1:
@@ -153,12 +153,18 @@ def _patch_missing(
     slides: dict[str, Path], out: Path, rules: PatchingRules
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
-    from gcemil.bags.patch_files import patch_file
-    from gcemil.bags.patching import known_outcome, outcome_of, read_summary, summary_file, write_summary
+    from gcemil.bags.patching import (
+        known_outcome,
+        outcome_of,
+        patches_path,
+        read_summary,
+        summary_file,
+        write_summary,
+    )
     from gcemil.cli.console import progress
 
     missing = {
-        name: path for name, path in slides.items() if not patch_file(out, rules.patches, name).is_file()
+        name: path for name, path in slides.items() if not patches_path(out, rules.patches, name).is_file()
     }
     outcomes = []
     with progress("patching slides") as advance:
@@ -170,7 +176,7 @@ def _patch_missing(
     # A summary that tells it all stays as it is; one that a killed or failed command left unfinished is made anew.
     if any(not outcome.is_problem for outcome in outcomes) or not summary_file(out, rules.patches).is_file():
         everyone = read_summary(out, rules.patches) | {
-            name: new.get(name) or known_outcome(patch_file(out, rules.patches, name), name)
+            name: new.get(name) or known_outcome(patches_path(out, rules.patches, name), name)
             for name in slides
         }
         notes = write_summary(out, rules.patches, [everyone[name] for name in sorted(everyone)])
@@ -188,7 +194,7 @@ def _tables(
 ) -> CohortTables | None:
     """cohort.yaml and slides.csv where the labels are known."""
     from gcemil.bags.foreign.dialects import Choice
-    from gcemil.bags.foreign.tables import read_labels
+    from gcemil.bags.foreign.label_tables import read_labels
     from gcemil.features.as_cohort import is_drawn, write_cohort_tables, write_drawn_tables
 
     if labels is not None:

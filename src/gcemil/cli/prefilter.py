@@ -39,7 +39,7 @@ def prefilter(
 
     Example: gcemil prefilter runs/mine slides/
     """
-    from gcemil.bags.patching import found_slides
+    from gcemil.bags.patching import find_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.files import working_in
     from gcemil.prefilter.certificate import CertificateSettings
@@ -48,7 +48,7 @@ def prefilter(
     from gcemil.prefilter.student import PrefilterSettings
     from gcemil.runs.folder import trained_folds
 
-    found = found_slides(slides)
+    found = find_slides(slides)
     folds = (
         [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)] if fold is None else [fold]
     )

@@ -23,7 +23,7 @@ def validate(
 
     with progress("checking slides") as advance:
         problems = guards.validate(cohort, advance)
-    errors = guards.errors_of(problems)
+    errors = guards.select_errors(problems)
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:

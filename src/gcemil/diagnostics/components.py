@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gcemil.bags.annotations.grid import Cells, Numbers, connected_regions
+from gcemil.bags.annotations.truth import Cells, Numbers, connected_regions
 from gcemil.diagnostics.froc import NOT_FOUND, SlideDetections
 
 PatchScores = Float[np.ndarray, "n"]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from gcemil.bags import store
-from gcemil.bags.annotations.grid import Cells, Numbers, connected_regions, patch_cells
+from gcemil.bags.annotations.truth import Cells, Numbers, connected_regions, patch_cells
 from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.bag import Bag, coordinate_step
 from gcemil.diagnostics.bench import BagBench, FoldBench

@@ -9,8 +9,8 @@ from pathlib import Path
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
-from gcemil.bags.foreign.tables import LabelTable, cohort_classes
-from gcemil.bags.patch_files import patch_file, read_patch_file
+from gcemil.bags.foreign.label_tables import LabelTable, cohort_classes
+from gcemil.bags.patching import patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, StoreError
 from gcemil.features.encoders import PatchEncoder
@@ -68,7 +68,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     table = read_table(out / "slides.csv")
     drawn = [row["slide_id"] for row in table]
     grids = {
-        name: read_patch_file(patch_file(out, patches, name))
+        name: read_patch_file(patches_path(out, patches, name))
         for name in drawn
         if feature_file(out, name).is_file()
     }

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.cohort import read_card
-from gcemil.bags.patch_files import patch_file, read_origin
+from gcemil.bags.patching import patches_path, read_origin
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.features.encoders import PatchEncoder
@@ -112,7 +112,7 @@ def encode_slides(
     outcomes: dict[str, EncodedSlide] = {}
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
-        job = SlideJob(slide_id, path, patch_file(out, placed, slide_id))
+        job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
         known = _guarded(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
         if known is None:
             jobs.append(job)

@@ -13,7 +13,7 @@ import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
-from gcemil.bags.patch_files import PATCH_NUMBERS, is_number, stated_settings
+from gcemil.bags.patching import PATCH_NUMBERS, is_number, stated_settings
 from gcemil.errors import InputError
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import FeatureType

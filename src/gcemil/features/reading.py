@@ -19,7 +19,7 @@ from threading import Event, Thread
 import numpy as np
 from jaxtyping import Int
 
-from gcemil.bags.patch_files import read_patch_file
+from gcemil.bags.patching import read_patch_file
 from gcemil.slides.grid import PatchGrid
 from gcemil.slides.patches import PatchBatch, patch_batches
 from gcemil.slides.reader import SlideReader, open_slide

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.foreign.ids import plain_id
+from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.sampling import sampled_patches
+from gcemil.bags.loader import sample_patches
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
 from gcemil.simulation.layout import Layout, draw_layout
@@ -244,7 +244,7 @@ def _draw_pairs(world: World, slide: PlannedSlide, wanted: int) -> tuple[NDArray
     """Some patches of a slide as the patch encoder and as the text-aligned encoder see them."""
     _, latents = _draw_latent_slide(world, slide)
     draws = world.draws("pairs", slide.row.slide_id)
-    chosen = latents[sampled_patches(len(latents), wanted, draws)]
+    chosen = latents[sample_patches(len(latents), wanted, draws)]
     return encode_latents(world, chosen, draws), view_in_anchor_space(world, chosen, draws)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gcemil.bags import arrays
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.sampling import sampled_patches
+from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError
 from gcemil.evidence.anchors import AnchorBank
@@ -113,6 +113,6 @@ def reference_patches(cohort: Cohort, bags: Sequence[BagSpec], *, seed: int) -> 
     for spec in bags:
         layout = cohort.layout(spec)
         generator = np.random.default_rng([stream_seed(seed, 3), *spec.bag_id.encode()])
-        rows = sampled_patches(len(layout), REFERENCE_PATCHES_PER_BAG, generator)
+        rows = sample_patches(len(layout), REFERENCE_PATCHES_PER_BAG, generator)
         parts.append(cohort.read_bag(spec, layout, rows).features.astype(np.float32))
     return torch.from_numpy(np.concatenate(parts))

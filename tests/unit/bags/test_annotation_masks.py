@@ -2,9 +2,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gcemil.bags.annotations import masks
-from gcemil.bags.annotations.asap import AnnotatedPolygon
-from gcemil.bags.annotations.masks import TumourMask, box_shares, mask_overlap, polygon_overlap, read_mask
+from gcemil.bags.annotations import shapes as masks
+from gcemil.bags.annotations.shapes import (
+    AnnotatedPolygon,
+    TumourMask,
+    box_shares,
+    mask_overlap,
+    polygon_overlap,
+    read_mask,
+)
 from gcemil.errors import InputError
 
 PATCH = 512

@@ -5,7 +5,7 @@ from PIL import Image
 from builders import PATCH, make_cohort
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import MaskReading, write_truth
-from gcemil.bags.guards import errors_of, validate
+from gcemil.bags.guards import select_errors, validate
 from gcemil.errors import CohortError, InputError, UsageError
 
 
@@ -53,7 +53,7 @@ def test_outlines_become_overlap_evidence_and_regions(cohort, annotations):
     assert store.read(path, "region").tolist() == [1, 1, 0, 0, 0, 0, 0, 2] + [0] * 8
     assert store.attributes(path)["microns_per_pixel"] == 0.25
     assert store.attributes(path)["source"] == "s001_0.xml"
-    assert not errors_of(validate(cohort.folder))
+    assert not select_errors(validate(cohort.folder))
 
 
 def test_a_normal_slide_has_zeros_only_when_its_class_is_named(cohort, annotations):

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcemil.bags.annotations.asap import read_asap
+from gcemil.bags.annotations.shapes import read_asap
 from gcemil.errors import InputError
 
 CAMELYON16 = """<?xml version="1.0"?>

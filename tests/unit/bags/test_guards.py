@@ -8,7 +8,7 @@ import pytest
 
 from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.guards import errors_of, validate
+from gcemil.bags.guards import select_errors, validate
 
 
 def features(n_patches=12, dim=8, seed=99):
@@ -278,7 +278,11 @@ def test_all_faults_are_found_in_one_pass(cohort):
     cohort.feature_file("s003_0").unlink()
     write_slide(cohort.folder, "s004_0", features(0), grid_coords(0))
     write_slide(cohort.folder, "s005_0", features(dim=3), grid_coords(12))
-    assert {problem.where for problem in errors_of(validate(cohort.folder))} == {"s003_0", "s004_0", "s005_0"}
+    assert {problem.where for problem in select_errors(validate(cohort.folder))} == {
+        "s003_0",
+        "s004_0",
+        "s005_0",
+    }
 
 
 def test_a_broken_card_is_one_problem(cohort):
@@ -291,7 +295,7 @@ def test_a_thousand_slides_are_checked_in_bounded_memory(tmp_path):
 
     make_cohort(tmp_path, n_cases=1000, n_patches=256, dim=64)
     tracemalloc.start()
-    assert errors_of(validate(tmp_path)) == []
+    assert select_errors(validate(tmp_path)) == []
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     one_slide = 256 * 64 * 4

@@ -5,7 +5,7 @@ import pytest
 
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.recipes import import_recipe, recipe, recipe_names
+from gcemil.bags.recipes import import_recipe, load_recipe, recipe_names
 from gcemil.errors import CohortError, UsageError
 
 
@@ -32,18 +32,18 @@ def test_there_is_a_recipe_for_each_of_the_ten_datasets():
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_names_an_anchor_family_of_its_own_organ(name):
     shipped = {entry.name for entry in (files("gcemil.resources") / "anchors").iterdir()}
-    assert f"{recipe(name).anchors}.yaml" in shipped - {"generic.yaml"}
+    assert f"{load_recipe(name).anchors}.yaml" in shipped - {"generic.yaml"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_survival_recipes_have_factors_and_classification_recipes_have_classes(name):
-    plan = recipe(name)
+    plan = load_recipe(name)
     assert bool(plan.prognostic_factors) == (plan.task == "survival")
     assert (len(plan.classes) >= 2) == (plan.task == "classification")
 
 
 def test_the_counts_of_the_paper_are_recorded():
-    expected = {name: recipe(name).expected.slides for name in recipe_names() if name != "camelyon16"}
+    expected = {name: load_recipe(name).expected.slides for name in recipe_names() if name != "camelyon16"}
     assert expected == {
         "bracs": 525,
         "panda": 10616,
@@ -259,9 +259,9 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
 
 
 def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
-    plan = recipe("panda")
+    plan = load_recipe("panda")
     changed = plan.model_copy(update={"expected": plan.expected.model_copy(update={"slides": 1})})
-    monkeypatch.setattr("gcemil.bags.recipes.recipe", lambda name: changed)
+    monkeypatch.setattr("gcemil.bags.recipes.load_recipe", lambda name: changed)
     labels = write_table(
         tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
     )
@@ -285,4 +285,4 @@ def test_recipe_without_its_table_says_which_it_needs(tmp_path):
 
 def test_unknown_recipe_lists_the_known_ones():
     with pytest.raises(UsageError, match="Unknown recipe 'mnist'. Choose one of: bracs, brca"):
-        recipe("mnist")
+        load_recipe("mnist")

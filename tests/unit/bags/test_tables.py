@@ -6,8 +6,7 @@ import pytest
 
 from builders import make_cohort
 from gcemil.bags.cohort import Cohort, read_card
-from gcemil.bags.foreign.rawtable import read_raw_table
-from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.bags.tables import check_slide_id, read_raw_table, read_table
 from gcemil.errors import CohortError
 
 READERS = [read_table, read_raw_table]

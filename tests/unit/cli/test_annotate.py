@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from builders import PATCH, make_cohort
 from gcemil.bags import store
-from gcemil.bags.guards import errors_of, validate
+from gcemil.bags.guards import select_errors, validate
 from gcemil.cli.main import app
 from gcemil.errors import CohortError, InputError, UsageError
 
@@ -52,7 +52,7 @@ def test_outlines_become_truth_and_the_negative_class_needs_no_file(cohort, anno
     assert result.exit_code == 0, result.output
     assert "2 slides annotated, 2 without a lesion, 0 without truth" in result.output
     assert [evidence_of(cohort, f"s00{k}_0") for k in range(4)] == [[], [0], [], [0]]
-    assert not errors_of(validate(cohort.folder))
+    assert not select_errors(validate(cohort.folder))
 
 
 def test_slides_of_which_nothing_is_known_are_listed_and_the_command_exits_with_1(cohort, annotations):

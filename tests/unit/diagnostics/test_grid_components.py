@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from skimage.measure import label, regionprops
 
-from gcemil.bags.annotations.grid import connected_regions, patch_cells
+from gcemil.bags.annotations.truth import connected_regions, patch_cells
 from gcemil.diagnostics.components import (
     hits_by_overlap,
     hits_by_point,

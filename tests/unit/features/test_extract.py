@@ -9,8 +9,7 @@ import torch
 
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import found_slides, patch_slides
+from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.errors import InputError, UsageError
 from gcemil.features import reading
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
@@ -62,7 +61,7 @@ def batch(patched, tmp_path):
 
 
 def encoded(folder: Path, encoder=None, settings=None, **options):
-    slides = found_slides([folder / "slides"])
+    slides = find_slides([folder / "slides"])
     return encode_slides(slides, folder, encoder or colour_encoder(), settings, **options)
 
 
@@ -76,7 +75,7 @@ def test_features_are_the_patches_in_the_order_of_their_coordinates(batch, batch
     report = encoded(batch, settings=settings)
     assert statuses(report) == ["encoded"] * 3
     for name in "amz":
-        grid = read_patch_file(patch_file(batch, PatchSettings(), name))
+        grid = read_patch_file(patches_path(batch, PatchSettings(), name))
         with open_slide(batch / "slides" / f"{name}.tif") as slide:
             means = [read_patch(slide, grid, row, patch_px=32).mean(axis=(0, 1)) / 255 for row in range(2)]
         path = feature_file(batch, name)
@@ -101,7 +100,7 @@ def test_files_say_what_made_them_and_trident_readers_understand_them(batch):
 
 
 def test_chosen_rows_alone_can_be_encoded(batch):
-    grid = read_patch_file(patch_file(batch, PatchSettings(), "a"))
+    grid = read_patch_file(patches_path(batch, PatchSettings(), "a"))
     with open_slide(batch / "slides" / "a.tif") as slide:
         whole = encode_patches(slide, grid, colour_encoder())
         second = encode_patches(slide, grid, colour_encoder(), rows=np.array([1]))
@@ -175,7 +174,7 @@ def fault(folder: Path, **options):
 
 
 def test_a_slide_without_patches_is_a_line(batch):
-    patch_file(batch, PatchSettings(), "m").unlink()
+    patches_path(batch, PatchSettings(), "m").unlink()
     problem = fault(batch)
     assert problem.status == "no patches"
     assert "Run 'gcemil patch" in problem.message
@@ -229,7 +228,7 @@ def test_settings_out_of_bounds_are_refused():
 
 def test_a_reader_that_is_left_early_stops_its_threads(batch):
     jobs = [
-        SlideJob(name, batch / "slides" / f"{name}.tif", patch_file(batch, PatchSettings(), name))
+        SlideJob(name, batch / "slides" / f"{name}.tif", patches_path(batch, PatchSettings(), name))
         for name in "amz"
     ]
     stream = read_ahead(jobs, batch_size=1, patch_px=16, workers=2)

@@ -10,8 +10,7 @@ from scipy import ndimage
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import PatchingRules, patch_slides
+from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.simulation.draw import STANDARD, colour_table, draw_tissue, vary_dyes
@@ -137,7 +136,7 @@ def test_truth_of_patches_is_the_plan_where_patches_are_its_squares():
 
 def test_patch_truth_is_written_as_that_of_simulated_features(cohort):
     tumor = next(row for row in cohort.slides if row.label == "tumor")
-    grid = read_patch_file(patch_file(cohort.folder, SETTINGS, tumor.slide_id))
+    grid = read_patch_file(patches_path(cohort.folder, SETTINGS, tumor.slide_id))
     path = write_pixel_truth(cohort.folder, tumor.slide_id, grid)
     truth = {name: store.read(path, name) for name in ("evidence", "concept", "region", "overlap")}
     assert {name: values.dtype.name for name, values in truth.items()} == {
@@ -286,7 +285,7 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
         report = patch_slides([folder / "slides"], folder)
         assert not report.problems
         for row in drawn.slides:
-            grid = read_patch_file(patch_file(folder, SETTINGS, row.slide_id))
+            grid = read_patch_file(patches_path(folder, SETTINGS, row.slide_id))
             height, width = read_drawn_mask(mask_path(folder, "tissue", row.slide_id)).shape
             every = (
                 np.stack(

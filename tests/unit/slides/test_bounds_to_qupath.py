@@ -7,8 +7,7 @@ import pytest
 
 from gcemil.bags import patching, store
 from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import PatchingRules, patch_slide
+from gcemil.bags.patching import PatchingRules, patch_slide, patches_path, read_patch_file
 from gcemil.exports.geojson import collect_patches, stated_bounds
 from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.slides.grid import PatchSettings
@@ -41,14 +40,14 @@ def patched(tmp_path, monkeypatch):
 
 
 def test_coordinates_count_from_the_corner_of_the_whole_file(patched):
-    path = patch_file(patched, SETTINGS, "m")
+    path = patches_path(patched, SETTINGS, "m")
     assert read_patch_file(path).coords.tolist() == [[LEFT + 256, TOP + 256], [LEFT + 512, TOP + 256]]
     known = store.attributes(path, "coords")
     assert [known[f"bounds_{key}"] for key in ("x", "y", "width", "height")] == [LEFT, TOP, 1024, 768]
 
 
 def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
-    path = patch_file(patched, SETTINGS, "m")
+    path = patches_path(patched, SETTINGS, "m")
     grid = read_patch_file(path)
     collection = collect_patches(
         "m",
@@ -79,7 +78,7 @@ def test_an_overlay_on_the_thumbnail_of_the_scanned_part_lies_on_the_tissue():
 
 
 def test_other_readers_pass_over_the_bounds(patched):
-    path = patch_file(patched, SETTINGS, "m")
+    path = patches_path(patched, SETTINGS, "m")
     coords, features = store.read(path, "coords"), np.ones((2, 4), dtype=np.float32)
     attributes = store.attributes(path, "coords")
     store.write(

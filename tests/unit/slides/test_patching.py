@@ -9,10 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from gcemil.bags import store
-from gcemil.bags.foreign.inspect_hdf5 import inspect_hdf5
+from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import level0_patch_size, read_trident
-from gcemil.bags.patch_files import patch_file, read_patch_file
-from gcemil.bags.patching import PatchingRules, found_slides, patch_slides
+from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.cli.patch import patch
 from gcemil.errors import StoreError, UsageError
 from gcemil.slides.grid import PatchSettings
@@ -76,7 +75,7 @@ def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
     image = tissue_image(1024, 2048, box=(0, 0, 2048, 1024))
     patch_slides([one_slide(tmp_path, image=image, mpp=0.2527)], tmp_path / "out")
     path = tmp_path / "out" / RUN / "patches" / "a_patches.h5"
-    assert inspect_hdf5(path).kind == "trident_patches"
+    assert inspect(path).kind == "trident_patches"
     assert level0_patch_size(store.attributes(path, "coords")) == 507
 
     coords = store.read(path, "coords")
@@ -103,7 +102,7 @@ def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
 def test_a_second_run_does_nothing(tmp_path):
     slide = one_slide(tmp_path)
     patch_slides([slide], tmp_path / "out")
-    path = patch_file(tmp_path / "out", PatchSettings(), "a")
+    path = patches_path(tmp_path / "out", PatchSettings(), "a")
     before = path.stat().st_mtime_ns
     report = patch_slides([slide], tmp_path / "out")
     assert outcome(report).status == "already done"
@@ -115,7 +114,7 @@ def test_a_second_run_does_nothing(tmp_path):
 def test_equal_slides_give_equal_bytes(tmp_path):
     for name in ("x", "y"):
         patch_slides([one_slide(tmp_path)], tmp_path / name)
-    files = [patch_file(tmp_path / name, PatchSettings(), "a").read_bytes() for name in ("x", "y")]
+    files = [patches_path(tmp_path / name, PatchSettings(), "a").read_bytes() for name in ("x", "y")]
     assert files[0] == files[1]
 
 
@@ -144,7 +143,7 @@ def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     Image.fromarray(kept).save(masks / "a.png")
     rules = PatchingRules(masks=masks)
     assert outcome(patch_slides([one_slide(tmp_path)], tmp_path / "out", rules)).patches == 1
-    assert read_patch_file(patch_file(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
+    assert read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
 
 
 def test_outlines_written_are_accepted_as_masks(tmp_path):
@@ -152,7 +151,9 @@ def test_outlines_written_are_accepted_as_masks(tmp_path):
     patch_slides([slide], tmp_path / "out")
     rules = PatchingRules(masks=tmp_path / "out" / "contours_geojson")
     patch_slides([slide], tmp_path / "again", rules)
-    grids = [read_patch_file(patch_file(tmp_path / name, PatchSettings(), "a")) for name in ("out", "again")]
+    grids = [
+        read_patch_file(patches_path(tmp_path / name, PatchSettings(), "a")) for name in ("out", "again")
+    ]
     np.testing.assert_array_equal(grids[0].coords, grids[1].coords)
     np.testing.assert_allclose(grids[0].tissue_share, grids[1].tissue_share)
 
@@ -194,21 +195,21 @@ def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
     for name in ("x/b.tif", "x/y/a.svs", "x/.c.tif", "x/notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert list(found_slides([tmp_path / "x"])) == ["a", "b"]
+    assert list(find_slides([tmp_path / "x"])) == ["a", "b"]
 
 
 def test_two_files_of_one_slide_are_refused(tmp_path):
     (tmp_path / "a.tif").touch()
     (tmp_path / "a.svs").touch()
     with pytest.raises(UsageError, match=r"would both be slide 'a'"):
-        found_slides([tmp_path])
+        find_slides([tmp_path])
 
 
 def test_no_slides_and_no_folder_are_bad_usage(tmp_path):
     with pytest.raises(UsageError, match="No slides found"):
-        found_slides([tmp_path])
+        find_slides([tmp_path])
     with pytest.raises(UsageError, match="does not exist"):
-        found_slides([tmp_path / "gone"])
+        find_slides([tmp_path / "gone"])
 
 
 def test_a_file_without_a_pixel_size_is_refused(tmp_path):
@@ -267,7 +268,7 @@ def test_a_real_slide_is_patched(tmp_path):
     report = patch_slides([REAL_SLIDE], tmp_path)
     assert outcome(report).status == "patched"
     assert 38 <= outcome(report).patches <= 48
-    grid = read_patch_file(patch_file(tmp_path, PatchSettings(), "cmu_small_region"))
+    grid = read_patch_file(patches_path(tmp_path, PatchSettings(), "cmu_small_region"))
     assert grid.patch_size_level0 == 257
     with open_slide(REAL_SLIDE) as slide:
         patches = np.stack([read_patch(slide, grid, index) for index in range(0, len(grid), 8)])
@@ -282,5 +283,5 @@ def test_a_real_stain_rewritten_as_a_pyramid_is_patched(tmp_path):
     # Its lower right is glass.
     assert outcome(report).patches == 3
     with open_slide(tmp_path / "slides" / "ihc.tif") as slide:
-        grid = read_patch_file(patch_file(tmp_path / "out", PatchSettings(), "ihc"))
+        grid = read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "ihc"))
         np.testing.assert_array_equal(read_patch(slide, grid, 2), image[256:512, :256])

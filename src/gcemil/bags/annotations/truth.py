@@ -4,6 +4,9 @@
   evidence_i  overlap_i >= 1 %                                  (the paper's rule for CAMELYON16)
   region_i    8-connected region of evidence patches, 0 = none
 
+Two marked patches are connected when their cells touch at a side or at a corner, as CAMELYON16's organisers label lesions. Only
+marked cells are stored: memory is linear in the patches, not in the slide.
+
 A slide <id> is annotated by <id>.xml (ASAP), or by <id>_mask or <id> with .tif, .tiff or .png. A slide without a file is
 normal only where its label says so; any other is left without truth and named in the report.
 
@@ -21,17 +24,61 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from gcemil.bags import arrays, store
-from gcemil.bags.annotations.asap import Role, read_asap
-from gcemil.bags.annotations.grid import connected_regions, patch_cells
-from gcemil.bags.annotations.masks import mask_overlap, polygon_overlap, read_mask
+from gcemil.bags.annotations.shapes import Role, mask_overlap, polygon_overlap, read_asap, read_mask
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, SlideRow
-from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.errors import BagError, CohortError, InputError, UsageError
 from gcemil.files import locked_folder, remove_leftovers
+
+Cells = Int[np.ndarray, "n 2"]
+Marked = Bool[np.ndarray, "n"]
+Numbers = Int[np.ndarray, "n"]
+
+
+def patch_cells(coords: Int[np.ndarray, "n 2"], step: int) -> Cells:
+    """The grid cell (column, row) of each patch, from its top-left corner."""
+    if step < 1:
+        raise BagError(f"The grid step is at least one pixel, got {step}.")
+    # Nearest cell rather than floor: contours tiled on their own grids are off by less than a step.
+    corners = coords.astype(np.int64)
+    moved = corners - corners.min(axis=0, initial=np.iinfo(np.int64).max)
+    return (2 * moved + step) // (2 * step)
+
+
+def connected_regions(cells: Cells, marked: Marked) -> Numbers:
+    """The region of each marked patch, numbered from 1 in the order of first patches; 0 = not marked."""
+    region = np.zeros(len(cells), dtype=np.int64)
+    rows = np.flatnonzero(marked)
+    if len(rows):
+        label = _linked(cells[rows])
+        _, first, number = np.unique(label, return_index=True, return_inverse=True)
+        order = np.empty(len(first), dtype=np.int64)
+        order[np.argsort(first)] = np.arange(len(first))
+        region[rows] = order[number] + 1
+    return region
+
+
+def _linked(cells: Cells) -> Numbers:
+    """A component number for every cell."""
+    own = cells - cells.min(axis=0)
+    # One empty column on either side keeps the end of a row from touching the start of the next.
+    width = int(own[:, 0].max()) + 3
+    keys, node = np.unique(own[:, 1] * width + own[:, 0] + 1, return_inverse=True)
+    # Half of the eight neighbours: the other half are the same links seen from their other end.
+    wanted = keys[:, None] + np.array([1, width - 1, width, width + 1])
+    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    exists = keys[found] == wanted
+    start = np.broadcast_to(np.arange(len(keys))[:, None], wanted.shape)[exists]
+    links = coo_array((np.ones(len(start), dtype=np.int8), (start, found[exists])), shape=(len(keys),) * 2)
+    _, label = connected_components(links, directed=False)
+    return label[node].astype(np.int64)
+
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
@@ -80,34 +127,34 @@ def write_truth(
     replace: bool = False,
 ) -> TruthReport:
     """Truth files for every annotated slide and every slide of the negative class."""
-    check_request(cohort, annotations, negative_class, min_overlap)
+    _check_request(cohort, annotations, negative_class, min_overlap)
     found: dict[Path, SlideTruth] = {}
     annotated: list[str] = []
     normal: list[str] = []
     missing: list[str] = []
     notes: list[str] = []
     for row in cohort.slides:
-        file = annotation_file(annotations, row.slide_id)
+        file = _annotation_file(annotations, row.slide_id)
         if file is None and (negative_class is None or row.label != negative_class):
             missing.append(row.slide_id)
             continue
-        coords, size, remarks = slide_grid(cohort, row)
+        coords, size, remarks = _slide_grid(cohort, row)
         overlap = np.zeros(len(coords))
         if file is not None:
-            overlap, more = overlap_from(file, coords, size, roles=roles, masks=masks or MaskReading())
-            remarks = [*remarks, *more, *doubts(row, file, overlap, negative_class)]
-        mpp = slide_mpp(cohort, row, microns_per_pixel)
+            overlap, more = _overlap_from(file, coords, size, roles=roles, masks=masks or MaskReading())
+            remarks = [*remarks, *more, *_doubts(row, file, overlap, negative_class)]
+        mpp = _slide_mpp(cohort, row, microns_per_pixel)
         source = "negative class" if file is None else file.name
-        found[cohort.truth_file(row.slide_id)] = slide_truth(
+        found[cohort.truth_file(row.slide_id)] = _slide_truth(
             coords, size, overlap, min_overlap=min_overlap, source=source, mpp=mpp
         )
         (normal if file is None else annotated).append(row.slide_id)
         notes += [f"{row.slide_id}: {remark}." for remark in remarks]
-    write_files(cohort, found, replace=replace)
+    _write_files(cohort, found, replace=replace)
     return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
 
 
-def check_request(cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float) -> None:
+def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float) -> None:
     """What can be refused before the annotations are read."""
     if not annotations.is_dir():
         raise UsageError(f"{annotations} is no folder. Give the folder that holds the annotation files.")
@@ -119,12 +166,12 @@ def check_request(cohort: Cohort, annotations: Path, negative_class: str | None,
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
 
 
-def annotation_file(folder: Path, slide_id: str) -> Path | None:
+def _annotation_file(folder: Path, slide_id: str) -> Path | None:
     candidates = (folder / f"{slide_id}{ending}" for ending in ENDINGS)
     return next((path for path in candidates if path.is_file()), None)
 
 
-def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
+def _slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
     _, coords = arrays.read_patch_layout(path)
@@ -133,7 +180,7 @@ def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], i
     if cohort.patch_size is not None:
         return coords, int(cohort.patch_size), []
     # Where scanners differ, every slide has its own.
-    stated = stated_number(path, "patch_size_level0")
+    stated = _stated_number(path, "patch_size_level0")
     if stated is not None:
         return coords, round(stated), []
     stride = grid_stride(coords)
@@ -145,18 +192,18 @@ def slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], i
     return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
 
 
-def slide_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
+def _slide_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
     """Micrometres per level-0 pixel: what the user says, else what the features were made with."""
     found = given.get(row.slide_id) if isinstance(given, Mapping) else given
-    return stated_number(cohort.feature_file(row.slide_id), "level0_mpp") if found is None else found
+    return _stated_number(cohort.feature_file(row.slide_id), "level0_mpp") if found is None else found
 
 
-def stated_number(path: Path, name: str) -> float | None:
+def _stated_number(path: Path, name: str) -> float | None:
     """An attribute of the coordinates in a feature file, where it is a number."""
     return arrays.stated_number(store.attributes(path, "coords"), name)
 
 
-def overlap_from(
+def _overlap_from(
     file: Path,
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
@@ -172,7 +219,7 @@ def overlap_from(
     return mask_overlap(coords, patch_size, mask), []
 
 
-def doubts(
+def _doubts(
     row: SlideRow, file: Path, overlap: Float[np.ndarray, "n"], negative_class: str | None
 ) -> Sequence[str]:
     """Annotations and labels that do not fit together; the annotation stands."""
@@ -183,7 +230,7 @@ def doubts(
     return []
 
 
-def slide_truth(
+def _slide_truth(
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
     overlap: Float[np.ndarray, "n"],
@@ -209,12 +256,12 @@ def slide_truth(
     return SlideTruth(datasets, attributes)
 
 
-def write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
+def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
     """All truth files; other truth that is there already is refused before the first is written."""
     with locked_folder(cohort.folder):
         remove_leftovers(cohort.folder / "truth")
         existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
-        same = {path for path in existing if path in found and holds(path, found[path])}
+        same = {path for path in existing if path in found and _holds(path, found[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
                 f"{others[0]} exists and says something else ({len(others)} truth files in all). Remove them, or add --force "
@@ -225,7 +272,7 @@ def write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bo
                 store.write(path, truth.datasets, truth.attributes)
 
 
-def holds(path: Path, truth: SlideTruth) -> bool:
+def _holds(path: Path, truth: SlideTruth) -> bool:
     """Whether the file is what would be written."""
     try:
         return store.attributes(path) == truth.attributes and all(

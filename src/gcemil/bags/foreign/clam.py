@@ -9,20 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords, read_patch_layout, stated_number
 from gcemil.bags.bag import CoordRows
-from gcemil.bags.foreign.ids import plain_ids, stripped_line
 from gcemil.bags.foreign.source import (
+    Attributes,
+    FeatureLayout,
     ForeignFolder,
     ForeignSlide,
+    Names,
     Rows,
     feature_rows,
-    inferred_patch_size,
+    infer_patch_size,
     is_linkable,
     load_plain,
+    plain_ids,
+    stripped_line,
 )
 from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.errors import CohortError
@@ -33,7 +36,7 @@ def read_clam(
     source: Path, *, coords_dir: Path | None = None, patch_size: int | None = None
 ) -> ForeignFolder:
     """The slides of a CLAM features folder."""
-    files = feature_files(source)
+    files = _feature_files(source)
     ids = plain_ids((path.name for path in files), where=str(source))
     coords_dir = coords_dir or _patches_folder(source)
     slides: list[ForeignSlide] = []
@@ -47,7 +50,7 @@ def read_clam(
         if coords is None:
             placeless.append(slide.slide_id)
         elif size is None and slide.n_patches:
-            size = inferred_patch_size(coords)
+            size = infer_patch_size(coords)
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
         slides.append(replace(slide, patch_size=size))
     lines = [
@@ -57,7 +60,7 @@ def read_clam(
     return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
 
 
-def feature_files(source: Path) -> list[Path]:
+def _feature_files(source: Path) -> list[Path]:
     """HDF5 files first; a .pt file only for a slide that has no .h5."""
     h5_dir = source / "h5_files" if (source / "h5_files").is_dir() else source
     pt_dir = source / "pt_files" if (source / "pt_files").is_dir() else source
@@ -70,7 +73,7 @@ def feature_files(source: Path) -> list[Path]:
     return [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
 
 
-def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
+def _level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
     # The factors of both axes, which are the same up to rounding.
     factors = attributes.get("downsample")
@@ -127,7 +130,7 @@ def _coords_file(folder: Path | None, path: Path) -> Path | None:
 
 
 def _size_from(coords_file: Path | None) -> LevelZeroPx | None:
-    return None if coords_file is None else level0_patch_size(store.attributes(coords_file, "coords"))
+    return None if coords_file is None else _level0_patch_size(store.attributes(coords_file, "coords"))
 
 
 def _patches_folder(source: Path) -> Path | None:
@@ -159,3 +162,22 @@ def _assumptions(
     elif coords_dir is not None:
         lines.append(f"Patch size read from the attributes of the coords files in {coords_dir}.")
     return lines
+
+
+def _owns_loose(names: Names) -> bool:
+    # A bags_config.json makes bare tensors slideflow's.
+    return "bags_config.json" not in names and any(name.endswith(".pt") for name in names)
+
+
+LAYOUT = FeatureLayout(
+    tool="clam",
+    title="CLAM features",
+    read=lambda source, options: read_clam(
+        source, coords_dir=options.coords_dir, patch_size=options.patch_size
+    ),
+    owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
+    owns_file=lambda datasets, attributes: "features" in datasets,
+    owns_loose=_owns_loose,
+    file_title=lambda datasets: "CLAM features, or gcemil's own",
+    patch_size=_level0_patch_size,
+)

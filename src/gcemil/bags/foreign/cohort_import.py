@@ -1,24 +1,33 @@
-"""A features folder and a label table of other tools become a cohort: the door behind `gcemil import`."""
+"""A features folder and a label table of other tools become a cohort, whole or not at all: behind `gcemil import`.
+
+Feature files that already hold `features` and integer `coords` are linked; everything else is converted. Whatever had
+to be assumed, joined or left out stands in the report and in cohort.yaml under provenance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gcemil.bags.cohort import SlideRow, Task
-from gcemil.bags.foreign.clam import read_clam
-from gcemil.bags.foreign.detect import tool_of
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task
+from gcemil.bags.folds import Fold, leaking_cases, write_folds
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.rawtable import read_raw_table
-from gcemil.bags.foreign.source import ForeignFolder
-from gcemil.bags.foreign.splits import has_splits
-from gcemil.bags.foreign.stamp import Mpp, read_stamp
-from gcemil.bags.foreign.tables import LabelTable, class_order, read_labels
-from gcemil.bags.foreign.torchmil import bag_labels, read_torchmil
-from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.foreign.write_cohort import ImportReport, write_cohort
+from gcemil.bags.foreign.label_tables import LabelTable, class_order, cohort_classes, read_labels
+from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
+from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
+from gcemil.bags.foreign.splits import has_splits, placed_folds, read_splits
+from gcemil.bags.foreign.torchmil import patch_truth
 from gcemil.bags.strangers import strangers_files
-from gcemil.errors import CohortError, UsageError
+from gcemil.bags.tables import read_raw_table
+from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
+from gcemil.files import whole_folder
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+"""What systems and file systems without symbolic links say."""
 
 
 def import_cohort(
@@ -43,9 +52,9 @@ def import_cohort(
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
     with strangers_files():
-        folder = read_folder(source, patch_size=patch_size, mpp=mpp, encoder=encoder, coords_dir=coords_dir)
+        folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         if labels is None:
-            table = _torchmil_labels(folder, encoder)
+            table = _own_labels(folder, encoder)
         else:
             choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
             table = read_labels(labels, choice=choice, slide_table=slide_table)
@@ -53,36 +62,15 @@ def import_cohort(
         return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
 
 
-def read_folder(
-    source: Path,
-    *,
-    patch_size: int | None = None,
-    mpp: Mpp = None,
-    encoder: str | None = None,
-    coords_dir: Path | None = None,
-) -> ForeignFolder:
-    """The features folder, read by the reader of the tool that wrote it."""
-    tool = tool_of(source)
-    if tool == "clam":
-        return read_clam(source, coords_dir=coords_dir, patch_size=patch_size)
-    if tool == "trident":
-        return read_trident(source, encoder=encoder, patch_size=patch_size)
-    if tool == "stamp":
-        return read_stamp(source, mpp=mpp, patch_size=patch_size)
-    if tool == "torchmil":
-        return read_torchmil(source, encoder=encoder, patch_size=patch_size)
-    raise CohortError(
-        f"{source} is no features folder of CLAM, TRIDENT, STAMP or torchmil. Try 'gcemil inspect {source}'."
-    )
-
-
-def _torchmil_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
-    if folder.tool != "torchmil":
+def _own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
+    """Labels that lie beside the features."""
+    read = LAYOUTS[folder.tool].read_labels
+    if read is None:
         raise UsageError(f"{folder.path} holds features only. Give the label table with --labels.")
-    labels = bag_labels(folder.path, encoder)
+    labels = read(folder.path, encoder)
     rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
     lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
-    return LabelTable(folder.path, "torchmil", "classification", rows, class_order(labels.values()), lines)
+    return LabelTable(folder.path, folder.tool, "classification", rows, class_order(labels.values()), lines)
 
 
 def _own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
@@ -93,3 +81,181 @@ def _own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
     if labels.is_dir():
         return labels
     return labels if has_splits(read_raw_table(labels)) else None
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What was written, and everything a reader of the cohort should know about how."""
+
+    folder: Path
+    tool: str
+    dialect: str
+    n_slides: int
+    n_cases: int
+    n_linked: int
+    n_copied: int
+    n_folds: int
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    labels_without_features: tuple[str, ...] = ()
+    features_without_labels: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The report as text, nothing shortened."""
+        head = (
+            f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, {self.n_linked} linked, "
+            f"{self.n_copied} copied, {self.n_folds} folds."
+        )
+        groups = (
+            ("assumed", self.assumptions),
+            ("warning", self.warnings),
+            ("left out, no patches", self.empty),
+            ("left out", self.excluded),
+            ("label without features", self.labels_without_features),
+            ("features without label", self.features_without_labels),
+        )
+        return [head, *(f"{name}: {line}" for name, lines in groups for line in lines)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Join:
+    """Rows that have features, their folds, and what the join assumed and left out."""
+
+    rows: tuple[SlideRow, ...]
+    slides: tuple[ForeignSlide, ...]
+    folds: tuple[Fold, ...]
+    lines: tuple[str, ...]
+    excluded: tuple[str, ...]
+
+
+def write_cohort(
+    folder: ForeignFolder,
+    table: LabelTable,
+    out: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    splits: Path | None = None,
+    copy: bool = False,
+    anchors: str | None = None,
+    warnings: Sequence[str] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> ImportReport:
+    """Join slides with labels, write the folder, and tell what happened."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
+    join = _joined(folder, table, splits)
+    size, size_lines = require_one_patch_size(join.slides)
+    lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
+    card = CohortCard(
+        name=out.name,
+        task=table.task,
+        classes=cohort_classes(table, join.rows, classes),
+        feature_dim=_the_one_dimension(join.slides),
+        encoder=folder.encoder,
+        patch_size_level0=size,
+        anchors=anchors,
+        provenance={**(provenance or {}), **_provenance(folder, table, lines, join.excluded)},
+    )
+    _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
+    with whole_folder(out) as folder_aside:
+        cohort = Cohort(folder_aside, card, join.rows)
+        linked = [_place(slide, cohort, copy=copy) for slide in join.slides]
+        cohort.save()
+        write_folds(cohort, join.folds, kind="official")
+    known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
+    return ImportReport(
+        folder=out,
+        tool=folder.tool,
+        dialect=table.dialect,
+        n_slides=len(join.rows),
+        n_cases=len({row.case_id for row in join.rows}),
+        n_linked=sum(linked),
+        n_copied=len(linked) - sum(linked),
+        n_folds=len(join.folds),
+        assumptions=lines,
+        warnings=tuple(warnings),
+        empty=folder.empty,
+        excluded=join.excluded,
+        labels_without_features=tuple(sorted(labelled - known)),
+        features_without_labels=tuple(sorted(known - labelled - set(folder.empty))),
+    )
+
+
+def _joined(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
+    full = {slide.slide_id: slide for slide in folder.slides if slide.n_patches}
+    rows = [row for row in table.rows if row.slide_id in full]
+    _refuse_no_match(folder, table, rows)
+    folds: tuple[Fold, ...] = ()
+    lines: tuple[str, ...] = ()
+    excluded = table.excluded
+    if splits is not None:
+        placed = placed_folds(read_splits(splits), rows)
+        folds, lines = placed.folds, placed.assumptions
+        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
+        rows = [row for row in rows if row.slide_id not in placed.unplaced]
+    return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
+
+
+def _provenance(
+    folder: ForeignFolder, table: LabelTable, lines: Sequence[str], excluded: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "source": str(folder.path.resolve()),
+        "tool": folder.tool,
+        "labels": str(table.path.resolve()),
+        "assumptions": list(lines),
+        "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *excluded],
+    }
+
+
+def _place(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
+    """Link or convert one slide, and its patch labels if it has any; True when linked."""
+    target = cohort.feature_file(slide.slide_id)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if slide.patch_labels is not None:
+        store.write(cohort.truth_file(slide.slide_id), patch_truth(slide))
+    if slide.linkable and not copy:
+        try:
+            target.symlink_to(slide.path.resolve())
+        except OSError as error:
+            remedy = "Import with --copy." if error.errno in NO_LINKS else write_remedy(error)
+            raise StoreError(
+                f"{target} cannot be a link to {slide.path} ({error_text(error)}). {remedy}"
+            ) from error
+        return True
+    features, coords = slide.load()
+    store.write(
+        target, {"features": features} if coords is None else {"features": features, "coords": coords}
+    )
+    return False
+
+
+def _refuse_no_match(folder: ForeignFolder, table: LabelTable, rows: list[SlideRow]) -> None:
+    if not rows:
+        slide = next((slide.slide_id for slide in folder.slides if slide.n_patches), "nothing with patches")
+        raise CohortError(
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {folder.path} ('{slide}' …). "
+            "The ids must be equal once known extensions are taken off."
+        )
+
+
+def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) -> None:
+    for fold in folds:
+        if leaks := leaking_cases(cohort, fold):
+            raise CohortError(
+                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
+                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
+            )
+
+
+def _the_one_dimension(slides: Sequence[ForeignSlide]) -> int:
+    first = slides[0]
+    for slide in slides:
+        if slide.feature_dim != first.feature_dim:
+            raise CohortError(
+                f"'{first.slide_id}' has {first.feature_dim} features per patch, '{slide.slide_id}' has {slide.feature_dim}. "
+                "A cohort comes from one encoder; extract one of them again."
+            )
+    return first.feature_dim

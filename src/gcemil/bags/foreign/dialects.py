@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gcemil.bags.cohort import Task
-from gcemil.bags.foreign.rawtable import RawTable
+from gcemil.bags.tables import RawTable
 from gcemil.errors import CohortError, UsageError
 
 ID_COLUMNS = (
@@ -53,7 +53,7 @@ class Columns:
         return "classification" if self.time is None else "survival"
 
 
-def own(table: RawTable, choice: Choice) -> Columns | None:
+def _own(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("slide_id", "time", "event"):
         return None
     _refuse_both_polarities(table)
@@ -62,13 +62,13 @@ def own(table: RawTable, choice: Choice) -> Columns | None:
     )
 
 
-def clam(table: RawTable, choice: Choice) -> Columns | None:
+def _clam(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("slide_id", "label") or fold_columns(table):
         return None
     return Columns("slide_id", _first(table, "case_id"), label="label", site=_first(table, "site"))
 
 
-def mcat(table: RawTable, choice: Choice) -> Columns | None:
+def _mcat(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("case_id", "slide_id", "survival_months", "censorship"):
         return None
     _refuse_both_polarities(table)
@@ -81,7 +81,7 @@ def mcat(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("slide_id", "case_id", time=time, event=event, censorship=True, site=_first(table, "site"))
 
 
-def panther(table: RawTable, choice: Choice) -> Columns | None:
+def _panther(table: RawTable, choice: Choice) -> Columns | None:
     found = [name.removesuffix("_survival_days") for name in table.columns if name.endswith("_survival_days")]
     found = [name for name in found if table.has("case_id", "slide_id", f"{name}_censorship")]
     if not found:
@@ -99,7 +99,7 @@ def panther(table: RawTable, choice: Choice) -> Columns | None:
     )
 
 
-def patho_bench(table: RawTable, choice: Choice) -> Columns | None:
+def _patho_bench(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("case_id", "slide_id") or not fold_columns(table):
         return None
     others = [
@@ -118,14 +118,14 @@ def patho_bench(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("slide_id", "case_id", label=picked)
 
 
-def stamp(table: RawTable, choice: Choice) -> Columns | None:
+def _stamp(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("PATIENT", "FILENAME"):
         return None
     others = [name for name in table.columns if name not in {"", "PATIENT", "FILENAME"}]
     return Columns("FILENAME", "PATIENT", label=_picked(table, others, choice.target))
 
 
-def slideflow(table: RawTable, choice: Choice) -> Columns | None:
+def _slideflow(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("patient", "slide"):
         return None
     if table.has("time", "event"):
@@ -137,28 +137,28 @@ def slideflow(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("slide", "patient", label="category")
 
 
-def mil_baseline(table: RawTable, choice: Choice) -> Columns | None:
+def _mil_baseline(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("slide_path", None, label="label") if table.has("slide_path", "label") else None
 
 
-def mhim(table: RawTable, choice: Choice) -> Columns | None:
+def _mhim(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("ID", _first(table, "Case"), label="Label") if table.has("ID", "Label") else None
 
 
 DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
-    "gcemil": own,
-    "CLAM": clam,
-    "MCAT/SurvPath": mcat,
-    "PANTHER/MMP": panther,
-    "Patho-Bench": patho_bench,
-    "STAMP": stamp,
-    "slideflow/PathBench": slideflow,
-    "MIL_BASELINE": mil_baseline,
-    "MHIM-MIL": mhim,
+    "gcemil": _own,
+    "CLAM": _clam,
+    "MCAT/SurvPath": _mcat,
+    "PANTHER/MMP": _panther,
+    "Patho-Bench": _patho_bench,
+    "STAMP": _stamp,
+    "slideflow/PathBench": _slideflow,
+    "MIL_BASELINE": _mil_baseline,
+    "MHIM-MIL": _mhim,
 }
 
 
-def chosen(table: RawTable, choice: Choice) -> Columns | None:
+def _chosen(table: RawTable, choice: Choice) -> Columns | None:
     """The target columns the caller named, beside whatever id columns the table has."""
     wanted = [name for name in (choice.time, choice.event) if name is not None]
     if len(wanted) == 1:
@@ -184,7 +184,7 @@ def fold_columns(table: RawTable) -> list[str]:
 
 def detected(table: RawTable, choice: Choice) -> tuple[str, Columns]:
     """The one dialect that fits; none or several is an error that says what to do."""
-    if (columns := chosen(table, choice)) is not None:
+    if (columns := _chosen(table, choice)) is not None:
         return "chosen columns", columns
     found = {
         name: columns for name, reader in DIALECTS.items() if (columns := reader(table, choice)) is not None

@@ -1,27 +1,61 @@
-"""What a file or folder is, what is wrong with it, and the command to run next."""
+"""What a file or folder is, what is wrong with it, and the command to run next.
+
+HDF5 files are known by the names of their datasets and the attributes tools leave behind; tables by their columns.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gcemil.bags import store
+from gcemil.bags.arrays import coords_problem, features_problem
+from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
-from gcemil.bags.foreign.detect import TRIDENT_RUN, first_h5, tool_of
-from gcemil.bags.foreign.inspect_hdf5 import inspect_hdf5
-from gcemil.bags.foreign.inspect_text import inspect_array, inspect_geojson, inspect_json, inspect_table
-from gcemil.bags.foreign.inspection import Inspection
+from gcemil.bags.foreign import trident
+from gcemil.bags.foreign.label_tables import read_labels
+from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
+from gcemil.bags.foreign.source import Facts, FeatureLayout
+from gcemil.bags.foreign.splits import has_splits, read_splits
+from gcemil.bags.foreign.tensorfile import tensor_shape
+from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.strangers import strangers_files
-from gcemil.errors import InputError, error_text
+from gcemil.bags.tables import RawTable, read_raw_table
+from gcemil.errors import InputError, UsageError, error_text
+from gcemil.files import read_json
 
-READERS = {
-    **dict.fromkeys((".h5", ".hdf5"), inspect_hdf5),
-    **dict.fromkeys((".pt", ".npy"), inspect_array),
-    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".xlsm"), inspect_table),
-    ".json": inspect_json,
-    ".geojson": inspect_geojson,
-}
 SAMPLE = 16
+Layouts = dict[str, store.Layout]
+# Datasets that must all be there → kind and title; the first that fits wins.
+KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
+    (frozenset({"embeddings", "prompts"}), "anchors", "Anchors of gcemil"),
+    (frozenset({"features", "anchor_space"}), "anchor_pairs", "Anchor pairs of gcemil"),
+    (frozenset({"selected", "gates"}), "evidence", "Evidence of gcemil"),
+    (frozenset({"evidence"}), "truth", "Patch truth of gcemil"),
+    (frozenset({"attention_scores", "coords"}), "clam_heatmap", "CLAM heatmap scores"),
+    (frozenset({"imgs", "coords"}), "clam_images", "CLAM patch images (old pipeline)"),
+)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What something is, what can be said about it, what is wrong with it, and what to run next."""
+
+    path: Path
+    kind: str
+    title: str
+    facts: Facts
+    problems: tuple[str, ...]
+    next_command: str | None
+
+    def lines(self) -> list[str]:
+        lines = [f"{self.path}: {self.title}", *(f"  {name}: {value}" for name, value in self.facts)]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        return [*lines, *([f"  next: {self.next_command}"] if self.next_command else [])]
 
 
 def inspect(path: Path) -> Inspection:
@@ -67,13 +101,12 @@ def _inspect_folder(path: Path) -> Inspection:
             ("slideflow bags are recognised but not imported.",),
             None,
         )
-    if not any(path.glob("*.h5")) and any(TRIDENT_RUN.search(found.name) for found in path.iterdir()):
+    if not any(path.glob("*.h5")) and any(trident.RUN_FOLDER.search(found.name) for found in path.iterdir()):
         return _inspect_trident_job(path)
-    tool = tool_of(path)
-    if tool is None:
-        first = first_h5(path)
-        return _unknown(path, "no features") if first is None else _inspect_files(path, None)
-    return _inspect_files(path, tool)
+    layout = find_layout(path)
+    if layout is None and find_first_h5(path) is None:
+        return _unknown(path, "no features")
+    return _inspect_files(path, layout)
 
 
 def _inspect_cohort(path: Path) -> Inspection:
@@ -112,7 +145,7 @@ def _inspect_run(path: Path) -> Inspection:
 
 
 def _inspect_trident_job(path: Path) -> Inspection:
-    runs = sorted(found for found in path.iterdir() if TRIDENT_RUN.search(found.name))
+    runs = sorted(found for found in path.iterdir() if trident.RUN_FOLDER.search(found.name))
     facts = [
         (f"{run.name}/{folder.name}", f"{len(list(folder.glob('*.h5')))} files")
         for run in runs
@@ -125,7 +158,7 @@ def _inspect_trident_job(path: Path) -> Inspection:
     return Inspection(path, "trident_job", "TRIDENT job folder", tuple(facts), problems, command)
 
 
-def _inspect_files(path: Path, tool: str | None) -> Inspection:
+def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
     """A folder of feature files, by a sample of them."""
     files = sorted(found for found in path.rglob("*") if found.suffix in {".h5", ".pt", ".npy"})
     sample = files[:: max(1, len(files) // SAMPLE)][:SAMPLE]
@@ -139,26 +172,219 @@ def _inspect_files(path: Path, tool: str | None) -> Inspection:
         *first.facts,
     )
     problems = tuple(f"{one.path.name}: {problem}" for one in seen for problem in one.problems)
-    options = " --mpp MPP" if tool == "stamp" else ""
-    command = f"gcemil import {path} --labels TABLE{options} --out COHORT" if tool else first.next_command
-    title = {
-        "clam": "CLAM features",
-        "trident": "TRIDENT features",
-        "stamp": "STAMP features",
-        "torchmil": "torchmil bags",
-    }
-    return Inspection(
-        path,
-        f"{tool}_folder" if tool else first.kind,
-        title.get(tool or "", first.title),
-        facts,
-        problems,
-        command,
-    )
+    if layout is None:
+        return Inspection(path, first.kind, first.title, facts, problems, first.next_command)
+    command = f"gcemil import {path} --labels TABLE{layout.needs} --out COHORT"
+    return Inspection(path, f"{layout.tool}_folder", layout.title, facts, problems, command)
 
 
 def _unknown(path: Path, why: str) -> Inspection:
     return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),), (), None)
 
 
-__all__ = ["Inspection", "inspect"]
+def _inspect_hdf5(path: Path) -> Inspection:
+    """The kind, shape, chunks, patch size, units and encoder of an HDF5 file."""
+    layouts = store.describe(path)
+    attributes = store.attributes(path, "coords") if "coords" in layouts else {}
+    kind, title = _kind(layouts, attributes)
+    facts = (*_shapes(layouts), *_meaning(path, kind, layouts, attributes))
+    return Inspection(path, kind, title, facts, tuple(_problems(path, kind, layouts)), _next(path, kind))
+
+
+def _kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
+    for needed, kind, title in KINDS:
+        if needed <= set(layouts):
+            return kind, title
+    layout = next((one for one in LAYOUTS.values() if one.owns_file(set(layouts), attributes)), None)
+    # A layout that would not own a plain file has names of its own for its datasets.
+    own_names = layout is not None and not layout.owns_file({"features", "coords"}, attributes)
+    if "features" in layouts and not own_names:
+        if len(layouts["features"].shape) == 1:
+            return "slide_vector", "Slide-level vector (TRIDENT slide_features)"
+        if "coords" not in layouts:
+            return "features", "Features without coordinates"
+    if layout is not None:
+        return f"{layout.tool}_features", layout.file_title(set(layouts))
+    if "coords" in layouts:
+        return (
+            ("trident_patches", "TRIDENT patch coordinates")
+            if trident.OWN_ATTRIBUTES & set(attributes)
+            else ("clam_coords", "CLAM patch coordinates")
+        )
+    return "unknown", "HDF5 file gcemil does not know"
+
+
+def _layout_of(kind: str) -> FeatureLayout | None:
+    return LAYOUTS.get(kind.removesuffix("_features")) if kind.endswith("_features") else None
+
+
+def _shapes(layouts: Layouts) -> Facts:
+    return tuple(
+        (
+            name,
+            f"{layout.shape} {layout.dtype}, {f'chunks {layout.chunks}' if layout.chunks else 'contiguous'}",
+        )
+        for name, layout in layouts.items()
+    )
+
+
+def _meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]) -> Facts:
+    """Patch size, units and encoder, and where each comes from."""
+    layout = _layout_of(kind)
+    facts = () if layout is None else layout.describe_file(path)
+    if "coords" not in layouts or (layout is not None and not layout.in_pixels):
+        return facts
+    return (
+        *facts,
+        ("patch size", _patch_size(path, layouts, attributes)),
+        ("coordinates", "level-0 pixels"),
+    )
+
+
+def _patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
+    stated = (layout.patch_size(attributes) for layout in LAYOUTS.values())
+    size = next((one for one in stated if one is not None), None)
+    if size is not None:
+        return f"{size} level-0 px (from the attributes)"
+    coords = layouts["coords"]
+    if len(coords.shape) != 2 or coords.shape[0] < 2 or coords.shape[1] != 2 or not coords.holds_numbers:
+        return "unknown"
+    values = store.read(path, "coords")
+    stride = None if coords_problem(values) else grid_stride(values)
+    return "unknown" if stride is None else f"{stride:g} (the stride; the file does not say it)"
+
+
+def _problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
+    found = [
+        f"'{name}' is stored in chunks of {layout.chunks}, which reads an order of magnitude slower: gcemil repack {path}"
+        for name, layout in layouts.items()
+        if layout.is_slow
+    ]
+    rows = {
+        name: layouts[name].shape[0]
+        for name in ("features", "feats", "coords")
+        if name in layouts and layouts[name].shape
+    }
+    if 0 in rows.values():
+        found.append("No patches: the tool found no tissue. The slide is left out on import.")
+    if len(set(rows.values())) > 1 and kind != "slide_vector":
+        found.append(
+            f"Rows differ: {', '.join(f'{name} {count}' for name, count in rows.items())}. Extract the slide again."
+        )
+    layout = _layout_of(kind)
+    if layout is not None and layout.in_pixels and layouts["coords"].dtype.kind == "f":
+        found.append("Coordinates are floating point; if they are micrometres they must be converted.")
+    if kind == "features" or layout is not None:
+        names = ("features",) if layout is None else layout.datasets
+        features = next(layouts[name] for name in names if name in layouts)
+        found += [f"Not usable: {problem}." for problem in [features_problem(features)] if problem]
+    return found
+
+
+def _next(path: Path, kind: str) -> str | None:
+    layout = _layout_of(kind)
+    if kind == "features" or layout is not None:
+        needs = "" if layout is None else layout.needs
+        return f"gcemil import {path.parent} --labels TABLE{needs} --out COHORT"
+    if kind in {"clam_coords", "trident_patches"}:
+        return (
+            f"gcemil import FEATURES --coords-dir {path.parent} --labels TABLE --out COHORT"
+            if kind == "clam_coords"
+            else None
+        )
+    return None
+
+
+def _inspect_table(path: Path) -> Inspection:
+    """The dialect of a label table, or the kind of split file."""
+    table = read_raw_table(path)
+    facts = [
+        ("columns", ", ".join(name or "(index)" for name in table.columns)),
+        ("rows", str(len(table.rows))),
+    ]
+    if table.has("minx", "miny", "width", "height"):
+        return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts), (), None)
+    if table.has("PATIENT") and not table.has("FILENAME"):
+        command = f"gcemil import FEATURES --labels {path} --slide-table SLIDES --target COLUMN --out COHORT"
+        return Inspection(path, "labels", "STAMP clinical table", tuple(facts), (), command)
+    try:
+        labels = read_labels(path)
+    except (InputError, UsageError) as error:
+        return _not_labels(path, table, facts, error)
+    facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
+    facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
+    facts += [("assumed", line) for line in labels.assumptions]
+    command = f"gcemil import FEATURES --labels {path} --out COHORT"
+    return Inspection(path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command)
+
+
+def _inspect_json(path: Path) -> Inspection:
+    """STAMP's splits.json, or nothing we know."""
+    try:
+        splits = read_splits(path)
+    except InputError:
+        return Inspection(path, "unknown", "JSON file gcemil does not know", (), (), None)
+    command = f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT"
+    return Inspection(path, "splits", "STAMP splits", (("folds", str(len(splits.folds))),), (), command)
+
+
+def _inspect_geojson(path: Path) -> Inspection:
+    """A GeoJSON file, with what would make QuPath fail or misread it."""
+    try:
+        content = read_json(path)
+        features = content["features"] if isinstance(content, dict) else content
+        problems = [problem for feature in features for problem in _qupath_problems(feature)]
+    except (InputError, KeyError, TypeError, AttributeError) as error:
+        return Inspection(
+            path, "unknown", "No GeoJSON feature collection", (("because", repr(error)),), (), None
+        )
+    counted = tuple(f"{problem} ({count} objects)" for problem, count in Counter(problems).items())
+    return Inspection(
+        path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted, None
+    )
+
+
+def _inspect_array(path: Path) -> Inspection:
+    """A bare tensor (.pt) or array (.npy) of features."""
+    shape = tensor_shape(path) if path.suffix == ".pt" else tuple(read_array(path, "features").shape)
+    kind, title = (
+        ("clam_tensor", "CLAM features as a bare tensor")
+        if path.suffix == ".pt"
+        else ("array", "NumPy array (torchmil)")
+    )
+    problems = (
+        ("No coordinates in this file: keep CLAM's coords folder beside it.",) if path.suffix == ".pt" else ()
+    )
+    command = f"gcemil import {path.parent} --labels TABLE --out COHORT" if path.suffix == ".pt" else None
+    return Inspection(path, kind, title, (("shape", str(shape)),), problems, command)
+
+
+def _not_labels(path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception) -> Inspection:
+    if has_splits(table):
+        command = f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT"
+        return Inspection(path, "splits", "Split table", tuple(facts), (), command)
+    return Inspection(path, "table", "Table", tuple(facts), (str(error),), None)
+
+
+def _qupath_problems(feature: dict[str, Any]) -> list[str]:
+    properties = feature.get("properties") or {}
+    found = []
+    classification = properties.get("classification")
+    if (
+        isinstance(classification, dict)
+        and "color" not in classification
+        and "colorRGB" not in classification
+    ):
+        found.append("A classification without colour: QuPath refuses the file.")
+    if "objectType" in feature and "objectType" not in properties:
+        found.append("objectType stands outside properties: QuPath imports an annotation instead.")
+    return found
+
+
+READERS = {
+    **dict.fromkeys((".h5", ".hdf5"), _inspect_hdf5),
+    **dict.fromkeys((".pt", ".npy"), _inspect_array),
+    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".xlsm"), _inspect_table),
+    ".json": _inspect_json,
+    ".geojson": _inspect_geojson,
+}

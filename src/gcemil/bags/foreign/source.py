@@ -1,12 +1,17 @@
-"""What every reader of a foreign features folder hands over: slides, their patch size, and what had to be assumed."""
+"""What every reader of a foreign features folder shares: slide ids, the slides handed over, and what had to be assumed.
+
+Known extensions come off the end of an id, every other dot stays: 'TCGA-05-4244-01Z-00-DX1.d4ff32cd.svs' and
+'TCGA-05-4244-01Z-00-DX1.d4ff32cd.h5' are one slide; cutting at the first dot would merge it with every other slide of the same block.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
@@ -15,12 +20,66 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError
+from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
-Tool = Literal["clam", "trident", "stamp", "torchmil"]
-Rows = tuple[FeatureRows, CoordRows | None]
+FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
+_KNOWN = SLIDE_EXTENSIONS + FEATURE_EXTENSIONS
+_TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
+
+Rows = tuple[FeatureRows, CoordRows | None]
+Names = Set[str]
+Attributes = Mapping[str, Any]
+Facts = tuple[tuple[str, str], ...]
+Mpp = float | Mapping[str, float] | None
+"""Micrometres per level-0 pixel: of all slides, or by slide."""
 LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
+
+
+def plain_id(name: str) -> str:
+    """The last part of a path without known slide and feature extensions."""
+    base = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    while extension := next((e for e in _KNOWN if base.lower().endswith(e) and len(base) > len(e)), None):
+        base = base[: -len(extension)]
+    return base
+
+
+def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
+    """Name → plain id; two names that would become one slide are refused."""
+    first: dict[str, str] = {}
+    result = {}
+    for name in names:
+        plain = plain_id(name)
+        if first.setdefault(plain, name) != name:
+            raise CohortError(
+                f"{where}: '{first[plain]}' and '{name}' would both be slide '{plain}'. Rename one of them."
+            )
+        result[name] = plain
+    return result
+
+
+def stripped_line(names: Iterable[str], *, where: str) -> tuple[str, ...]:
+    """One line that says how many ids lost an extension or a folder, or none."""
+    changed = [name for name in names if plain_id(name) != name]
+    if not changed:
+        return ()
+    return (
+        f"{where}: folders and known extensions taken off {len(changed)} ids ('{changed[0]}' is slide '{plain_id(changed[0])}').",
+    )
+
+
+def is_tcga(name: str) -> bool:
+    return _TCGA.match(name) is not None
+
+
+def tcga_case_id(barcode: str) -> str:
+    """The patient of a TCGA barcode: its first twelve characters."""
+    if not is_tcga(barcode):
+        raise CohortError(
+            f"'{barcode}' is no TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
+        )
+    return barcode[:12]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +98,7 @@ class ForeignSlide:
 
 @dataclass(frozen=True, eq=False)
 class ForeignFolder:
-    tool: Tool
+    tool: str
     path: Path
     slides: tuple[ForeignSlide, ...]
     encoder: str
@@ -51,7 +110,46 @@ class ForeignFolder:
         return tuple(slide.slide_id for slide in self.slides if slide.n_patches == 0)
 
 
-def inferred_patch_size(coords: CoordRows) -> LevelZeroPx | None:
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a user may say of a features folder; a layout takes what it needs."""
+
+    patch_size: int | None = None
+    mpp: Mpp = None
+    encoder: str | None = None
+    coords_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """How one tool lays out its features: how a folder or file of it is told, named, described and read."""
+
+    tool: str
+    title: str
+    """Of a folder."""
+    read: Callable[[Path, ReadOptions], ForeignFolder]
+    owns_folder: Callable[[Path, Names], bool] = lambda folder, names: False
+    """By the names inside a folder."""
+    owns_file: Callable[[Names, Attributes], bool] = lambda datasets, attributes: False
+    """By the datasets of an HDF5 file and the attributes of its coordinates."""
+    owns_loose: Callable[[Names], bool] = lambda names: False
+    """By the names inside a folder without any HDF5 file."""
+    file_title: Callable[[Names], str] = lambda datasets: ""
+    describe_file: Callable[[Path], Facts] = lambda path: ()
+    """What one HDF5 file says beyond shapes and pixels."""
+    patch_size: Callable[[Attributes], LevelZeroPx | None] = lambda attributes: None
+    """In level-0 pixels, from the attributes of the coordinates."""
+    datasets: tuple[str, ...] = ("features",)
+    """What the features are called in an HDF5 file."""
+    in_pixels: bool = True
+    """Whether coordinates are level-0 pixels."""
+    needs: str = ""
+    """Options of 'gcemil import' that cannot be left out."""
+    read_labels: Callable[[Path, str | None], dict[str, str]] | None = None
+    """Labels by bag, where the layout holds them."""
+
+
+def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
     """The stride as patch size: right when patches neither overlap nor leave gaps."""
     stride = grid_stride(coords)
     return None if stride is None else LevelZeroPx(round(stride))
@@ -101,7 +199,7 @@ def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:
     return values if values.dtype in LINKABLE_DTYPES else values.astype(np.float32)
 
 
-def the_one_encoder(found: Iterable[str], path: Path) -> str:
+def require_one_encoder(found: Iterable[str], path: Path) -> str:
     """The encoder all slides share; features of two encoders never mix."""
     names = sorted({name for name in found if name})
     if len(names) > 1:
@@ -111,7 +209,7 @@ def the_one_encoder(found: Iterable[str], path: Path) -> str:
     return names[0] if names else "unknown"
 
 
-def the_one_patch_size(slides: Iterable[ForeignSlide]) -> tuple[LevelZeroPx | None, tuple[str, ...]]:
+def require_one_patch_size(slides: Iterable[ForeignSlide]) -> tuple[LevelZeroPx | None, tuple[str, ...]]:
     """The patch size of the cohort, or None and a line when slides differ."""
     sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
     if len(sizes) <= 1:

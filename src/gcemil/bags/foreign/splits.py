@@ -15,8 +15,8 @@ from pathlib import Path
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.dialects import fold_columns, wide_parts
-from gcemil.bags.foreign.ids import plain_id
-from gcemil.bags.foreign.rawtable import RawTable, is_missing, read_raw_table
+from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.tables import RawTable, is_missing, read_raw_table
 from gcemil.errors import CohortError, InputError
 from gcemil.files import read_json
 

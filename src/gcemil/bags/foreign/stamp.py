@@ -19,20 +19,24 @@ from jaxtyping import Float
 from gcemil.bags import store
 from gcemil.bags.arrays import checked_coords, stated_number
 from gcemil.bags.bag import grid_stride
-from gcemil.bags.foreign.ids import plain_id, plain_ids, stripped_line
-from gcemil.bags.foreign.rawtable import read_raw_table
 from gcemil.bags.foreign.source import (
+    Facts,
+    FeatureLayout,
     ForeignFolder,
     ForeignSlide,
+    Mpp,
     Rows,
     as_float,
     feature_rows,
-    the_one_encoder,
+    plain_id,
+    plain_ids,
+    require_one_encoder,
+    stripped_line,
 )
+from gcemil.bags.tables import read_raw_table
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.units import LevelZeroPx, Microns
 
-Mpp = float | Mapping[str, float] | None
 MicronRows = Float[np.ndarray, "n 2"]
 
 OLDEST_STRIDE_PX = 224
@@ -58,7 +62,7 @@ def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) 
         *stripped_line((name.removesuffix(".h5") for name in names), where=str(source)),
         *_assumptions(sizes, mpp),
     ]
-    return ForeignFolder("stamp", source, tuple(slides), the_one_encoder(encoders, source), tuple(lines))
+    return ForeignFolder("stamp", source, tuple(slides), require_one_encoder(encoders, source), tuple(lines))
 
 
 def given_mpp(text: str) -> Mpp:
@@ -77,7 +81,7 @@ def given_mpp(text: str) -> Mpp:
         raise UsageError(f"{table.path}: every mpp must be a number ({error}).") from error
 
 
-def tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
+def _tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
     """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
     tile_um, tile = (stated_number(attributes, name) for name in ("tile_size_um", "tile_size"))
     if tile_um is not None:
@@ -101,7 +105,7 @@ def _slide(
     if "coords" not in layouts or n_patches == 0:
         load = partial(_load, path, key, None)
         return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
-    tile_um, factor = tile_microns(attributes, _read_microns(path), path)
+    tile_um, factor = _tile_microns(attributes, _read_microns(path), path)
     slide_mpp = _mpp_of(slide_id, mpp, path)
     size = LevelZeroPx(patch_size or max(1, round(tile_um / slide_mpp)))
     load = partial(_load, path, key, factor / slide_mpp)
@@ -151,3 +155,26 @@ def _assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
         f"Patches span {', '.join(f'{size:g}' for size in known)} micrometres.",
         "Features are converted (feats → features), so they are copied, float16 as stored.",
     ]
+
+
+def _describe_file(path: Path) -> Facts:
+    root = store.attributes(path)
+    size = root.get("tile_size_um", root.get("tile_size", "unknown"))
+    return (
+        ("encoder", str(root.get("extractor", "unknown"))),
+        ("patch size", f"{size} micrometres"),
+        ("coordinates", "micrometres"),
+    )
+
+
+LAYOUT = FeatureLayout(
+    tool="stamp",
+    title="STAMP features",
+    read=lambda source, options: read_stamp(source, mpp=options.mpp, patch_size=options.patch_size),
+    owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
+    file_title=lambda datasets: "STAMP features" + ("" if "feats" in datasets else " without coordinates"),
+    describe_file=_describe_file,
+    datasets=("feats", "patch_embeddings"),
+    in_pixels=False,
+    needs=" --mpp MPP",
+)

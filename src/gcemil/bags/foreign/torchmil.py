@@ -6,6 +6,7 @@ coords} with root/splits.csv. An .h5 file holds one dataset, named after its fol
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.annotations.grid import connected_regions, patch_cells
+from gcemil.bags.annotations.truth import connected_regions, patch_cells
 from gcemil.bags.arrays import checked_coords
 from gcemil.bags.bag import CoordRows, grid_stride
-from gcemil.bags.foreign.ids import plain_ids
-from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Rows, as_float, refuse_other_types
+from gcemil.bags.foreign.source import (
+    FeatureLayout,
+    ForeignFolder,
+    ForeignSlide,
+    Names,
+    Rows,
+    as_float,
+    plain_ids,
+    refuse_other_types,
+)
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import refuse_special
 from gcemil.units import LevelZeroPx
@@ -40,7 +49,7 @@ def read_torchmil(
     source: Path, *, encoder: str | None = None, patch_size: int | None = None
 ) -> ForeignFolder:
     """The bags of a torchmil dataset."""
-    folders = bag_folders(source, encoder)
+    folders = _bag_folders(source, encoder)
     files = sorted(path for path in folders.features.iterdir() if path.suffix in {".npy", ".h5"})
     if not files:
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
@@ -54,7 +63,7 @@ def read_torchmil(
     return ForeignFolder("torchmil", source, slides, folders.encoder, tuple(lines))
 
 
-def bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
+def _bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
     """Where the parallel folders lie; one encoder and one patch size must be left."""
     bases = sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]
     features = [folder for base in bases for folder in _feature_folders(base, encoder)]
@@ -77,7 +86,7 @@ def bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
 
 def bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
     """The label of every bag, from the labels folder."""
-    folder = bag_folders(source, encoder).labels
+    folder = _bag_folders(source, encoder).labels
     if folder is None:
         raise UsageError(f"{source} has no labels folder. Give a table with --labels.")
     files = sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
@@ -199,3 +208,20 @@ def _scalar(path: Path) -> str:
         raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
     number = float(values[0])
     return str(int(number)) if number.is_integer() else str(number)
+
+
+def _owns_folder(folder: Path, names: Names) -> bool:
+    if any(re.match(r"patches_\d+$", name) or name.endswith(".npy") for name in names):
+        return True
+    return "features" in names and bool(names & {"labels", "inst_labels", "patch_labels", "coords"})
+
+
+LAYOUT = FeatureLayout(
+    tool="torchmil",
+    title="torchmil bags",
+    read=lambda source, options: read_torchmil(
+        source, encoder=options.encoder, patch_size=options.patch_size
+    ),
+    owns_folder=_owns_folder,
+    read_labels=bag_labels,
+)

@@ -6,31 +6,39 @@ Coordinates are level-0 pixels but `patch_size` counts pixels at the target magn
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords, stated_number
-from gcemil.bags.foreign.ids import plain_ids, stripped_line
 from gcemil.bags.foreign.source import (
+    Attributes,
+    Facts,
+    FeatureLayout,
     ForeignFolder,
     ForeignSlide,
+    Names,
     feature_rows,
-    inferred_patch_size,
+    infer_patch_size,
     is_linkable,
     load_plain,
-    the_one_encoder,
+    plain_ids,
+    require_one_encoder,
+    stripped_line,
 )
 from gcemil.errors import CohortError, UsageError
 from gcemil.units import LevelZeroPx
 
 PREFIX = "features_"
+RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
+OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
 
 def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
     """The slides of one features folder of a TRIDENT job."""
-    folder = features_folder(source, encoder)
+    folder = _features_folder(source, encoder)
     files = sorted(folder.glob("*.h5"))
     if not files:
         raise CohortError(
@@ -45,10 +53,10 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
     for path in files:
         layouts = store.describe(path)
         n_patches, dim = feature_rows(path, layouts)
-        attributes = coords_attributes(path, layouts)
+        attributes = _coords_attributes(path, layouts)
         size = LevelZeroPx(patch_size) if patch_size else level0_patch_size(attributes)
         if size is None and n_patches and "coords" in layouts:
-            size = inferred_patch_size(read_coords(path))
+            size = infer_patch_size(read_coords(path))
             inferred.append(ids[path.name])
         encoders.append(_text(store.attributes(path, "features").get("encoder")))
         overlaps.add(_text(attributes.get("overlap")))
@@ -66,14 +74,14 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
     lines += [
         f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
     ]
-    found = the_one_encoder(encoders, folder)
+    found = require_one_encoder(encoders, folder)
     if found == "unknown" and folder.name.startswith(PREFIX):
         found = folder.name.removeprefix(PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
     return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
 
 
-def features_folder(source: Path, encoder: str | None = None) -> Path:
+def _features_folder(source: Path, encoder: str | None = None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
@@ -95,11 +103,11 @@ def features_folder(source: Path, encoder: str | None = None) -> Path:
     return wanted[0]
 
 
-def coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
+def _coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
     return store.attributes(path, "coords") if "coords" in layouts else {}
 
 
-def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
+def level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
     direct, size, own, target = (
         None if (number := stated_number(attributes, name)) is None else round(number)
@@ -112,3 +120,23 @@ def level0_patch_size(attributes: dict[str, Any]) -> LevelZeroPx | None:
 
 def _text(value: Any) -> str:
     return "" if value is None or value == "None" else str(value)
+
+
+def _owns_folder(folder: Path, names: Names) -> bool:
+    return bool(RUN_FOLDER.search(folder.name)) or any(RUN_FOLDER.search(name) for name in names)
+
+
+def _describe_file(path: Path) -> Facts:
+    return (("encoder", str(store.attributes(path, "features").get("encoder", "unknown"))),)
+
+
+LAYOUT = FeatureLayout(
+    tool="trident",
+    title="TRIDENT features",
+    read=lambda source, options: read_trident(source, encoder=options.encoder, patch_size=options.patch_size),
+    owns_folder=_owns_folder,
+    owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
+    file_title=lambda datasets: "TRIDENT features",
+    describe_file=_describe_file,
+    patch_size=level0_patch_size,
+)

@@ -19,8 +19,11 @@ from foreign_builders import (
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.bags.foreign import write_cohort
+from gcemil.bags.foreign import cohort_import
 from gcemil.bags.foreign.cohort_import import import_cohort
+from gcemil.bags.foreign.inspect import inspect
+from gcemil.bags.foreign.layouts import LAYOUTS
+from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ForeignSlide
 from gcemil.errors import CohortError, StoreError, UsageError
 
 
@@ -274,7 +277,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
     for slide in ("A", "B"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
     labels, out = clam_labels(tmp_path, "A", "B"), tmp_path / "made" / "c"
-    place, calls = write_cohort._place, []
+    place, calls = cohort_import._place, []
 
     def interrupted(*arguments, **options):
         calls.append(arguments)
@@ -283,7 +286,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
         return place(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(write_cohort, "_place", interrupted)
+        patched.setattr(cohort_import, "_place", interrupted)
         with pytest.raises(KeyboardInterrupt):
             import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == []
@@ -291,3 +294,41 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
     import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == [out]
     assert len(Cohort.load(out).slides) == 2
+
+
+def read_tokens(source, options):
+    """A tool that calls its features tokens."""
+    slides = [
+        ForeignSlide(
+            path.stem,
+            path,
+            *store.describe(path)["tokens"].shape,
+            None,
+            False,
+            lambda path=path: (store.read(path, "tokens"), None),
+        )
+        for path in sorted(source.glob("*.h5"))
+    ]
+    return ForeignFolder("tokens", source, tuple(slides), "unknown")
+
+
+def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
+    layout = FeatureLayout(
+        "tokens",
+        "Token features",
+        read_tokens,
+        owns_file=lambda datasets, attributes: "tokens" in datasets,
+        file_title=lambda datasets: "Token file",
+        datasets=("tokens",),
+    )
+    monkeypatch.setitem(LAYOUTS, "tokens", layout)
+    for name in ("A", "B"):
+        store.write(tmp_path / "features" / f"{name}.h5", {"tokens": np.ones((3, 4), np.float32)})
+    (tmp_path / "labels.csv").write_text("slide_id,case_id,label\nA,A,x\nB,B,y\n")
+    assert inspect(tmp_path / "features").title == "Token features"
+    assert inspect(tmp_path / "features" / "A.h5").title == "Token file"
+    report = cohort_import.import_cohort(
+        tmp_path / "features", tmp_path / "cohort", labels=tmp_path / "labels.csv"
+    )
+    assert (report.tool, report.n_slides) == ("tokens", 2)
+    assert store.read(tmp_path / "cohort" / "features" / "A.h5", "features").shape == (3, 4)

@@ -1,6 +1,6 @@
 import pytest
 
-from gcemil.bags.foreign.ids import plain_id, plain_ids, tcga_case_id
+from gcemil.bags.foreign.source import plain_id, plain_ids, tcga_case_id
 from gcemil.errors import CohortError
 
 

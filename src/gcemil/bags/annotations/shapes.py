@@ -1,4 +1,13 @@
-"""How much of each patch lies inside an annotation, from mask images or from polygons.
+"""Annotations as other tools write them, and how much of each patch lies inside: ASAP polygons and mask images.
+
+  <Annotation Type="Polygon" PartOfGroup="Tumor"><Coordinates><Coordinate Order="0" X="55486.6" Y="59360.2"/>...
+
+Vertices stand in the order of `Order`, whatever their order in the file. The group says what a polygon means: in
+CAMELYON16 `_0`, `_1` and `Tumor` are tumour, `_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases`
+and `normal`. A group of another name means what the group it is part of means. Splines count as their control polygon.
+
+An annotation file comes from elsewhere, so nothing in it is expanded or fetched: a document type or an entity
+declaration is refused before the parser sees it, and the text is read as UTF-8 whatever its header says.
 
   overlap_i = area of patch i inside the annotation / area of patch i
 
@@ -9,18 +18,116 @@ exclusions last, so that a hole stays a hole wherever it stands in the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from gcemil.bags.annotations.asap import AnnotatedPolygon, Vertices
 from gcemil.errors import InputError, error_text
-from gcemil.files import is_file
+from gcemil.files import is_file, read_text
+
+Role = Literal["tumour", "exclusion"]
+Vertices = Float[np.ndarray, "v 2"]
+
+GROUP_ROLES: dict[str, Role] = {
+    "_0": "tumour",
+    "_1": "tumour",
+    "Tumor": "tumour",
+    "metastases": "tumour",
+    "_2": "exclusion",
+    "Exclusion": "exclusion",
+    "None": "exclusion",
+    "normal": "exclusion",
+}
+AREAS = {"Polygon", "Spline", "Rectangle"}
+"""Types that enclose something; dots and measurements do not."""
+FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotatedPolygon:
+    """One closed outline; the last vertex is joined to the first."""
+
+    name: str
+    group: str
+    role: Role
+    vertices: Vertices
+
+
+@dataclass(frozen=True, eq=False)
+class AsapFile:
+    polygons: tuple[AnnotatedPolygon, ...]
+    skipped: tuple[str, ...]
+    """A line for every annotation that encloses no area."""
+
+
+def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFile:
+    """The polygons of a file; `roles` adds the meaning of further groups, or changes it."""
+    root = _parsed(path)
+    parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
+    meaning = {**GROUP_ROLES, **(roles or {})}
+    polygons, skipped = [], []
+    for position, element in enumerate(root.iter("Annotation")):
+        name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
+        kind, vertices = element.get("Type", "Polygon"), _vertices_of(element, path)
+        if kind not in AREAS or len(vertices) < 3:
+            skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
+            continue
+        polygons.append(AnnotatedPolygon(name, group, _role_of(group, parents, meaning, path), vertices))
+    return AsapFile(tuple(polygons), tuple(skipped))
+
+
+def _parsed(path: Path) -> ElementTree.Element:
+    """The root of the document, declarations of types and entities refused."""
+    text = read_text(path)
+    if any(word in text for word in FORBIDDEN):
+        raise InputError(
+            f"{path} declares a document type or an entity, which ASAP never writes. It is not read; export it again."
+        )
+    try:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise InputError(f"{path} is not valid XML ({error}). Export the annotations again.") from error
+    if root.tag != "ASAP_Annotations":
+        raise InputError(f"{path} is no ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
+    return root
+
+
+def _vertices_of(element: ElementTree.Element, path: Path) -> Vertices:
+    """Level-0 pixels (x, y), sorted by `Order`."""
+    found = element.findall("./Coordinates/Coordinate")
+    try:
+        rows = [(float(one.attrib["Order"]), float(one.attrib["X"]), float(one.attrib["Y"])) for one in found]
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: annotation '{element.get('Name')}' has a coordinate without a plain number in Order, X or Y ({error})."
+        ) from error
+    ordered = np.array(sorted(rows, key=lambda row: row[0]), dtype=np.float64).reshape(-1, 3)[:, 1:]
+    if not np.isfinite(ordered).all():
+        raise InputError(f"{path}: annotation '{element.get('Name')}' has a coordinate that is not finite.")
+    return ordered
+
+
+def _role_of(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
+    """The meaning of the group, or of the nearest group around it that has one."""
+    current, seen = group, set[str]()
+    while current not in meaning and current in parents and current not in seen:
+        seen.add(current)
+        # Every group at the top is part of 'None', which says nothing about it.
+        current = "" if parents[current] == "None" else parents[current]
+    if current not in meaning:
+        raise InputError(
+            f"{path}: group '{group}' is neither tumour nor exclusion; known are: {', '.join(sorted(meaning))}. "
+            f"Say what it means with roles={{'{group}': 'tumour'}} or 'exclusion'."
+        )
+    return meaning[current]
+
 
 Corners = Int[np.ndarray, "n 2"]
 Overlap = Float[np.ndarray, "n"]
@@ -47,11 +154,11 @@ class TumourMask:
 def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Share of every patch inside the tumour polygons and outside the exclusions."""
     overlap = np.zeros(len(coords))
-    rows = np.flatnonzero(near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
+    rows = np.flatnonzero(_near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
     blocks = coords[rows] // (np.array([BLOCK, STRIP]) * patch_size)
     for block in np.unique(blocks, axis=0):
         own = rows[(blocks == block).all(axis=1)]
-        overlap[own] = strip_overlap(coords[own], patch_size, polygons)
+        overlap[own] = _strip_overlap(coords[own], patch_size, polygons)
     return overlap
 
 
@@ -80,7 +187,7 @@ def read_mask(
         is_tiff = path.suffix.lower() in {".tif", ".tiff"}
         with TiffImageFile(path) if is_tiff else Image.open(path, formats=("PNG",)) as image:
             level0 = image.size
-            seek_page(image, path)
+            _seek_page(image, path)
             is_pyramid = image.size != level0
             values = np.asarray(image)
         if values.size == 0:
@@ -95,14 +202,14 @@ def read_mask(
             f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "
             "spans. Give downsample (1 for a mask in full resolution)."
         )
-    pixels = tumour_pixels(values if values.ndim == 2 else values[..., 0], path, tumour_values)
+    pixels = _tumour_pixels(values if values.ndim == 2 else values[..., 0], path, tumour_values)
     across, down = level0[0] / pixels.shape[1], level0[1] / pixels.shape[0]
     # For a pyramid the number given is that of its first page.
     scale = 1.0 if downsample is None else downsample
     return TumourMask(pixels, (across * scale, down * scale))
 
 
-def seek_page(image: Image.Image, path: Path) -> None:
+def _seek_page(image: Image.Image, path: Path) -> None:
     """The finest page that fits in memory."""
     for page in range(getattr(image, "n_frames", 1)):
         image.seek(page)
@@ -114,7 +221,7 @@ def seek_page(image: Image.Image, path: Path) -> None:
     )
 
 
-def tumour_pixels(
+def _tumour_pixels(
     values: Shaped[np.ndarray, "height width"], path: Path, tumour_values: Sequence[int] | None
 ) -> Canvas:
     """White on black is understood; labels have to be named, for 1 is tumour in one file and tissue in another."""
@@ -131,7 +238,7 @@ def tumour_pixels(
     return values == 255
 
 
-def near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Bool[np.ndarray, "n"]:
+def _near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Bool[np.ndarray, "n"]:
     """Patches that touch the bounding box of a polygon: all others have overlap 0."""
     touched = np.zeros(len(coords), dtype=bool)
     for polygon in polygons:
@@ -140,7 +247,7 @@ def near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon])
     return touched
 
 
-def strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
+def _strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Overlap of patches that lie close enough together for one canvas."""
     origin, pixel = coords.min(axis=0), patch_size / SAMPLES
     low = (coords - origin) / pixel
@@ -149,21 +256,21 @@ def strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotated
     for role in ("tumour", "exclusion"):
         for polygon in polygons:
             if polygon.role == role:
-                paint(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
+                _paint(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
     return box_shares(canvas, low, low + SAMPLES)
 
 
-def paint(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
+def _paint(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
     """Set every pixel whose centre lies inside the outline (even-odd), in the outline's own window."""
     height, width = canvas.shape
     left, top = np.clip(np.floor(vertices.min(axis=0)), 0, (width, height)).astype(int).tolist()
     right, bottom = np.clip(np.ceil(vertices.max(axis=0)), 0, (width, height)).astype(int).tolist()
     if left < right and top < bottom:
-        inside = filled(vertices - (left, top), bottom - top, right - left)
+        inside = _filled(vertices - (left, top), bottom - top, right - left)
         canvas[top:bottom, left:right][inside] = value
 
 
-def filled(vertices: Vertices, height: int, width: int) -> Canvas:
+def _filled(vertices: Vertices, height: int, width: int) -> Canvas:
     """Pixel centres with an odd number of edges to their left."""
     start, stop = vertices, np.roll(vertices, -1, axis=0)
     low, high = np.minimum(start[:, 1], stop[:, 1]), np.maximum(start[:, 1], stop[:, 1])

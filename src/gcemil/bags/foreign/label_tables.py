@@ -12,9 +12,8 @@ from pathlib import Path
 
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.dialects import Choice, Columns, detected, wide_parts
-from gcemil.bags.foreign.ids import is_tcga, plain_id, stripped_line, tcga_case_id
-from gcemil.bags.foreign.rawtable import RawTable, is_missing, joined_tables, read_raw_table
-from gcemil.bags.tables import check_slide_id
+from gcemil.bags.foreign.source import is_tcga, plain_id, stripped_line, tcga_case_id
+from gcemil.bags.tables import RawTable, check_slide_id, is_missing, read_raw_table, stack_tables
 from gcemil.errors import CohortError, UsageError
 
 HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
@@ -50,10 +49,10 @@ def read_labels(path: Path, *, choice: Choice | None = None, slide_table: Path |
         raw = _long(raw, parts)
     else:
         dialect, columns = detected(raw, choice)
-    return label_table(raw, columns, dialect=dialect, notes=notes)
+    return _label_table(raw, columns, dialect=dialect, notes=notes)
 
 
-def label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()) -> LabelTable:
+def _label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()) -> LabelTable:
     """Rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
@@ -72,7 +71,7 @@ def label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequenc
         raise CohortError(
             f"{raw.path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
         )
-    check_one_target_per_case(rows.values(), columns.task, raw.path)
+    _check_one_target_per_case(rows.values(), columns.task, raw.path)
     classes = class_order(row.label for row in rows.values() if row.label is not None)
     lines = [*notes, *_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
     return LabelTable(
@@ -117,7 +116,7 @@ def time_of(text: str) -> float | None:
     return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
 
 
-def check_one_target_per_case(rows: Iterable[SlideRow], task: Task, path: Path) -> None:
+def _check_one_target_per_case(rows: Iterable[SlideRow], task: Task, path: Path) -> None:
     """Time and event belong to the case, so its slides must agree."""
     first: dict[str, SlideRow] = {}
     for row in rows if task == "survival" else ():
@@ -136,7 +135,7 @@ def _raw_labels(path: Path) -> RawTable:
     files = [folder / name for folder in folders for name in names if (folder / name).is_file()]
     if not files:
         raise CohortError(f"{path} is a folder without train.csv and test.csv. Point at the label table.")
-    return joined_tables(path, (read_raw_table(file) for file in files))
+    return stack_tables(path, (read_raw_table(file) for file in files))
 
 
 def _with_slides(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable, list[str]]:

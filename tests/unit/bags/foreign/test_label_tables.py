@@ -6,7 +6,7 @@ import pytest
 from foreign_builders import write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.tables import read_labels
+from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.errors import CohortError, MissingExtraError, UsageError
 
 

@@ -1,0 +1,51 @@
+"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one line here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gcemil.bags import store
+from gcemil.bags.foreign import clam, stamp, torchmil, trident
+from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ReadOptions
+from gcemil.errors import CohortError
+
+LAYOUTS: dict[str, FeatureLayout] = {
+    "stamp": stamp.LAYOUT,
+    "trident": trident.LAYOUT,
+    "clam": clam.LAYOUT,
+    "torchmil": torchmil.LAYOUT,
+}
+"""Asked in this order; a plain file of features and coordinates is CLAM's, and ours, so that the particular come before it."""
+
+
+def find_layout(folder: Path) -> FeatureLayout | None:
+    """The layout of a features folder, from its names and its first file; None where nobody knows it."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    for layout in LAYOUTS.values():
+        if layout.owns_folder(folder, names):
+            return layout
+    if first := find_first_h5(folder):
+        return find_file_layout(first)
+    return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
+
+
+def find_file_layout(path: Path) -> FeatureLayout | None:
+    """The layout of an HDF5 feature file."""
+    datasets = set(store.describe(path))
+    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
+    return next((layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None)
+
+
+def find_first_h5(folder: Path) -> Path | None:
+    """The first HDF5 file of a folder, or below it."""
+    return min(folder.glob("*.h5"), default=None) or min(folder.rglob("*.h5"), default=None)
+
+
+def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
+    """The features folder, read by the reader of the tool that wrote it."""
+    layout = find_layout(source)
+    if layout is None:
+        raise CohortError(
+            f"{source} is no features folder of CLAM, TRIDENT, STAMP or torchmil. Try 'gcemil inspect {source}'."
+        )
+    return layout.read(source, options)
