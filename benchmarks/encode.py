@@ -22,8 +22,7 @@ from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_p
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import simulate_pixels
-from gcemil.slides.grid import PatchSettings
-from gcemil.slides.patches import PatchBatch, patch_batches
+from gcemil.slides.grid import PatchBatch, PatchSettings, patch_batches
 from gcemil.slides.reader import open_slide
 
 LARGEST_RATIO = 1.15

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcemil.features.torchvision_guard import repair_torchvision
+from gcemil.features.loaders import repair_torchvision
 from gcemil.hosts.camil import neighbour_graph
 from gcemil.hosts.host import MilHost
 from gcemil.hosts.table import HOSTS, create_host

@@ -21,7 +21,7 @@ import torch
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import HostSettings, TrainSettings
-from gcemil.features.torchvision_guard import repair_torchvision
+from gcemil.features.loaders import repair_torchvision
 from gcemil.hosts.host import Stage
 from gcemil.runs.folder import FoldParts, create_task
 from gcemil.training.loop import train_epoch

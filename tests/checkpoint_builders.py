@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from gcemil.features.loaders import _with_layers
-from gcemil.features.torchvision_guard import import_timm
+from gcemil.features.loaders import _with_layers, import_timm
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28, "patch_size": 14}
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-from gcemil.features.torchvision_guard import repair_torchvision
+from gcemil.features.loaders import repair_torchvision
 
 if TYPE_CHECKING:
     from run_builders import TrainedRuns

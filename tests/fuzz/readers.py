@@ -61,9 +61,9 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.exports.certificate import read_certificate
 from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
-from gcemil.features.embed_prompts import read_templates
 from gcemil.features.origin import encoded_grid, feature_origin
 from gcemil.features.pairs import write_pairs
+from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
@@ -81,14 +81,11 @@ from gcemil.runs.evidence_files import Representations, read_representations, wr
 from gcemil.runs.folder import create_task, fold_parts, open_cohort, read_run, trained_folds
 from gcemil.runs.network import load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models
-from gcemil.runs.records import read_history
-from gcemil.runs.summary import summarise
-from gcemil.runs.trained_on import write_training_cohort
+from gcemil.runs.records import read_history, summarise, write_training_cohort
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
-from gcemil.slides.grid import PatchSettings, patch_grid
+from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import read_mask, tissue_geojson
-from gcemil.slides.patches import probe_patches
 from gcemil.slides.reader import open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.training import loop

@@ -36,11 +36,9 @@ from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint, read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.files import checked, write_bytes, write_table
-from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid
+from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
-from gcemil.slides.patches import probe_patches
-from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
-from gcemil.slides.resolution import magnification
+from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
 from gcemil.slides.thumbnails import SheetEntry, contact_sheets, kept_picture, save_jpeg, thumbnail
 from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
 

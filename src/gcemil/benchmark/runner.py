@@ -33,7 +33,7 @@ from gcemil.files import whole_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
-from gcemil.runs.summary import write_summary
+from gcemil.runs.records import write_summary
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run
 

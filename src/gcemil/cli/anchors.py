@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from gcemil.families import AnchorFamily
-    from gcemil.features.bridge_report import Fit
+    from gcemil.features.pairs import Fit
 
 app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
 
@@ -35,9 +35,14 @@ def embed(
     Example: gcemil anchors embed breast --out cohorts/mine
     """
     from gcemil.cli.console import say
-    from gcemil.features.embed_prompts import TEMPLATES, embed_prompts, read_templates, write_anchor_file
     from gcemil.features.loaders import WeightSource
-    from gcemil.features.text_encoders import load_text_encoder
+    from gcemil.features.text_encoders import (
+        TEMPLATES,
+        embed_prompts,
+        load_text_encoder,
+        read_templates,
+        write_anchor_file,
+    )
 
     family = _family(prompts)
     chosen = TEMPLATES if templates is None else read_templates(templates)
@@ -92,7 +97,7 @@ def fit_bridge(
 
     from gcemil.bags import arrays, store
     from gcemil.cli.console import print_json, print_table, say
-    from gcemil.features.bridge_report import bridge_report
+    from gcemil.features.pairs import bridge_report
 
     bank = cohort / "anchors.h5"
     anchors, prompts = arrays.read_anchors(bank)

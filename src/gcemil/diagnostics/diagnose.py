@@ -20,7 +20,7 @@ from gcemil.files import working_in
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.folder import open_cohort, trained_folds
-from gcemil.runs.summary import write_summary
+from gcemil.runs.records import write_summary
 
 OnDone = Callable[[int, int], None]
 SIGNIFICANCE = "significance"

@@ -145,8 +145,7 @@ def _named_embeddings(
 ) -> npt.NDArray[np.float32]:
     """What 'gcemil anchors embed' would write: every prompt under all templates."""
     # Imported here so that the mathematics stays usable without any encoder.
-    from gcemil.features.embed_prompts import embed_prompts
-    from gcemil.features.text_encoders import load_text_encoder
+    from gcemil.features.text_encoders import embed_prompts, load_text_encoder
 
     return embed_prompts(family, load_text_encoder(name, source=source)).embeddings
 

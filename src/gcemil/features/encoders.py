@@ -21,10 +21,10 @@ from gcemil.features.loaders import (
     conch_v1_5,
     efficientnet_lite0,
     from_timm,
+    import_timm,
     missing_weights,
     virchow2,
 )
-from gcemil.features.torchvision_guard import import_timm
 
 Channels = tuple[float, float, float]
 

@@ -1,10 +1,20 @@
 """Pairs for the bridge: the same patches as the cohort's encoder and as a text-aligned encoder see them.
 
 Both folders were encoded from the same slides; a pair is a patch whose slide and level-0 position occur in both.
+
+How well patch features reach the anchors' space: the bridge judged on pairs that it was not fitted on.
+
+For pairs (h_i, y_i), in folds: fit B on the others, then over the held-out pairs
+  cosine            mean of cos(B(h_i), y_i)
+  constant_cosine   the same for a B that always answers with the mean y: spaces that crowd into a cone make this high
+  centred_cosine    mean of cos(B(h_i) - mean y, y_i - mean y): what the features add; 0 for a bridge that learned nothing
+  response_correlation   per anchor, the correlation of cos(B(h_i), a_m) with cos(y_i, a_m): whether grounding survives the bridge
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +25,18 @@ from gcemil.bags.arrays import read_coords
 from gcemil.errors import InputError
 
 DEFAULT_PAIRS = 4000
+
+
+PairFeatures = Float[np.ndarray, "p d"]
+PairTargets = Float[np.ndarray, "p a"]
+Anchors = Float[np.ndarray, "m a"]
+GivenRows = Float[np.ndarray, "_ _"]
+"""Arrays from files, which may not fit each other; that is told in words."""
+FittedMap = Callable[[PairFeatures], PairTargets]
+Fit = Callable[[PairFeatures, PairTargets], FittedMap]
+ALIGNED = 0.5
+"""Centred cosine and response correlation from which text and feature spaces count as aligned."""
+FEWEST_PAIRS = 10
 
 
 def write_pairs(
@@ -67,3 +89,116 @@ def _keys(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n"]:
     """One number per position."""
     wide = coords.astype(np.int64)
     return np.asarray((wide[:, 0] << 32) + wide[:, 1])
+
+
+@dataclass(frozen=True)
+class BridgeReport:
+    """The bridge on held-out pairs."""
+
+    n_pairs: int
+    folds: int
+    cosine: float
+    constant_cosine: float
+    centred_cosine: float
+    response_correlation: tuple[float, ...]
+    """One per anchor; not a number for an anchor to which all pairs respond alike."""
+    text_sees_images: bool | None
+    """Whether the anchors' text encoder was trained with images; None when the file does not say."""
+
+    @property
+    def mean_response_correlation(self) -> float:
+        known = [value for value in self.response_correlation if value == value]
+        return float(np.mean(known)) if known else float("nan")
+
+    @property
+    def aligned(self) -> bool:
+        good = self.centred_cosine >= ALIGNED and self.mean_response_correlation >= ALIGNED
+        return good and self.text_sees_images is not False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why grounding in the prompts cannot be taken for granted; empty when it can."""
+        lines = []
+        if self.text_sees_images is False:
+            lines.append(
+                "The anchors come from a text encoder that never saw an image, so no patch lies near its own words."
+            )
+        if not self.centred_cosine >= ALIGNED:
+            lines.append(
+                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {ALIGNED}."
+            )
+        if not self.mean_response_correlation >= ALIGNED:
+            lines.append(
+                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {ALIGNED}."
+            )
+        if lines:
+            lines.append(
+                "Text and feature spaces are not aligned: grounding is only as good as training makes it."
+            )
+        return tuple(lines)
+
+
+def bridge_report(
+    features: GivenRows,
+    anchor_space: GivenRows,
+    anchors: GivenRows,
+    fit: Fit,
+    *,
+    text_sees_images: bool | None = None,
+    folds: int = 5,
+    seed: int = 0,
+) -> BridgeReport:
+    """Judge a way to fit bridges on pairs it has not seen; every pair is held out once."""
+    _check(features, anchor_space, anchors)
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(features)), folds)
+    guessed, constant = np.empty_like(anchor_space), np.empty_like(anchor_space)
+    for held_out in parts:
+        rest = np.setdiff1d(np.arange(len(features)), held_out)
+        guessed[held_out] = fit(features[rest], anchor_space[rest])(features[held_out])
+        constant[held_out] = anchor_space[rest].mean(axis=0)
+    return BridgeReport(
+        n_pairs=len(features),
+        folds=folds,
+        cosine=_mean_cosine(guessed, anchor_space),
+        constant_cosine=_mean_cosine(constant, anchor_space),
+        centred_cosine=_mean_cosine(guessed - constant, anchor_space - constant),
+        response_correlation=_correlations(_responses(guessed, anchors), _responses(anchor_space, anchors)),
+        text_sees_images=text_sees_images,
+    )
+
+
+def _check(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> None:
+    if len(features) != len(anchor_space) or len(features) < FEWEST_PAIRS:
+        raise InputError(
+            f"A report needs at least {FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
+        )
+    if anchors.shape[1] != anchor_space.shape[1]:
+        raise InputError(
+            f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are not of one space. "
+            "Embed the prompts with the text side of the encoder that saw the pairs."
+        )
+    if not np.isfinite(features).all() or not np.isfinite(anchor_space).all():
+        raise InputError("Some pairs are not finite. Make anchor_pairs.h5 again.")
+
+
+def _mean_cosine(left: PairTargets, right: PairTargets) -> float:
+    return float((_unit(left) * _unit(right)).sum(axis=1).mean())
+
+
+def _responses(rows: PairTargets, anchors: Anchors) -> Float[np.ndarray, "p m"]:
+    return _unit(rows) @ _unit(anchors).T
+
+
+def _unit(rows: Float[np.ndarray, "r a"]) -> Float[np.ndarray, "r a"]:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
+
+
+def _correlations(left: Float[np.ndarray, "p m"], right: Float[np.ndarray, "p m"]) -> tuple[float, ...]:
+    """Pearson's r column by column."""
+    first, second = left - left.mean(axis=0), right - right.mean(axis=0)
+    spread = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
+    # A constant column leaves rounding errors only, whose correlation would mean nothing.
+    known = spread > 1e-9 * len(left)
+    together = (first * second).sum(axis=0)
+    return tuple(np.where(known, together / np.where(known, spread, 1), np.nan).tolist())

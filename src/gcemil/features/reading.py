@@ -20,8 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gcemil.bags.patching import read_patch_file
-from gcemil.slides.grid import PatchGrid
-from gcemil.slides.patches import PatchBatch, patch_batches
+from gcemil.slides.grid import PatchBatch, PatchGrid, patch_batches
 from gcemil.slides.reader import SlideReader, open_slide
 
 BATCHES_AHEAD = 2

@@ -38,8 +38,7 @@ from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.origin import FeatureOrigin
 from gcemil.files import checked, is_file, parse_json, write_bytes
 from gcemil.slides.grid import PatchGrid, PatchSettings
-from gcemil.slides.reader import Bounds, Pixels, SlideReader
-from gcemil.slides.view import overview
+from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
 Crops = UInt8[np.ndarray, "n p p 3"]
 DensityTable = Float[np.ndarray, "3 256"]
@@ -73,7 +72,7 @@ class LowView:
 
 def read_view(slide: SlideReader, mpp: float) -> LowView:
     """The view of an open slide at this many micrometres per pixel."""
-    return LowView(overview(slide, mpp), slide.bounds)
+    return LowView(read_overview(slide, mpp), slide.bounds)
 
 
 def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:

@@ -30,7 +30,7 @@ from gcemil.report.sections import (
     truth,
 )
 from gcemil.report.sections.context import Album, Context
-from gcemil.runs.trained_on import check_cohort_if_there
+from gcemil.runs.records import check_cohort_if_there
 
 OnStep = Callable[[int, int], None]
 

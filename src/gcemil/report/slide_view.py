@@ -20,8 +20,7 @@ from gcemil.errors import GcemilError
 from gcemil.exports.overlay import Canvas, Thumbnail, read_own_thumbnail
 from gcemil.records import SlideEvidence
 from gcemil.report.run_data import BagKey, RunData
-from gcemil.slides.reader import open_slide
-from gcemil.slides.view import view
+from gcemil.slides.reader import open_slide, read_region
 
 PATCH_PIXELS = 96
 
@@ -71,7 +70,7 @@ def cut_patches(
     try:
         with open_slide(path) as slide:
             return [
-                view(
+                read_region(
                     slide, left=float(coords[patch, 0]), top=float(coords[patch, 1]), width=float(patch_size),
                     height=float(patch_size), size=(PATCH_PIXELS, PATCH_PIXELS),
                 )

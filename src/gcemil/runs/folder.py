@@ -13,8 +13,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.runs.records import fold_number, read_config
-from gcemil.runs.trained_on import check_cohort
+from gcemil.runs.records import check_cohort, fold_number, read_config
 from gcemil.tasks.task import ClassificationTask, DiscreteTimeTask, SurvivalTask, Task
 
 

@@ -1,24 +1,34 @@
-"""The text files of a run folder as checked values: config.yaml, metrics.json, history.jsonl. No torch.
+"""The text files of a run folder as checked values: config.yaml, metrics.json, history.jsonl, cohort.json, summary.json. No torch.
 
 Everything that reads a run reads these files here, so that a damaged one is one sentence wherever it is met.
+
+cohort.json says what a run was trained on. Every command that reads a run together with its cohort checks first that the cohort is
+still that: a result that mixes folds, labels or features of two states of a cohort would be no result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import CohortRecord, record_cohort
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
-from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml
+from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
+from gcemil.findings import over_folds, read_finding
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
 MODES = ("full", "soft", "discrete")
 """How a bag is seen: all patches, all of them gated, the evidence alone."""
+
+
+COHORT_FILE = "cohort.json"
 
 
 class RunConfig(BaseModel):
@@ -136,3 +146,85 @@ def checked_lines(records: Sequence[Any], path: Path) -> list[Record]:
             finite=False,
         )
     return list(records)
+
+
+def write_training_cohort(run: Path, record: CohortRecord) -> None:
+    write_json(run / COHORT_FILE, record.to_json())
+
+
+def read_training_cohort(run: Path) -> CohortRecord:
+    """The cohort as it was when the run was begun."""
+    path = run / COHORT_FILE
+    if not path.is_file():
+        raise RunError(
+            f"{run} has no {COHORT_FILE}: an earlier version of gcemil trained it and kept too little to tell whether the cohort is "
+            "still the same. Train it again into another folder."
+        )
+    try:
+        return CohortRecord.from_json(read_json(path), path)
+    except InputError as error:
+        raise RunError(f"{error} Train the run again into another folder.") from error
+
+
+def check_cohort(run: Path, cohort: Cohort, before: CohortRecord | None = None) -> CohortRecord:
+    """Refuse a cohort that is not what the run was begun with; `before` is its record, where that was read already."""
+    before = before or read_training_cohort(run)
+    now = record_cohort(cohort, run)
+    if changed := before.differences(now):
+        raise RunError(
+            f"{run} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
+            "Put back what was there, or train again into another folder (--out)."
+        )
+    return now
+
+
+def check_cohort_if_there(run: Path, folder: Path) -> None:
+    """The same for a command that can do without the cohort, which may have been moved away."""
+    if (folder / "cohort.yaml").is_file():
+        check_cohort(run, Cohort.load(folder))
+
+
+def write_summary(run: Path) -> dict[str, Any]:
+    """summary.json from everything the folds hold."""
+    summary = summarise(run)
+    write_json(run / "summary.json", summary)
+    return summary
+
+
+def summarise(run: Path) -> dict[str, Any]:
+    """Mean and standard deviation over the folds that are complete."""
+    folds = finished_folds(run)
+    loaded = [read_metrics(folder) for folder in folds]
+    summary: dict[str, Any] = {"folds": [folder.name for folder in folds]}
+    for mode, figures in loaded[0].modes.items() if loaded else ():
+        summary[mode] = {
+            name: measure_spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
+        }
+    summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
+    summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
+    if found := summarise_findings(run):
+        summary["diagnostics"] = found
+    return summary
+
+
+def summarise_findings(run: Path) -> dict[str, Any]:
+    """Every diagnostic that was made, its rows joined over the folds that have it."""
+    names = sorted({path.stem for path in run.glob("fold_*/diagnostics/*.json")})
+    found = {}
+    for name in names:
+        findings = [read_finding(path) for path in sorted(run.glob(f"fold_*/diagnostics/{name}.json"))]
+        found[name] = [
+            {"labels": row.labels, "mean": row.values, "std": row.deviations}
+            for row in over_folds(findings).rows
+        ]
+    return found
+
+
+def measure_spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Over the folds that have the figure; None where none has it."""
+    found = [value for value in values if value is not None]
+    return {
+        "mean": fmean(found) if found else None,
+        "std": stdev(found) if len(found) > 1 else 0.0 if found else None,
+        "folds": list(values),
+    }

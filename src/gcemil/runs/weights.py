@@ -31,8 +31,7 @@ from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read
 from gcemil.hosts.table import HOSTS, create_host, host_spec
 from gcemil.runs.folder import read_run, trained_folds
 from gcemil.runs.network import NetworkRecord
-from gcemil.runs.records import fold_number
-from gcemil.runs.trained_on import check_cohort
+from gcemil.runs.records import check_cohort, fold_number
 
 MOST_NUMBERS = 2**28
 """In one file: a hundred times the largest host, and small enough to be refused before memory runs out."""

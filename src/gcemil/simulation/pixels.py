@@ -48,8 +48,7 @@ from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_
 from gcemil.simulation.recipes import Recipe, calm_recipe, find_recipe
 from gcemil.simulation.simulate import PLAN, PlannedSlide, begin_folder, check_arguments, plan_slides
 from gcemil.simulation.world import World, draw_world
-from gcemil.slides.area import covered_share
-from gcemil.slides.grid import PatchGrid
+from gcemil.slides.grid import PatchGrid, covered_share
 
 GENERATION = 1
 """Raised whenever equal arguments would draw other slides than before."""

@@ -1,21 +1,72 @@
-"""The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue."""
+"""The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue.
+
+How much of a box a mask covers, for all boxes at once.
+
+The integral of a mask over [0, x] x [0, y] is bilinear inside every pixel, so interpolating the table of its running sums
+gives exact areas for boxes that begin and end anywhere.
+
+Patches as arrays: what an encoder is fed with.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.area import covered_share
-from gcemil.slides.reader import SlideReader
-from gcemil.slides.resolution import level0_length, magnification, physical_side, positions
+from gcemil.slides.reader import (
+    Pixels,
+    SlideReader,
+    level0_length,
+    magnification,
+    physical_side,
+    positions,
+    read_region,
+)
 from gcemil.slides.tissue import TissueMask
 from gcemil.units import LevelZeroPx, Microns, PatchPx
 
+Starts = Float[np.ndarray, "n"]
+
+
 LARGEST_MAGNIFIED = 1.2
 """A slide coarser than asked for by more than this factor has no such detail to show."""
+PatchBatch = UInt8[np.ndarray, "b p p 3"]
+
+
+def covered_share(
+    mask: Bool[np.ndarray, "h w"], left: Starts, top: Starts, *, width: float, height: float
+) -> Float[np.ndarray, "n"]:
+    """Share of each box inside the mask; boxes in mask pixels, what lies outside the mask is not covered."""
+    table = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1))
+    np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=table[1:, 1:])
+    right, bottom = left + width, top + height
+    area = (
+        _integral(table, bottom, right)
+        - _integral(table, top, right)
+        - _integral(table, bottom, left)
+        + _integral(table, top, left)
+    )
+    # Differences of large sums; without rounding a full box could fall short of 1.
+    return np.clip(np.round(area / (width * height), 9), 0, 1)
+
+
+def _integral(table: Float[np.ndarray, "rows columns"], y: Starts, x: Starts) -> Starts:
+    row, down = _split(y, table.shape[0])
+    column, across = _split(x, table.shape[1])
+    upper = table[row, column] * (1 - across) + table[row, column + 1] * across
+    lower = table[row + 1, column] * (1 - across) + table[row + 1, column + 1] * across
+    return upper * (1 - down) + lower * down
+
+
+def _split(position: Starts, length: int) -> tuple[Int[np.ndarray, "n"], Starts]:
+    """Whole and fractional part of a position on the table, held inside it."""
+    inside = np.clip(position, 0, length - 1)
+    whole = np.minimum(inside.astype(np.int64), length - 2)
+    return whole, inside - whole
 
 
 @dataclass(frozen=True)
@@ -105,3 +156,31 @@ def refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
             f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
         )
+
+
+def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None) -> Pixels:
+    """One patch at the grid's resolution, or the same square in fewer pixels: its low-magnification view."""
+    side, pixels = grid.level0_side, patch_px or grid.settings.patch_px
+    x, y = (float(value) for value in grid.coords[index])
+    return read_region(slide, left=x, top=y, width=side, height=side, size=(pixels, pixels))
+
+
+def patch_batches(
+    slide: SlideReader,
+    grid: PatchGrid,
+    batch_size: int,
+    *,
+    rows: Int[np.ndarray, "k"] | None = None,
+    patch_px: int | None = None,
+) -> Iterator[PatchBatch]:
+    """All patches, or these rows of the grid, in order."""
+    wanted = np.arange(len(grid)) if rows is None else rows
+    for start in range(0, len(wanted), batch_size):
+        chosen = wanted[start : start + batch_size].tolist()
+        yield np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in chosen])
+
+
+def probe_patches(slide: SlideReader, grid: PatchGrid, wanted: int = 5) -> None:
+    """Read a few patches spread over the grid, so that a damaged slide is found before its features are wanted."""
+    for index in np.unique(np.linspace(0, len(grid) - 1, wanted).astype(int)).tolist():
+        read_patch(slide, grid, index)

@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float
 from gcemil.errors import InputError
 from gcemil.files import read_json, read_picture
 from gcemil.slides.contours import outlines
-from gcemil.slides.reader import Bounds, SlideReader
+from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
-from gcemil.slides.view import overview_size
 
 MASK_MPP = 8.0
 SUFFIXES = (".png", ".geojson", ".json")

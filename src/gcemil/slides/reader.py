@@ -2,38 +2,92 @@
 
 A reader hands out RGB on white: pixels the scanner never saw are transparent in the file, and an encoder must not take
 them for black tissue. Positions are level-0 pixels of the whole file; `bounds` is the part that was scanned.
+
+Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow from them.
+
+side of a patch    patch_px * target_mpp                    micrometres
+side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seldom a whole number
+position k         round(origin + k * step / mpp)           rounded once, so no error adds up along the slide
+level to read      the coarsest whose pixels are not larger than those asked for
+
+Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, floor, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
+from PIL import Image
 
 from gcemil.errors import InputError, MissingExtraError
-from gcemil.slides.resolution import COARSEST_MPP, FINEST_MPP, is_plausible
-from gcemil.units import LevelZeroPx
+from gcemil.units import LevelZeroPx, Microns, PatchPx
 
 if TYPE_CHECKING:
     from openslide import OpenSlide
 
 
-Pixels = UInt8[np.ndarray, "h w 3"]
+FINEST_MPP, COARSEST_MPP = 0.02, 20.0
+"""What a scanner can have meant; a photograph's 72 dpi would be 353 micrometres per pixel."""
+LEVEL_TOLERANCE = 1.01
+"""A level may be coarser than asked for by this factor: scanners state 4.0004 where they mean 4."""
+MICRONS_AT_ONE_X = 10.0
+"""A pixel spans about 10 micrometres divided by the objective's power: 0.5 at 20x, 0.25 at 40x."""
 
+
+Pixels = UInt8[np.ndarray, "h w 3"]
 LARGEST_ANISOTROPY = 1.02
 """Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
-
-
 SLIDE_EXTENSIONS = (
     *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
     *(".bif", ".czi", ".qptiff", ".isyntax", ".dcm", ".vsi", ".zvi"),
 )
+LARGEST_READ = 4096
+"""Side of the largest square read at once: a slide without small levels must not fill the memory."""
+
+
+def is_plausible(mpp: float) -> bool:
+    return FINEST_MPP <= mpp <= COARSEST_MPP
+
+
+def magnification(mpp: float) -> int:
+    """The nominal objective power of this pixel size, at least 1."""
+    return max(1, round(MICRONS_AT_ONE_X / mpp))
+
+
+def physical_side(pixels: PatchPx, target_mpp: float) -> Microns:
+    """What so many pixels of the encoder's image span on the glass."""
+    return Microns(pixels * target_mpp)
+
+
+def level0_length(length: Microns, mpp: float) -> float:
+    """A physical length in level-0 pixels, not rounded."""
+    return length / mpp
+
+
+def positions(
+    origin: LevelZeroPx, extent: LevelZeroPx, *, side: Microns, step: Microns, mpp: float
+) -> Int[np.ndarray, "k"]:
+    """Where patches begin along one axis so that all of them end inside the extent."""
+    room = extent - level0_length(side, mpp)
+    # Half a pixel of grace: a side of 256.5 px fits an extent of 256, as positions are rounded too.
+    if room < -0.5:
+        return np.empty(0, dtype=np.int64)
+    stride = level0_length(step, mpp)
+    count = int((room + 0.5) // stride) + 1
+    return np.floor(origin + np.arange(count) * stride + 0.5).astype(np.int64)
+
+
+def best_level(downsamples: Sequence[float], wanted: float) -> int:
+    """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
+    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * LEVEL_TOLERANCE]
+    return max(fitting, key=lambda level: downsamples[level], default=0)
 
 
 @dataclass(frozen=True)
@@ -188,3 +242,47 @@ def _number(text: str | None) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         return None
+
+
+def read_region(
+    slide: SlideReader, *, left: float, top: float, width: float, height: float, size: tuple[int, int]
+) -> Pixels:
+    """The level-0 rectangle as an image of `size` (width, height); what lies outside the slide is white."""
+    level = best_level(slide.downsamples, min(width / size[0], height / size[1]))
+    factor = slide.downsamples[level]
+    x, y = left / factor, top / factor
+    first_x, first_y = floor(x), floor(y)
+    wide, high = ceil(x + width / factor) - first_x, ceil(y + height / factor) - first_y
+    read = slide.region(round(first_x * factor), round(first_y * factor), level, wide, high)
+    box = (x - first_x, y - first_y, x - first_x + width / factor, y - first_y + height / factor)
+    if box == (0, 0, *size):
+        return read
+    resized = Image.fromarray(read).resize(size, Image.Resampling.BILINEAR, box=box)
+    return np.asarray(resized).copy()
+
+
+def read_overview(slide: SlideReader, mpp: float) -> Pixels:
+    """The scanned part of the slide at about this resolution, read piece by piece."""
+    bounds = slide.bounds
+    width, height = overview_size(bounds, mpp / slide.mpp)
+    scale_x, scale_y = bounds.width / width, bounds.height / height
+    level = best_level(slide.downsamples, min(scale_x, scale_y))
+    piece = max(1, floor(LARGEST_READ * slide.downsamples[level] / max(scale_x, scale_y)))
+    image = np.empty((height, width, 3), dtype=np.uint8)
+    for row in range(0, height, piece):
+        for column in range(0, width, piece):
+            high, wide = min(piece, height - row), min(piece, width - column)
+            image[row : row + high, column : column + wide] = read_region(
+                slide,
+                left=bounds.x + column * scale_x,
+                top=bounds.y + row * scale_y,
+                width=wide * scale_x,
+                height=high * scale_y,
+                size=(wide, high),
+            )
+    return image
+
+
+def overview_size(bounds: Bounds, downsample: float) -> tuple[int, int]:
+    """Width and height of the scanned part at this downsample, at least one pixel each."""
+    return max(1, round(bounds.width / downsample)), max(1, round(bounds.height / downsample))

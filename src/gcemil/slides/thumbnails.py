@@ -14,9 +14,8 @@ from scipy import ndimage
 
 from gcemil.files import write_bytes
 from gcemil.slides.grid import PatchGrid
-from gcemil.slides.reader import Pixels, SlideReader
+from gcemil.slides.reader import Pixels, SlideReader, read_overview
 from gcemil.slides.tissue import TissueMask
-from gcemil.slides.view import overview
 
 LONGEST_SIDE = 1024
 OUTLINE_COLOR = (0, 150, 80)
@@ -37,7 +36,7 @@ class SheetEntry:
 def thumbnail(slide: SlideReader) -> Pixels:
     """The scanned part of the slide, its longer side at most 1024 pixels."""
     downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / LONGEST_SIDE)
-    return overview(slide, slide.mpp * downsample)
+    return read_overview(slide, slide.mpp * downsample)
 
 
 def kept_picture(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:

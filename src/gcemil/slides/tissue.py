@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 from scipy import ndimage
 
 from gcemil.errors import UsageError
-from gcemil.slides.reader import Bounds, Pixels, SlideReader
-from gcemil.slides.view import overview
+from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
 BINS = 256
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
@@ -80,7 +79,7 @@ class TissueMask:
 def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> TissueMask:
     """The tissue of a slide; a mask of nothing where there is none."""
     rules = settings or TissueSettings()
-    return TissueMask(tissue_mask(overview(slide, rules.mpp), rules), slide.bounds)
+    return TissueMask(tissue_mask(read_overview(slide, rules.mpp), rules), slide.bounds)
 
 
 def tissue_mask(image: Pixels, rules: TissueSettings) -> Mask:

@@ -21,8 +21,7 @@ from gcemil.hosts.table import create_host
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import create_task, fold_parts
 from gcemil.runs.network import Ingredients, save_network
-from gcemil.runs.summary import write_summary
-from gcemil.runs.trained_on import check_cohort, read_training_cohort
+from gcemil.runs.records import check_cohort, read_training_cohort, write_summary
 from gcemil.runs.weights import GivenHost, joined_hash, read_given_host
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, is_begun, refuse_faulty

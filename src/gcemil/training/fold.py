@@ -24,13 +24,13 @@ from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
 from gcemil.runs.network import Ingredients, save_network
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.trained_on import check_cohort, read_training_cohort
+from gcemil.runs.records import check_cohort, read_training_cohort
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task
+from gcemil.training.epochs import Tracker
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
-from gcemil.training.seeding import seed_torch, stream_seed
+from gcemil.training.optimizer import seed_torch, stream_seed
 from gcemil.training.setup import create_network
-from gcemil.training.tracking import Tracker
 
 
 def train_fold(

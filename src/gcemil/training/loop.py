@@ -37,18 +37,18 @@ from gcemil.runs.folder import FoldParts, stacked_targets, target_tensor
 from gcemil.runs.network import Ingredients
 from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task
-from gcemil.training import watch
-from gcemil.training.epoch_statistics import GateStatistics, LossMeans
+from gcemil.training.epochs import GateStatistics, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
-from gcemil.training.optimizer import create_optimizer
-from gcemil.training.schedule import (
+from gcemil.training.optimizer import (
     annealed_temperature,
     base_learning_rate,
-    evidence_say,
+    create_optimizer,
+    evidence_weight,
     final_temperature,
     scheduled_rate,
+    seed_torch,
+    stream_seed,
 )
-from gcemil.training.seeding import seed_torch, stream_seed
 
 REMEDY = "Remove it to train the fold again."
 
@@ -220,7 +220,7 @@ def train_epoch(
             if model is None:
                 terms = host_terms(ingredients.host, task, drawn)
             else:
-                say = evidence_say(model.settings.warmup, model.settings.ramp, progress)
+                say = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
                 terms, outputs = evidence_terms(model, null, task, drawn, say=say, frozen=frozen)  # type: ignore[arg-type]
         done += len(window)
         if on_bag:
@@ -243,7 +243,7 @@ def train_epoch(
     record: EpochRecord = {"stage": stage.name, "epoch": epoch, "terms": sums.means(), **gates.summary()}
     record["eventless_windows"] = sums.eventless
     record["learning_rate"] = optimizer.param_groups[0]["lr"]
-    record["warnings"] = watch.failures(
+    record["warnings"] = find_failures(
         {k: v for k, v in record.items() if isinstance(v, int | float)}, record["terms"]
     )
     return record

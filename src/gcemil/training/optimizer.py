@@ -1,4 +1,7 @@
-"""The optimiser over what is to be learned, in two groups of rates.
+"""How a run learns: its random streams, its rates over time, and the optimiser over what is to be learned.
+
+One seed is spread over folds and stages so that none shares a stream with another. Learning rate and temperature are functions of
+progress through a stage, from 0 to 1; there is nothing to save or resume.
 
   adamw             the common recipe
   adam              decay as part of the gradient: most of the hosts' authors
@@ -8,18 +11,71 @@ Lookahead:  after every 6 steps  slow <- slow + (fast - slow) / 2,  fast <- slow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from gcemil.config import TrainSettings
-from gcemil.training.schedule import HIGHEST_RATE
+from gcemil.hosts.table import host_spec
 
+LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
+WIDTH_OF_HIGHEST_RATE = 128
+STEP = 0.2
+"""What a step schedule leaves of the rate."""
 NARROW = ("utility.", "selector.attention_weight", "selector.contribution_weight", "selector.presence_weight")
 """Class-anchor weights and the weights of the score's terms, by their names in the wrapper."""
 LOOKAHEAD_STEPS, LOOKAHEAD_SHARE = 6, 0.5
+
+
+def stream_seed(seed: int, *path: int) -> int:
+    """A seed for one place in a run, such as (fold, stage)."""
+    return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint32)[0])
+
+
+def seed_torch(seed: int) -> None:
+    """Weights, dropout and every other draw of torch's global generator."""
+    torch.manual_seed(seed)
+
+
+def base_learning_rate(feature_dim: int) -> float:
+    """2e-3 at width 128 falling to the paper's 2e-4 from width 1280 on.
+
+    An Adam step moves every weight by about the rate, so a pre-activation moves by about rate x width: equal steps
+    in function space need a rate that falls as the width grows.
+    """
+    return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * WIDTH_OF_HIGHEST_RATE / feature_dim))
+
+
+def scheduled_rate(settings: TrainSettings, base: float, progress: float) -> float:
+    """The base rate bent by the schedule."""
+    if settings.schedule == "constant":
+        return base
+    if settings.schedule == "step":
+        return base if progress < 0.5 else STEP * base
+    end = min(settings.final_rate, base)
+    return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))
+
+
+def evidence_weight(warmup: float, ramp: float, progress: float) -> float:
+    """How much the evidence acts on the host: nothing while it warms up, then more and more."""
+    if progress < warmup:
+        return 0.0
+    return 1.0 if ramp == 0 else min(1.0, (progress - warmup) / ramp)
+
+
+def annealed_temperature(start: float, end: float, progress: float) -> float:
+    """Geometric, so that each epoch sharpens the gate by the same factor."""
+    return start * (end / start) ** progress
+
+
+def final_temperature(settings: TrainSettings) -> float:
+    """Where annealing ends: as the settings say, else as was measured for the host."""
+    chosen = None if settings.evidence is None else settings.evidence.temperature_end
+    return host_spec(settings.host.name).temperature_end if chosen is None else chosen
 
 
 def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -> torch.optim.Optimizer:

@@ -21,9 +21,7 @@ from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import create_task, fold_parts, open_cohort, trained_folds
 from gcemil.runs.network import load_network
 from gcemil.runs.predict import Mode, average_folds, load_fold_models
-from gcemil.runs.records import read_metrics
-from gcemil.runs.summary import write_summary
-from gcemil.runs.trained_on import check_cohort, read_training_cohort
+from gcemil.runs.records import check_cohort, read_metrics, read_training_cohort, write_summary
 from gcemil.training.fold import evaluate_fold
 from gcemil.units import LevelZeroPx
 

@@ -25,10 +25,7 @@ from gcemil.files import LOCK_NAME, working_in, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import create_task, fold_parts, read_run
-from gcemil.runs.records import read_history
-from gcemil.runs.summary import write_summary
-from gcemil.runs.trained_on import FILE as COHORT_FILE
-from gcemil.runs.trained_on import check_cohort, write_training_cohort
+from gcemil.runs.records import COHORT_FILE, check_cohort, read_history, write_summary, write_training_cohort
 from gcemil.runs.weights import with_given_host
 from gcemil.training.fold import check_parts, train_fold
 

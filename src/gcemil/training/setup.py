@@ -22,7 +22,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
 from gcemil.runs.network import Ingredients
-from gcemil.training.seeding import stream_seed
+from gcemil.training.optimizer import stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
 FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}

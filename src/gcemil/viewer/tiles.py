@@ -20,8 +20,7 @@ from PIL import Image, ImageDraw
 
 from gcemil.errors import GcemilError, UsageError
 from gcemil.row_blocks import BLOCK_ROWS, row_blocks
-from gcemil.slides.reader import Pixels, SlideReader, open_slide
-from gcemil.slides.view import LARGEST_READ, view
+from gcemil.slides.reader import LARGEST_READ, Pixels, SlideReader, open_slide, read_region
 
 TILE = 256
 UNKNOWN_MPP = 0.5
@@ -113,7 +112,7 @@ class SlideTiles:
         with self._reading:
             if self._is_closed:
                 raise UsageError("The slide was closed meanwhile. Open it again.")
-            pixels = view(
+            pixels = read_region(
                 self._slide,
                 left=left * scale,
                 top=top * scale,

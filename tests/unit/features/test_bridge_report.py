@@ -5,7 +5,7 @@ import pytest
 
 from gcemil.cli.anchors import frozen_fit
 from gcemil.errors import InputError
-from gcemil.features.bridge_report import bridge_report
+from gcemil.features.pairs import bridge_report
 
 ANCHORS = np.eye(3, dtype=np.float32)
 

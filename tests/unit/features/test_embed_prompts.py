@@ -16,10 +16,17 @@ from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.families import AnchorFamily, AnchorPrompt, load_family
 from gcemil.features import text_encoders
-from gcemil.features.embed_prompts import TEMPLATES, embed_prompts, read_templates, write_anchor_file
 from gcemil.features.loaders import WeightSource
 from gcemil.features.pairs import write_pairs
-from gcemil.features.text_encoders import TextEncoder, load_text_encoder, minilm_folder
+from gcemil.features.text_encoders import (
+    TEMPLATES,
+    TextEncoder,
+    embed_prompts,
+    load_text_encoder,
+    minilm_folder,
+    read_templates,
+    write_anchor_file,
+)
 
 CACHE = Path(__file__).parents[3] / ".cache"
 needs_minilm = pytest.mark.skipif(

@@ -17,8 +17,7 @@ from gcemil.features.encoders import (
     load_encoder,
     ready_encoder,
 )
-from gcemil.features.loaders import WeightSource
-from gcemil.features.torchvision_guard import import_timm
+from gcemil.features.loaders import WeightSource, import_timm
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from gcemil.features.extract import (
     stacked,
 )
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
-from gcemil.slides.grid import PatchSettings
-from gcemil.slides.patches import read_patch
+from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 from slide_builders import tissue_image, write_slide
 

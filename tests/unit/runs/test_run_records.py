@@ -8,8 +8,7 @@ import yaml
 
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.runs.records import finished_folds, read_config, read_history, read_metrics
-from gcemil.runs.summary import summarise
+from gcemil.runs.records import finished_folds, read_config, read_history, read_metrics, summarise
 
 CONFIG = {
     "cohort": "cohorts/a",

@@ -2,10 +2,15 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.area import covered_share
 from gcemil.slides.contours import outlines, signed_area
-from gcemil.slides.grid import PatchSettings, patch_grid
-from gcemil.slides.patches import patch_batches, probe_patches, read_patch
+from gcemil.slides.grid import (
+    PatchSettings,
+    covered_share,
+    patch_batches,
+    patch_grid,
+    probe_patches,
+    read_patch,
+)
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask, find_tissue
 from slide_builders import PINK, ArraySlide, SceneSlide, glass, tissue_image

@@ -14,8 +14,7 @@ from gcemil.bags.foreign.trident import level0_patch_size, read_trident
 from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.cli.patch import patch
 from gcemil.errors import StoreError, UsageError
-from gcemil.slides.grid import PatchSettings
-from gcemil.slides.patches import read_patch
+from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 from slide_builders import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 

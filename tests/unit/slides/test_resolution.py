@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gcemil.slides.resolution import (
+from gcemil.slides.reader import (
     best_level,
     is_plausible,
     level0_length,

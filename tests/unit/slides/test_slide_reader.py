@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, MissingExtraError
-from gcemil.slides.reader import Bounds, on_white, open_slide, resolved_mpp, scanned_bounds, stated_mpp
-from gcemil.slides.view import overview, view
+from gcemil.slides.reader import (
+    Bounds,
+    on_white,
+    open_slide,
+    read_overview,
+    read_region,
+    resolved_mpp,
+    scanned_bounds,
+    stated_mpp,
+)
 from slide_builders import (
     REAL_SLIDE,
     ArraySlide,
@@ -122,14 +130,14 @@ def test_openslide_missing_names_the_extra(monkeypatch):
 
 def test_a_view_at_the_own_resolution_is_the_pixels_themselves():
     image = np.random.default_rng(0).integers(0, 256, size=(80, 90, 3), dtype=np.uint8)
-    seen = view(ArraySlide(image), left=10, top=20, width=30, height=40, size=(30, 40))
+    seen = read_region(ArraySlide(image), left=10, top=20, width=30, height=40, size=(30, 40))
     np.testing.assert_array_equal(seen, image[20:60, 10:40])
 
 
 def test_a_view_is_read_at_the_best_level():
     slide = ArraySlide(glass(512, 512), downsamples=(1.0, 4.0))
-    view(slide, left=0, top=0, width=512, height=512, size=(128, 128))
-    view(slide, left=0, top=0, width=512, height=512, size=(256, 256))
+    read_region(slide, left=0, top=0, width=512, height=512, size=(128, 128))
+    read_region(slide, left=0, top=0, width=512, height=512, size=(256, 256))
     assert slide.levels_read == [1, 0]
 
 
@@ -141,7 +149,9 @@ def test_a_resampled_view_lies_right_to_half_a_pixel(left, width, pixels):
     ramp = np.broadcast_to((np.arange(1024) // 4).astype(np.uint8)[None, :, None], (8, 1024, 3)).copy()
     for downsamples in ((1.0,), (1.0, 2.0)):
         slide = ArraySlide(ramp, downsamples=downsamples)
-        seen = view(slide, left=left, top=0, width=width, height=8, size=(pixels, 2))[0, :, 0].astype(float)
+        seen = read_region(slide, left=left, top=0, width=width, height=8, size=(pixels, 2))[0, :, 0].astype(
+            float
+        )
         centres = left + (np.arange(pixels) + 0.5) * width / pixels
         inner = slice(2, -2)
         assert abs((seen * 4 + 1.5 - (centres - 0.5))[inner].mean()) < 0.75
@@ -152,9 +162,9 @@ def test_an_overview_is_pieced_together_without_seams(monkeypatch):
         3, axis=2
     )
     slide = ArraySlide(image, mpp=0.5)
-    whole = overview(slide, 2.0)
-    monkeypatch.setattr("gcemil.slides.view.LARGEST_READ", 128)
-    pieced = overview(slide, 2.0)
+    whole = read_overview(slide, 2.0)
+    monkeypatch.setattr("gcemil.slides.reader.LARGEST_READ", 128)
+    pieced = read_overview(slide, 2.0)
     assert whole.shape == (100, 150, 3)
     assert np.abs(whole.astype(int) - pieced).max() <= 1
 
@@ -163,8 +173,8 @@ def test_an_overview_shows_the_scanned_part_only():
     image = glass(400, 600)
     image[100:300, 200:500] = 0
     slide = ArraySlide(image, bounds_box=(200, 100, 300, 200))
-    assert (overview(slide, 5.0) == 0).all()
-    assert overview(slide, 5.0).shape == (20, 30, 3)
+    assert (read_overview(slide, 5.0) == 0).all()
+    assert read_overview(slide, 5.0).shape == (20, 30, 3)
 
 
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
@@ -172,8 +182,8 @@ def test_a_real_aperio_slide_is_read():
     with open_slide(REAL_SLIDE) as slide:
         assert slide.dimensions == (2220, 2967)
         assert slide.mpp == pytest.approx(0.499)
-        tissue = view(slide, left=1000, top=2000, width=256.5, height=256.5, size=(256, 256))
-        corner = view(slide, left=0, top=600, width=100, height=100, size=(10, 10))
+        tissue = read_region(slide, left=1000, top=2000, width=256.5, height=256.5, size=(256, 256))
+        corner = read_region(slide, left=0, top=600, width=100, height=100, size=(10, 10))
     assert tissue.shape == (256, 256, 3)
     assert tissue.std() > 20
     assert corner.min() > 220

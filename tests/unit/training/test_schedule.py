@@ -4,10 +4,10 @@ import pytest
 
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.bench import FoldBench
-from gcemil.training.schedule import (
+from gcemil.training.optimizer import (
     annealed_temperature,
     base_learning_rate,
-    evidence_say,
+    evidence_weight,
     final_temperature,
     scheduled_rate,
 )
@@ -39,10 +39,10 @@ def test_a_cosine_never_rises_to_its_end():
 
 
 def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_more():
-    assert [evidence_say(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
+    assert [evidence_weight(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
         [0.0, 0.0, 0.5, 1.0, 1.0]
     )
-    assert evidence_say(0.4, 0.0, 0.4) == pytest.approx(1.0)
+    assert evidence_weight(0.4, 0.0, 0.4) == pytest.approx(1.0)
 
 
 def test_annealing_is_geometric():

@@ -1,0 +1,129 @@
+"""What an epoch looked like: means of the loss terms, the gates of its bags, and the known failures of training in these numbers.
+
+Failures are said on screen and kept in the run. Records also become TensorBoard curves where the `tracking` extra is installed;
+history.jsonl is always written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcemil.model import EvidenceOutput
+
+GATE_BINS = 10
+
+
+Epoch = Mapping[str, float]
+DOMINANT_SHARE = 0.9
+
+
+class LossMeans:
+    """Means of the loss terms over an epoch."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, float] = defaultdict(float)
+        self.steps = 0
+        self.eventless = 0
+
+    def add(self, terms: dict[str, Tensor]) -> None:
+        self.steps += 1
+        for name, term in terms.items():
+            self.total[name] += float(term.detach())
+
+    def means(self) -> dict[str, float]:
+        return {name: value / max(1, self.steps) for name, value in self.total.items()}
+
+
+class GateStatistics:
+    """What the gates of an epoch looked like."""
+
+    def __init__(self) -> None:
+        self.bags = 0
+        self.mean = self.opened = self.empty = 0.0
+        self.largest = 0.0
+        self.coverage = 1.0
+        self.histogram = np.zeros(GATE_BINS)
+
+    def add(self, outputs: Sequence[EvidenceOutput]) -> None:
+        for output in outputs:
+            gates = output.gates.detach().float()
+            self.bags += 1
+            self.mean += float(gates.mean())
+            self.opened += float(output.opened.float().mean())
+            self.empty += float(not bool(output.opened.any()))
+            self.largest = max(self.largest, float(gates.max()))
+            self.coverage = min(self.coverage, float(output.coverage.detach().min()))
+            self.histogram += torch.histc(gates, GATE_BINS, 0, 1).cpu().numpy() / len(gates)
+
+    def summary(self) -> dict[str, Any]:
+        if self.bags == 0:
+            return {}
+        return {
+            "mean_gate": self.mean / self.bags,
+            "evidence_fraction": self.opened / self.bags,
+            "empty_subsets": self.empty / self.bags,
+            "max_gate": self.largest,
+            "min_coverage": self.coverage,
+            "gate_histogram": (self.histogram / self.bags).round(5).tolist(),
+        }
+
+
+def find_failures(epoch: Epoch, terms: Mapping[str, float]) -> list[str]:
+    """What is wrong with this epoch, in sentences; nothing when it looks healthy."""
+    found = []
+    if epoch.get("eventless_windows", 0) > 0:
+        found.append(
+            f"{epoch['eventless_windows']:.0f} windows had no event and taught nothing: raise the window size."
+        )
+    if "mean_gate" in epoch:
+        found += _gate_failures(epoch)
+    total = sum(abs(value) for value in terms.values())
+    for name, value in terms.items():
+        if len(terms) > 2 and not name.startswith("task") and abs(value) > DOMINANT_SHARE * total > 0:
+            found.append(f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight.")
+    return found
+
+
+def _gate_failures(epoch: Epoch) -> list[str]:
+    found = []
+    if epoch["mean_gate"] > 0.9:
+        found.append(f"gates are all open (mean {epoch['mean_gate']:.2f}): the evidence is the whole bag.")
+    if epoch["max_gate"] < 0.5:
+        found.append(
+            f"gates are all closed (largest {epoch['max_gate']:.2f}): recovery falls back to one patch."
+        )
+    elif epoch["empty_subsets"] > 0:
+        found.append(f"{epoch['empty_subsets']:.0%} of the bags open no patch at all.")
+    if epoch["min_coverage"] > 0.999:
+        found.append("every anchor is covered on every bag: coverage is saturated and carries no gradient.")
+    return found
+
+
+class Tracker:
+    """Writes numbers of an epoch under their own names; without TensorBoard it does nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer: Any = None
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder))
+
+    def add(self, record: Mapping[str, Any], step: int) -> None:
+        if self._writer is None:
+            return
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for name, value in {**numbers, **{f"terms/{k}": v for k, v in record["terms"].items()}}.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
