@@ -262,6 +262,12 @@ class TestAPlainModule:
             create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "best"})
 
 
+def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
+    for name in ("nowhere_to_be_found:Host", "test_own_host:PlainWithCoords"):
+        refused("train", cohort.folder, "--host", name, "--out", tmp_path / "run", "--jobs", 2)
+        assert not (tmp_path / "run" / "config.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

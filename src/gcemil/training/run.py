@@ -22,6 +22,7 @@ from gcemil.bags.guards import select_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, working_in, write_json, write_text
+from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import create_task, fold_parts, read_run
@@ -124,6 +125,14 @@ def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int])
             f"See all with 'gcemil validate {cohort.folder}'."
         )
     task = create_task(cohort, settings)
+    # A host that cannot be imported or made is said here, not by a worker with the run already begun.
+    create_host(
+        settings.host.name,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        gate_mode=settings.host.gate_mode,
+        options=settings.host.options,
+    )
     for index in folds:
         check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
     return [f"{problem.where}: {problem.what}" for problem in problems]
