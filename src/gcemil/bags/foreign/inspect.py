@@ -272,7 +272,8 @@ def _problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
             f"Rows differ: {', '.join(f'{name} {count}' for name, count in rows.items())}. Extract the slide again."
         )
     layout = _layout_of(kind)
-    if layout is not None and layout.in_pixels and layouts["coords"].dtype.kind == "f":
+    floats = "coords" in layouts and layouts["coords"].dtype.kind == "f"
+    if layout is not None and layout.in_pixels and floats:
         found.append("Coordinates are floating point; if they are micrometres they must be converted.")
     if kind == "features" or layout is not None:
         names = ("features",) if layout is None else layout.datasets
