@@ -70,16 +70,6 @@ def read_family(path: Path | Traversable) -> AnchorFamily:
         ) from error
 
 
-def family_of_dataset(dataset: str) -> AnchorFamily:
-    """The family whose prompts the paper uses for a dataset."""
-    families = [load_family(name) for name in ORGAN_FAMILIES]
-    for family in families:
-        if dataset in family.datasets:
-            return family
-    known = sorted(name for family in families for name in family.datasets)
-    raise UsageError(f"No anchor family serves the dataset '{dataset}'. Known are {', '.join(known)}.")
-
-
 def least_related_family(name: str) -> AnchorFamily:
     """The other organ that shares the fewest concepts with `name`, the first in the alphabet among equals."""
     own = set(load_family(name).concepts)

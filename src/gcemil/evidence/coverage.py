@@ -54,11 +54,6 @@ def marginal_gains(gates: Gates, responses: Responses, anchor_weights: AnchorWei
     return (responses * missed_by_the_others(gates, responses)) @ anchor_weights
 
 
-def leave_one_out_losses(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -> Gates:
-    """U(all gates) - U(all but gate i): what removing patch i would cost."""
-    return gates * marginal_gains(gates, responses, anchor_weights)
-
-
 def missed_by_the_others(gates: Gates, responses: Responses) -> Responses:
     """The probability that no patch but i shows anchor m, for every i and m."""
     return _product_of_the_others(gates.unsqueeze(1) * responses)

@@ -15,7 +15,6 @@ from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.families import (
     ORGAN_FAMILIES,
-    family_of_dataset,
     least_related_family,
     load_family,
     read_family,
@@ -57,14 +56,11 @@ def test_every_dataset_has_exactly_one_family() -> None:
         "stad",
         "ucec",
     ]
-    assert family_of_dataset("kirc").family == "renal"
 
 
-def test_an_unknown_family_or_dataset_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no anchor family 'liver'. Choose one of breast"):
         load_family("liver")
-    with pytest.raises(UsageError, match="dataset 'cptac'. Known are bracs"):
-        family_of_dataset("cptac")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from gcemil.evidence.coverage import (
     ClassUtility,
     anchor_coverage,
     coverage_rate,
-    leave_one_out_losses,
     marginal_gains,
     missed_by_the_others,
     utility,
@@ -57,10 +56,6 @@ def test_a_certain_patch_leaves_nothing_to_the_others_and_keeps_its_own_gain():
 def test_two_certain_patches_make_each_other_worthless():
     twins = torch.ones(2, 1, dtype=torch.float64)
     assert marginal_gains(gates(1, 1), twins, gates(1)).tolist() == [0.0, 0.0]
-
-
-def test_leaving_out_a_patch_costs_its_gated_gain():
-    torch.testing.assert_close(leave_one_out_losses(gates(0.5, 1, 0), HALF, WEIGHTS), gates(0.25, 0.95, 0.0))
 
 
 def test_missed_by_the_others_skips_the_patch_itself():
