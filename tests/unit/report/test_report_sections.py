@@ -30,6 +30,7 @@ from gcemil.report.sections.headline import Count, counted, wilson
 from gcemil.report.slide_pages import kinds, map_picture, places
 from gcemil.report.slide_pages import section as slides_section
 from gcemil.report.slide_view import read_slide_view
+from gcemil.runs import evidence_files
 from gcemil.runs.evidence_files import read_evidence
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import toy_results
@@ -298,8 +299,8 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
     for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
-        made = representations.Representations(found, ids, ("test",) * 10, groups)
-        representations.write_representations(folder / "fold_0" / representations.REPRESENTATIONS_FILE, made)
+        made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
+        evidence_files.write_representations(folder / "fold_0" / evidence_files.REPRESENTATIONS_FILE, made)
     text = representations.section(context_of(toy_run.folder, host.folder)).body
     assert "no view over epochs" in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
@@ -307,9 +308,9 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
-    made = representations.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
-    representations.write_representations(
-        toy_run.folder / "fold_0" / representations.REPRESENTATIONS_FILE, made
+    made = evidence_files.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
+    evidence_files.write_representations(
+        toy_run.folder / "fold_0" / evidence_files.REPRESENTATIONS_FILE, made
     )
     assert "a t-SNE needs 8" in representations.section(context_of(toy_run.folder)).body
 
