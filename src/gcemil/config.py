@@ -237,7 +237,9 @@ class TrainSettings(Settings):
         "cosine", description="cosine: down to final_rate; step: a fifth of the rate from half-way on."
     )
     final_rate: float = Field(0.0, ge=0, description="Where the cosine ends.")
-    clip: float | None = Field(5.0, gt=0, description="Largest norm of the gradient; None never clips.")
+    clip: float | None = Field(
+        5.0, gt=0, description="Largest norm of the gradient, of host and wrapper each; None never clips."
+    )
     bags_per_step: int = Field(4, ge=1, description="Classification: bags whose gradients one step sums.")
     window: int = Field(16, ge=2, description="Survival: bags in one Cox partial likelihood.")
     survival_loss: Literal["cox", "discrete_time"] = Field(

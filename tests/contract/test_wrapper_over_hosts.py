@@ -66,6 +66,22 @@ def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
 
 @every_host
 @every_mode
+@every_task
+def test_evidence_never_drowns_what_the_task_teaches_the_host(name, mode, n_outputs):
+    model = make_model(name, mode=mode, n_outputs=n_outputs).train()
+    null = create_null(model.settings, n_outputs)
+    terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
+    weights = [weight for weight in model.host.parameters() if weight.requires_grad]
+    norms = {}
+    for term in terms.keys() & {"task", "sufficiency", "necessity"}:
+        passed = torch.autograd.grad(terms[term], weights, retain_graph=True, allow_unused=True)
+        norms[term] = float(torch.stack([g.norm() for g in passed if g is not None]).norm())
+    assert len(norms) >= 2
+    assert max(norms.values()) < 10 * norms["task"]
+
+
+@every_host
+@every_mode
 def test_gates_of_one_leave_the_host_unchanged(name, mode):
     host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
     bag = Interventions(host, features, coords)

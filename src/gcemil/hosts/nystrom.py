@@ -86,8 +86,11 @@ class NystromAttention(nn.Module):
         qkv = self.qkv(tokens).view(len(tokens), 3, self.heads, -1).permute(1, 2, 0, 3)
         query, key, value = F.pad(qkv, (0, 0, padding, 0)).unbind(0)
         padded_gates = None if log_gates is None else F.pad(log_gates, (padding, 0))
-        query_landmarks = _landmarks(query, length, padded_gates)
-        key_landmarks = _landmarks(key, length, padded_gates)
+        # Landmarks are a basis, not evidence. The softmax within a segment renormalises, so a segment of closed gates
+        # would pass their slope of a million on undiminished, and drown what the host learns.
+        basis_gates = None if padded_gates is None else padded_gates.detach()
+        query_landmarks = _landmarks(query, length, basis_gates)
+        key_landmarks = _landmarks(key, length, basis_gates)
         landmark_bias = token_bias = None
         if copies > 1:
             landmark_bias = _first_counted(key_landmarks, copies, 1)

@@ -1,4 +1,4 @@
-"""What an epoch looked like: means of the loss terms, the gates of its bags, and the known failures of training in these numbers.
+"""What an epoch looked like: means of the loss terms, norms of the gradients, the gates of its bags, and the known failures of training in these numbers.
 
 Failures are said on screen and kept in the run. Records also become TensorBoard curves where the `tracking` extra is installed;
 history.jsonl is always written.
@@ -7,6 +7,7 @@ history.jsonl is always written.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ GATE_BINS = 10
 
 Epoch = Mapping[str, float]
 DOMINANT_SHARE = 0.9
+MOSTLY = 0.5
 
 
 class LossMeans:
@@ -40,6 +42,29 @@ class LossMeans:
 
     def means(self) -> dict[str, float]:
         return {name: value / max(1, self.steps) for name, value in self.total.items()}
+
+
+class GradientNorms:
+    """How large the gradients of an epoch were before they were clipped, host and wrapper apart."""
+
+    def __init__(self) -> None:
+        # Tensors until the end: reading a number would stop the device at every step.
+        self.norms: dict[str, list[Tensor]] = defaultdict(list)
+        self.largest = math.inf
+
+    def add(self, norms: Mapping[str, Tensor], largest: float | None) -> None:
+        self.largest = math.inf if largest is None else largest
+        for name, norm in norms.items():
+            self.norms[name].append(norm.detach())
+
+    def summary(self) -> dict[str, float]:
+        """Median norm, and the share of steps that were clipped."""
+        found = {}
+        for name, norms in self.norms.items():
+            values = torch.stack(norms).float()
+            found[f"{name}_gradient"] = float(values.median())
+            found[f"{name}_clipped"] = float((values > self.largest).float().mean())
+        return found
 
 
 class GateStatistics:
@@ -83,6 +108,12 @@ def find_failures(epoch: Epoch, terms: Mapping[str, float]) -> list[str]:
         found.append(
             f"{epoch['eventless_windows']:.0f} windows had no event and taught nothing: raise the window size."
         )
+    for part in ("host", "wrapper"):
+        if epoch.get(f"{part}_clipped", 0) > MOSTLY:
+            found.append(
+                f"the gradient of the {part} was cut in {epoch[f'{part}_clipped']:.0%} of the steps "
+                f"(median norm {epoch[f'{part}_gradient']:.3g}): lower the learning rate, or raise 'clip'."
+            )
     if "mean_gate" in epoch:
         found += _gate_failures(epoch)
     total = sum(abs(value) for value in terms.values())

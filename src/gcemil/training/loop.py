@@ -37,11 +37,12 @@ from gcemil.runs.folder import FoldParts, stacked_targets, target_tensor
 from gcemil.runs.network import Ingredients
 from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task
-from gcemil.training.epochs import GateStatistics, LossMeans, find_failures
+from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (
     annealed_temperature,
     base_learning_rate,
+    clip_gradients,
     create_optimizer,
     evidence_weight,
     final_temperature,
@@ -203,7 +204,7 @@ def train_epoch(
     frozen = settings.host.is_frozen
     if frozen:
         ingredients.host.eval()
-    sums, gates = LossMeans(), GateStatistics()
+    sums, gates, norms = LossMeans(), GateStatistics(), GradientNorms()
     done = 0
     for position, window in enumerate(windows):
         progress = (epoch + position / len(windows)) / settings.epochs
@@ -231,8 +232,7 @@ def train_epoch(
         loss = torch.stack([term.float() for term in terms.values()]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        if settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+        norms.add(clip_gradients(ingredients, settings.clip), settings.clip)
         optimizer.step()
         if not frozen:
             ingredients.host.after_step()
@@ -241,6 +241,7 @@ def train_epoch(
     if any(True for _ in bags):
         raise RunError("The loader gave more bags than the windows asked for.")
     record: EpochRecord = {"stage": stage.name, "epoch": epoch, "terms": sums.means(), **gates.summary()}
+    record |= norms.summary()
     record["eventless_windows"] = sums.eventless
     record["learning_rate"] = optimizer.param_groups[0]["lr"]
     record["warnings"] = find_failures(

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gcemil.config import TrainSettings
 from gcemil.hosts.table import host_spec
+from gcemil.runs.network import Ingredients
 
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128
@@ -100,6 +101,27 @@ def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -
         )
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
+
+
+def clip_gradients(ingredients: Ingredients, largest: float | None) -> dict[str, Tensor]:
+    """Clip the host and the wrapper each by its own norm; the norms before, of those that learn.
+
+    Gates pass far larger gradients than a host does. Under one norm for both, the host would learn at a fraction of
+    its rate.
+    """
+    host = [weight for weight in ingredients.host.parameters() if weight.grad is not None]
+    known = {id(weight) for weight in host}
+    wrapper = [
+        weight
+        for weight in ingredients.network.parameters()
+        if weight.grad is not None and id(weight) not in known
+    ]
+    limit = math.inf if largest is None else largest
+    return {
+        name: torch.nn.utils.clip_grad_norm_(weights, limit)
+        for name, weights in {"host": host, "wrapper": wrapper}.items()
+        if weights
+    }
 
 
 def without_decay_of_vectors(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

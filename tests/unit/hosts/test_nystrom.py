@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gcemil.evidence.gates import straight_through
 from gcemil.hosts.nystrom import NystromAttention, PseudoInverse, attended
 
 
@@ -138,3 +139,11 @@ def test_padding_that_is_kept_once_changes_nothing_under_gates(length):
     expected = spelled_out(layer, tokens, log_gates)
     torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(layer.first_row(tokens, log_gates)[0], expected[0], rtol=0, atol=1e-9)
+
+
+def test_a_segment_of_closed_gates_passes_no_slope_of_a_million():
+    layer, tokens = make_layer(), make_tokens(32)
+    soft = torch.full((32,), 0.01, dtype=torch.float64).requires_grad_()
+    gates = straight_through(soft, torch.arange(32) < 2)
+    layer(tokens, gates.log_gates).square().sum().backward()
+    assert 0 < soft.grad.abs().max() < 1e3

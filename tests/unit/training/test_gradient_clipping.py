@@ -1,0 +1,49 @@
+"""Host and wrapper are clipped each by its own norm."""
+
+import torch
+
+from gcemil.runs.network import Ingredients
+from gcemil.training.epochs import GradientNorms, find_failures
+from gcemil.training.optimizer import clip_gradients
+from wrapper_builders import prepared_host, wrapped
+
+
+def filled(*, host, wrapper):
+    """A wrapped host whose gradients have these norms."""
+    model = wrapped(prepared_host("abmil"))
+    own = {id(weight) for weight in model.host.parameters()}
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    next(model.host.parameters()).grad.view(-1)[0] = host
+    next(weight for weight in model.parameters() if id(weight) not in own).grad.view(-1)[0] = wrapper
+    return Ingredients(model.host, model, None), model
+
+
+def test_a_huge_gradient_of_the_wrapper_leaves_the_host_its_own():
+    ingredients, model = filled(host=2.0, wrapper=1e6)
+    norms = clip_gradients(ingredients, 5.0)
+    assert float(norms["host"]) == 2.0
+    assert float(norms["wrapper"]) == 1e6
+    host = torch.stack([weight.grad.norm() for weight in model.host.parameters()]).norm()
+    whole = torch.stack([weight.grad.norm() for weight in model.parameters()]).norm()
+    torch.testing.assert_close(host, torch.tensor(2.0))
+    torch.testing.assert_close(whole, torch.tensor(29.0).sqrt(), rtol=1e-4, atol=0)
+
+
+def test_without_a_limit_nothing_is_clipped_and_norms_are_still_told():
+    ingredients, _ = filled(host=2.0, wrapper=1e6)
+    norms = GradientNorms()
+    norms.add(clip_gradients(ingredients, None), None)
+    assert norms.summary() == {
+        "host_gradient": 2.0, "host_clipped": 0.0, "wrapper_gradient": 1e6, "wrapper_clipped": 0.0
+    }  # fmt: skip
+
+
+def test_a_limit_that_binds_in_most_steps_is_said():
+    norms = GradientNorms()
+    for norm in (4.0, 6.0, 7.0):
+        norms.add({"host": torch.tensor(norm)}, 5.0)
+    said = find_failures(norms.summary(), {})
+    assert said == [
+        "the gradient of the host was cut in 67% of the steps (median norm 6): lower the learning rate, or raise 'clip'."
+    ]
