@@ -87,6 +87,7 @@ def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: 
     assert not (folder / "failures").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed):
     check_killed(script, GRID, tmp_path / "results", undisturbed, seed=0, last_line=13)
 
@@ -105,6 +106,7 @@ def test_smoke_killed_and_restarted_ends_with_the_summary_of_an_undisturbed_one(
     check_killed(script, smoke, tmp_path / "killed", expected, seed=1, last_line=50)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_its_own_run_alone(tmp_path):
     grid, results = small_grid(arms=["gce"]), Results(tmp_path)
     first = plan(grid)[0]

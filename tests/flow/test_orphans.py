@@ -37,7 +37,14 @@ def waited(is_true, seconds: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_folds_in_training_end_with_the_command(tmp_path, kind):
     made = make_cohort(tmp_path / "cohort", n_cases=30, n_patches=12, dim=8)
     write_folds(made, make_folds(made))

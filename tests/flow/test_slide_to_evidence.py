@@ -27,6 +27,8 @@ from gcemil.simulation.drawn_slide import write_pyramid
 from gcemil.simulation.pixels import read_pixel_truth
 from gcemil.slides.reader import open_slide
 
+pytestmark = pytest.mark.slow
+
 MASK_UM = 2.0
 """Micrometres per pixel of the drawn masks."""
 PATCH_UM = 128.0

@@ -290,6 +290,7 @@ def test_a_broken_card_is_one_problem(cohort):
     assert "cohort.yaml is not valid YAML" in the_one(cohort.folder)[1]
 
 
+@pytest.mark.slow
 def test_a_thousand_slides_are_checked_in_bounded_memory(tmp_path):
     import tracemalloc
 

@@ -174,7 +174,7 @@ def row(finding, **labels):
     return next(row for row in finding.rows if labels.items() <= row.labels.items())
 
 
-@pytest.mark.parametrize("kind", ["classification", "survival"])
+@pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
 def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
     fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))

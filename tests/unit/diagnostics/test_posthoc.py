@@ -65,7 +65,9 @@ def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
     ) == pytest.approx(100)
 
 
-@pytest.mark.parametrize("kind", ["classification_runs", "survival_runs"])
+@pytest.mark.parametrize(
+    "kind", ["classification_runs", pytest.param("survival_runs", marks=pytest.mark.slow)]
+)
 def test_every_method_has_the_size_of_the_evidence_and_the_oracle_is_best_on_truth(kind, request):
     runs: TrainedRuns = request.getfixturevalue(kind)
     fold = FoldBench.open(runs.gce, 0, against=runs.host)
