@@ -25,6 +25,8 @@ GATE_BINS = 10
 Epoch = Mapping[str, float]
 DOMINANT_SHARE = 0.9
 MOSTLY = 0.5
+SEVERE = 5.0
+"""Adam takes steps of the same length whatever the scale of its gradients, so a milder cut of most steps does no harm."""
 
 
 class LossMeans:
@@ -58,12 +60,13 @@ class GradientNorms:
             self.norms[name].append(norm.detach())
 
     def summary(self) -> dict[str, float]:
-        """Median norm, and the share of steps that were clipped."""
+        """Median norm, and the shares of steps that were clipped at all and to less than a fifth."""
         found = {}
         for name, norms in self.norms.items():
             values = torch.stack(norms).float()
             found[f"{name}_gradient"] = float(values.median())
             found[f"{name}_clipped"] = float((values > self.largest).float().mean())
+            found[f"{name}_severely_clipped"] = float((values > SEVERE * self.largest).float().mean())
         return found
 
 
@@ -109,9 +112,9 @@ def find_failures(epoch: Epoch, terms: Mapping[str, float]) -> list[str]:
             f"{epoch['eventless_windows']:.0f} windows had no event and taught nothing: raise the window size."
         )
     for part in ("host", "wrapper"):
-        if epoch.get(f"{part}_clipped", 0) > MOSTLY:
+        if (share := epoch.get(f"{part}_severely_clipped", 0)) > MOSTLY:
             found.append(
-                f"the gradient of the {part} was cut in {epoch[f'{part}_clipped']:.0%} of the steps "
+                f"the gradient of the {part} was cut to less than a fifth in {share:.0%} of the steps "
                 f"(median norm {epoch[f'{part}_gradient']:.3g}): lower the learning rate, or raise 'clip'."
             )
     if "mean_gate" in epoch:
