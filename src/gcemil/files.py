@@ -52,6 +52,8 @@ MAX_PIXELS = 64_000_000
 MAX_YAML_BYTES = 2 * 2**20
 MAX_YAML_NODES = 500_000
 MAX_DEPTH = 100
+LARGEST_NUMBER = 1e150
+"""The squares of larger ones are infinite, so that not even their spread can be told."""
 SHOWN_FAULTS = 3
 """Of a record with many wrong fields, so many are told."""
 
@@ -218,7 +220,10 @@ def read_json(path: Path) -> Any:
 
 def parse_json(text: str | bytes, source: Path | str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if _is_deep(value):
+            raise RecursionError
+        return value
     except RecursionError as error:
         raise InputError(f"{source} is nested too deeply to be read as JSON.") from error
     except ValueError as error:
@@ -244,7 +249,7 @@ def parse_yaml(text: str, source: Path | str | Traversable) -> Any:
             loader.dispose()
     except RecursionError as error:
         raise InputError(f"{source} is nested too deeply to be read as YAML.") from error
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, OverflowError, TypeError, AttributeError) as error:
         raise InputError(f"{source} is not valid YAML ({error}).") from error
 
 
@@ -317,6 +322,8 @@ def refuse_wild_numbers(value: Any) -> Any:
             refuse_wild_numbers(item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
+    elif isinstance(value, float) and abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"{value:g} is larger than anything that is measured")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a whole number needs more than 64 bits")
     return value
@@ -540,6 +547,23 @@ def _adapter(shape: Hashable) -> TypeAdapter[Any]:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects stand inside each other more than MAX_DEPTH times; whoever walks them then need not ask."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (
+                outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+            )
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refuse_depth(text: str, source: Path | str | Traversable) -> None:

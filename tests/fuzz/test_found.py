@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,12 +23,15 @@ from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
+from gcemil.bags.recipes import _read_camelyon16
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import CohortError, InputError, RunError, StoreError
-from gcemil.files import write_json
+from gcemil.files import parse_json, parse_yaml, write_json
 from gcemil.findings import read_finding
+from gcemil.report.run_data import _named_slides
 from gcemil.runs import checkpoint
+from gcemil.runs.records import measure_spread
 from gcemil.viewer.security import inside
 
 
@@ -139,3 +144,32 @@ def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "snr.json", {"name": "snr", "rows": rows})
     with pytest.raises(RunError, match="snr.json has a value 'gap', which is no metric of gcemil"):
         read_finding(tmp_path / "snr.json")
+
+
+def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "reference.csv").write_text("test_001\ntest_002\n")
+    with pytest.raises(CohortError, match="has one column, not slide and label"):
+        _read_camelyon16(tmp_path / "reference.csv", ["test_001"], source=tmp_path, class_of={}, excluded={})
+
+
+def test_deep_json_is_refused_before_anybody_walks_it() -> None:
+    assert parse_json("[" * 90 + "]" * 90, "shallow") is not None
+    with pytest.raises(InputError, match="nested too deeply"):
+        parse_json("[" * 200 + "]" * 200, "deep")
+
+
+def test_a_tag_without_a_name_is_no_yaml() -> None:
+    with pytest.raises(InputError, match="is not valid YAML"):
+        parse_yaml("epochs: !!int ''", "settings.yaml")
+
+
+def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:
+    spread = measure_spread([0.5, math.nan, 0.7, None])
+    assert spread["mean"] == pytest.approx(0.6)
+    assert spread["std"] == pytest.approx(0.1414, abs=1e-4)
+
+
+def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path) -> None:
+    fold = SimpleNamespace(folder=tmp_path, findings={"snr": SimpleNamespace(slides=({"bag_id": "a"},))})
+    with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
+        _named_slides(fold, "snr")  # type: ignore[arg-type]

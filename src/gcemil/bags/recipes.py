@@ -269,9 +269,10 @@ def _read_camelyon16(
     """Training slides by their names, test slides by the header-less reference.csv."""
     reference: dict[str, str] = {}
     if path is not None:
-        reference = {
-            plain_id(line["0"]): line["1"].lower() for line in read_raw_table(path, header=False).rows
-        }
+        table = read_raw_table(path, header=False)
+        if any("1" not in line for line in table.rows):
+            raise CohortError(f"{path} has one column, not slide and label. Download reference.csv again.")
+        reference = {plain_id(line["0"]): line["1"].lower() for line in table.rows}
     left_out: list[str] = []
     rows: dict[str, SlideRow] = {}
     for slide_id in sorted(slide_ids):

@@ -183,7 +183,7 @@ class RunData:
                 tuple(record["slide_ids"]): str(record["bag_id"])
                 for name in ("snr", "failures")
                 if name in fold.findings
-                for record in fold.findings[name].slides
+                for record in _named_slides(fold, name)
             }
             for row in fold.predictions(fold.modes[-1]) or []:
                 slides = tuple(row["slide_id"].split("|"))
@@ -201,3 +201,14 @@ def read_run_data(folder: Path) -> RunData:
     if not numbers:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
     return RunData(folder, config, tuple(FoldData(folder / f"fold_{number}", number) for number in numbers))
+
+
+def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
+    """The slides of a finding, which must say which they are."""
+    slides = fold.findings[name].slides
+    if any(not isinstance(record.get("slide_ids"), list) or "bag_id" not in record for record in slides):
+        raise RunError(
+            f"{fold.folder / 'diagnostics' / name}.json: a slide has no 'slide_ids' or 'bag_id'. "
+            "Measure it again with 'gcemil diagnose --again'."
+        )
+    return slides

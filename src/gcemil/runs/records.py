@@ -8,6 +8,7 @@ still that: a result that mixes folds, labels or features of two states of a coh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -221,8 +222,8 @@ def summarise_findings(run: Path) -> dict[str, Any]:
 
 
 def measure_spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Over the folds that have the figure; None where none has it."""
-    found = [value for value in values if value is not None]
+    """Over the folds that have the figure, which NaN is not; None where none has it."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
     return {
         "mean": fmean(found) if found else None,
         "std": stdev(found) if len(found) > 1 else 0.0 if found else None,
