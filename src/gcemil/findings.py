@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,7 +80,10 @@ def joined(rows: Sequence[Row]) -> Row:
     values: dict[str, float | None] = {}
     deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
-        found = [value for row in rows if (value := row.values.get(name)) is not None]
+        # NaN, which only a damaged file has, is no figure.
+        found = [
+            value for row in rows if (value := row.values.get(name)) is not None and math.isfinite(value)
+        ]
         values[name] = fmean(found) if found else None
         if found:
             deviations[name] = stdev(found) if len(found) > 1 else 0.0

@@ -84,15 +84,10 @@ def check_kill(cohort, undisturbed, tmp_path, seed):
     assert results(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "stopped_in"),
-    [
-        ("mhim", 6),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("ibmil", 8), ("mhim", 8), ("dtfd", 4), ("hdmil", 4)]
-        ),
-    ],
+    [("ibmil", 8), ("mhim", 6), ("mhim", 8), ("dtfd", 4), ("hdmil", 4)],
 )
 def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
     cohort, tmp_path, host, stopped_in, monkeypatch
@@ -117,6 +112,7 @@ def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
     assert results(tmp_path / "broken") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_summary_and_another_seed_does_not(cohort, tmp_path):
     first = train_run(cohort, tmp_path / "a", settings(), folds=[0, 1], jobs=1)
     side_by_side = train_run(cohort, tmp_path / "b", settings(), folds=[0, 1], jobs=2)

@@ -262,7 +262,7 @@ def test_classes_need_no_unit():
     assert own_scale([], TASK).deviation == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", ["classification", "survival"])
+@pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
 def test_the_oracle_is_best_on_truth_and_above_random(kind, request):
     runs = request.getfixturevalue(f"{kind}_runs")
     cohort = Cohort.load(runs.cohort)
