@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -80,14 +80,18 @@ def joined(rows: Sequence[Row]) -> Row:
     values: dict[str, float | None] = {}
     deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
-        # NaN, which only a damaged file has, is no figure.
-        found = [
-            value for row in rows if (value := row.values.get(name)) is not None and math.isfinite(value)
-        ]
-        values[name] = fmean(found) if found else None
-        if found:
-            deviations[name] = stdev(found) if len(found) > 1 else 0.0
+        values[name], deviation = mean_and_deviation([row.values.get(name) for row in rows])
+        if deviation is not None:
+            deviations[name] = deviation
     return Row(rows[0].labels, values, deviations)
+
+
+def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Of those that are there; NaN, which only a damaged file has, is not. None where none is."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    if not found:
+        return None, None
+    return fmean(found), stdev(found) if len(found) > 1 else 0.0
 
 
 def mean_row(labels: Labels, per_slide: Sequence[dict[str, float | None]]) -> Row:

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags.cohort import SlideRow, Task
@@ -36,6 +34,7 @@ from gcemil.bags.foreign.source import (
 from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
 from gcemil.errors import CohortError, UsageError
+from gcemil.resources import read_shipped, shipped_names
 
 Roles = Mapping[str, tuple[str, ...]]
 
@@ -97,19 +96,14 @@ class Recipe(_Closed):
 
 
 def recipe_names() -> list[str]:
-    folder = files("gcemil.resources") / "datasets"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    """Every recipe that ships with the package."""
+    return shipped_names("datasets")
 
 
 @cache
 def load_recipe(name: str) -> Recipe:
     """The recipe of one dataset."""
-    if name not in recipe_names():
-        raise UsageError(f"Unknown recipe '{name}'. Choose one of: {', '.join(recipe_names())}.")
-    text = (files("gcemil.resources") / "datasets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return Recipe.model_validate(yaml.safe_load(text))
+    return Recipe.model_validate(read_shipped("datasets", name, "recipe"))
 
 
 def import_recipe(

@@ -1,0 +1,24 @@
+"""Data files that ship with the package, by folder and name: datasets, simulator, anchors, paper."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from gcemil.errors import UsageError
+from gcemil.files import parse_yaml
+
+
+def shipped_names(folder: str) -> list[str]:
+    """The names of the YAML files in a folder."""
+    entries = (entry.name for entry in (files(__name__) / folder).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+
+
+def read_shipped(folder: str, name: str, what: str) -> Any:
+    """The content of one of them; another name is refused with those there are."""
+    known = shipped_names(folder)
+    if name not in known:
+        raise UsageError(f"Unknown {what} '{name}'. Choose one of: {', '.join(known)}.")
+    path = files(__name__) / folder / f"{name}.yaml"
+    return parse_yaml(path.read_text(encoding="utf-8"), path)

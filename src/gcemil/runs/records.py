@@ -8,10 +8,8 @@ still that: a result that mixes folds, labels or features of two states of a coh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +19,7 @@ from gcemil.bags.fingerprint import CohortRecord, record_cohort
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
-from gcemil.findings import over_folds, read_finding
+from gcemil.findings import mean_and_deviation, over_folds, read_finding
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
@@ -222,10 +220,6 @@ def summarise_findings(run: Path) -> dict[str, Any]:
 
 
 def measure_spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Over the folds that have the figure, which NaN is not; None where none has it."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    return {
-        "mean": fmean(found) if found else None,
-        "std": stdev(found) if len(found) > 1 else 0.0 if found else None,
-        "folds": list(values),
-    }
+    """Over the folds that have the figure."""
+    mean, deviation = mean_and_deviation(values)
+    return {"mean": mean, "std": deviation, "folds": list(values)}

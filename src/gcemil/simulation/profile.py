@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gcemil.bags.cohort import Task
 from gcemil.errors import ConfigError, UsageError
 from gcemil.families import AnchorPrompt, load_family
+from gcemil.resources import read_shipped, shipped_names
 
 Kind = Literal[
     "tumor", "benign", "stroma", "inflammation", "necrosis", "vessel", "adipose", "muscle", "artifact"
@@ -255,18 +254,12 @@ def name_mimic(concept: str) -> str:
 
 def profile_names() -> list[str]:
     """Every profile that ships with the package."""
-    folder = files("gcemil.resources") / "simulator"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
+    return shipped_names("simulator")
 
 
 @cache
 def load_profile(name: str) -> Profile:
-    if name not in profile_names():
-        raise UsageError(f"Unknown profile '{name}'. Choose one of: {', '.join(profile_names())}.")
-    text = (files("gcemil.resources") / "simulator" / f"{name}.yaml").read_text(encoding="utf-8")
-    return Profile.model_validate(yaml.safe_load(text))
+    return Profile.model_validate(read_shipped("simulator", name, "profile"))
 
 
 @dataclass(frozen=True)
