@@ -23,7 +23,8 @@ from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.features.loaders import repair_torchvision
 from gcemil.hosts.host import Stage
-from gcemil.runs.folder import FoldParts, create_task
+from gcemil.runs.folder import FoldParts
+from gcemil.tasks.task import create_task
 from gcemil.training.loop import train_epoch
 from gcemil.training.optimizer import create_optimizer
 from gcemil.training.setup import create_network

@@ -78,16 +78,24 @@ from gcemil.prefilter.student import (
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.runs.evidence_files import Representations, read_representations, write_representations
-from gcemil.runs.folder import create_task, fold_parts, open_cohort, read_run, trained_folds
+from gcemil.runs.folder import (
+    RunFolder,
+    fold_parts,
+    open_cohort,
+    read_history,
+    read_run,
+    summarise,
+    write_training_cohort,
+)
 from gcemil.runs.network import load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models
-from gcemil.runs.records import read_history, summarise, write_training_cohort
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import read_mask, tissue_geojson
 from gcemil.slides.reader import open_slide
 from gcemil.slides.tissue import find_tissue
+from gcemil.tasks.task import create_task
 from gcemil.training import loop
 from gcemil.training.objective import create_null
 from gcemil.training.optimizer import create_optimizer
@@ -801,7 +809,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
         else:
             each(
                 partial(evaluated, fold),
-                partial(trained_folds, fold.parent),
+                RunFolder(fold.parent).trained_folds,
                 partial(load_fold_models, fold.parent, fold=None, needs_evidence=False),
                 partial(predict_slide, fold.parent, cohort_file, mode="full"),
             )

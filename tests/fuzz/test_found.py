@@ -31,7 +31,7 @@ from gcemil.files import parse_json, parse_yaml, write_json
 from gcemil.findings import Row, joined, read_finding
 from gcemil.report.run_data import _named_slides
 from gcemil.runs import checkpoint
-from gcemil.runs.records import measure_spread
+from gcemil.runs.folder import measure_spread
 from gcemil.viewer.security import inside
 
 

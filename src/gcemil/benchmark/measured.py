@@ -6,7 +6,6 @@ What is known here and nowhere else in the tables: where runs, cohorts and findi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,7 @@ from gcemil.benchmark.results import Record, Results
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.findings import Row, read_finding
-from gcemil.runs import records
-from gcemil.runs.records import read_config, read_metrics
+from gcemil.runs.folder import RunFolder, read_metrics, read_run
 
 FoldRow = tuple[int | None, Row]
 """A row and its fold; None for a row about the whole run."""
@@ -113,7 +111,7 @@ def read_results(folder: Path) -> Measured:
         cohort, _, label, _ = path.parent.relative_to(folder / "runs").parts
         if cohort not in facts:
             facts[cohort] = cohort_facts(results, cohort, planned.get(cohort))
-        settings = read_config(path.parent).settings
+        settings = read_run(path.parent).settings
         host, seed = settings.host.name, seed_number(path.parent)
         runs.append(Run(facts[cohort], host, label, seed, path.parent, settings))
     return Measured(folder, tuple(runs))
@@ -138,30 +136,17 @@ def cohort_facts(results: Results, name: str, planned: CohortSettings | None) ->
 def task_rows(run: Path) -> list[FoldRow]:
     """metrics.json of every fold: one row per mode, with the task's own metric under `task_metric` too."""
     rows: list[FoldRow] = []
-    for path in fold_files(run, "metrics.json"):
-        for mode, values in read_metrics(path.parent).modes.items():
+    for fold in RunFolder(run).finished_folds():
+        for mode, values in read_metrics(fold.path).modes.items():
             main = next((name for name in TASK_METRIC.values() if name in values), "")
-            rows.append((fold_number(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)})))
+            rows.append((fold.number, Row({"mode": mode}, {**values, "task_metric": values.get(main)})))
     return rows
 
 
 def finding_rows(run: Path, name: str) -> list[FoldRow]:
     """A diagnostic's rows: of every fold that has it, or of the whole run where it is about that."""
-    files = fold_files(run, f"diagnostics/{name}.json")
-    if files:
-        return [(fold_number(path), row) for path in files for row in read_finding(path).rows]
-    whole = run / "diagnostics" / f"{name}.json"
+    folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
+    if folds:
+        return [(fold.number, row) for fold in folds for row in read_finding(fold.finding(name)).rows]
+    whole = RunFolder(run).finding(name)
     return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
-
-
-def fold_files(run: Path, name: str) -> Sequence[Path]:
-    """This file of every fold that has it, in order of the folds."""
-    found = {
-        records.fold_number(run / path.relative_to(run).parts[0]): path for path in run.glob(f"fold_*/{name}")
-    }
-    return [found[number] for number in sorted(number for number in found if number is not None)]
-
-
-def fold_number(path: Path) -> int:
-    part = next(part for part in reversed(path.parts) if part.startswith("fold_"))
-    return int(part.removeprefix("fold_"))

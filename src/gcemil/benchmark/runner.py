@@ -33,7 +33,7 @@ from gcemil.files import whole_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
-from gcemil.runs.records import write_summary
+from gcemil.runs.folder import FoldFolder, RunFolder, write_summary
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run
 
@@ -88,7 +88,7 @@ def is_finished(grid: Grid, results: Results, key: Key) -> bool:
 
 
 def is_trained(results: Results, run: RunKey) -> bool:
-    return (results.path(run) / "metrics.json").is_file()
+    return FoldFolder(results.path(run)).is_finished
 
 
 def missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
@@ -141,7 +141,7 @@ def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: li
         return
     with whole_folder(folder) as aside:
         claim_run(aside, cohort, settings)
-        write_json(aside / "warnings.json", warnings)
+        write_json(RunFolder(aside).warnings, warnings)
 
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:

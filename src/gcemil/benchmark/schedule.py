@@ -19,7 +19,7 @@ from gcemil.benchmark.runner import Ending, Outcome, is_finished
 from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
 from gcemil.files import remove_leftovers, write_text
-from gcemil.runs.folder import read_run
+from gcemil.runs.folder import RunFolder, read_run
 from gcemil.training.run import differences
 
 POLL_S = 0.5
@@ -90,7 +90,7 @@ def check_results(grid: Grid, results: Results) -> None:
             )
     for key in {key.run_path: key for key in plan(grid)}.values():
         run = results.run(key)
-        if not (run / "config.yaml").is_file():
+        if not RunFolder(run).is_begun:
             continue
         before = yaml.safe_load(read_run(run).settings.to_yaml())
         if changed := differences(before, yaml.safe_load(run_settings(grid, key).to_yaml())):

@@ -25,7 +25,7 @@ from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
 from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
-from gcemil.runs.records import read_metrics
+from gcemil.runs.folder import read_metrics
 
 Rows = list[Record]
 GROUP = ("cohort", "dataset", "encoder", "host", "arm", "variant")

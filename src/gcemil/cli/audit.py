@@ -73,7 +73,7 @@ def audit(
     from gcemil.diagnostics.audit import audited
     from gcemil.diagnostics.black_box import BlackBox
     from gcemil.files import without_nan, write_json
-    from gcemil.runs.folder import create_task, stacked_targets
+    from gcemil.tasks.task import create_task, stacked_targets
 
     loaded = Cohort.load(cohort)
     task = create_task(loaded, TrainSettings())
@@ -136,9 +136,10 @@ def importable_here() -> Iterator[None]:
 
 def host_of_fold(run: Path, fold: int) -> Any:
     """The host of a trained fold as a callable that gives logits and its own patch scores."""
+    from gcemil.runs.folder import RunFolder
     from gcemil.runs.network import load_network
 
-    host = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")[0].host
+    host = load_network(RunFolder(run).fold(fold).checkpoint)[0].host
 
     def answer(features: Any, coords: Any) -> tuple[Any, Any]:
         output = host(features, coords)

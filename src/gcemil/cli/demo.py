@@ -95,8 +95,9 @@ def print_story(out: Path, seed: int) -> None:
 
     from gcemil.cli.console import print_table
     from gcemil.files import read_json
+    from gcemil.runs.folder import RunFolder
 
-    summaries = {name: read_json(out / name / "summary.json") for name in ("host", "host_gce")}
+    summaries = {name: read_json(RunFolder(out / name).summary) for name in ("host", "host_gce")}
     rows = [("host, all patches", *metrics(summaries["host"]["full"]))]
     rows += [
         ("host + GCE, all patches gated", *metrics(summaries["host_gce"]["soft"])),
@@ -146,13 +147,14 @@ def compared_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[Rul
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import read_fold
     from gcemil.diagnostics.same_budget import same_budget_rows
-    from gcemil.runs.folder import create_task, fold_parts, read_run, stacked_targets
+    from gcemil.runs.folder import RunFolder, fold_parts, read_run
     from gcemil.runs.network import load_network
+    from gcemil.tasks.task import create_task, stacked_targets
 
     card = read_run(wrapped)
     cohort = Cohort.load(card.cohort)
-    model = load_network(wrapped / f"fold_{fold}" / "checkpoint.safetensors")[0].model
-    host = load_network(plain / f"fold_{fold}" / "checkpoint.safetensors")[0].host
+    model = load_network(RunFolder(wrapped).fold(fold).checkpoint)[0].model
+    host = load_network(RunFolder(plain).fold(fold).checkpoint)[0].host
     bags = fold_parts(cohort, read_fold(cohort, fold)).test
     task = create_task(cohort, card.settings)
     return same_budget_rows(model, host, cohort, bags, stacked_targets(bags), task, seed=seed)  # type: ignore[arg-type]

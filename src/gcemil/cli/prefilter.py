@@ -46,12 +46,10 @@ def prefilter(
     from gcemil.prefilter.cost import measure_cost
     from gcemil.prefilter.distil import fit_prefilter
     from gcemil.prefilter.student import PrefilterSettings
-    from gcemil.runs.folder import trained_folds
+    from gcemil.runs.folder import RunFolder
 
     found = find_slides(slides)
-    folds = (
-        [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)] if fold is None else [fold]
-    )
+    folds = [one.number for one in RunFolder(run).trained_folds()] if fold is None else [fold]
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
     reports, costs = [], []

@@ -30,15 +30,14 @@ from gcemil.model import GceMil
 from gcemil.runs.folder import (
     FoldParts,
     RunCard,
+    RunFolder,
     check_same_cohort,
-    create_task,
     fold_parts,
     open_cohort,
-    stacked_targets,
+    read_metrics,
 )
 from gcemil.runs.network import load_network
-from gcemil.runs.records import read_metrics
-from gcemil.tasks.task import Task
+from gcemil.tasks.task import Task, create_task, stacked_targets
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
@@ -120,11 +119,11 @@ class FoldBench:
     ) -> FoldBench:
         """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
         card, cohort = opened or open_cohort(run)
-        network, _ = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")
+        network, _ = load_network(RunFolder(run).fold(fold).checkpoint)
         plain = None
         if against is not None:
             check_same_cohort(run, against)
-            plain = load_network(against / f"fold_{fold}" / "checkpoint.safetensors")[0].host
+            plain = load_network(RunFolder(against).fold(fold).checkpoint)[0].host
         return cls(
             run=run,
             fold=fold,
@@ -174,5 +173,5 @@ class FoldBench:
 
 def risk_scale(run: Path, fold: int) -> RiskScale:
     """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
-    details = read_metrics(run / f"fold_{fold}").details
+    details = read_metrics(RunFolder(run).fold(fold).path).details
     return RiskScale(details.risk_mean, details.risk_deviation)

@@ -54,6 +54,7 @@ from gcemil.prefilter.cost import (
     read_matching_cost,
 )
 from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
@@ -97,7 +98,7 @@ def measured(
     per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     logits: dict[str, list[Logits]] = {}
     slides = []
-    folder = fold.run / f"fold_{fold.fold}"
+    folder = RunFolder(fold.run).fold(fold.fold).path
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     for number, bench in enumerate(fold.bags("test", on_bag)):

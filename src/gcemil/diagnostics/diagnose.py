@@ -19,8 +19,7 @@ from gcemil.errors import UsageError
 from gcemil.files import working_in
 from gcemil.findings import Finding, over_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
-from gcemil.runs.folder import open_cohort, trained_folds
-from gcemil.runs.records import write_summary
+from gcemil.runs.folder import RunFolder, open_cohort, write_summary
 
 OnDone = Callable[[int, int], None]
 SIGNIFICANCE = "significance"
@@ -92,11 +91,11 @@ def checked_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
 
 
 def trained_numbers(run: Path) -> list[int]:
-    return [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)]
+    return [fold.number for fold in RunFolder(run).trained_folds()]
 
 
 def finding_file(run: Path, name: str, fold: int) -> Path:
-    return run / f"fold_{fold}" / "diagnostics" / f"{name}.json"
+    return RunFolder(run).fold(fold).finding(name)
 
 
 def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
@@ -105,7 +104,7 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
         return False
     provenance = read_finding(path).provenance
     networks = [comparison.run, *([comparison.against] if comparison.against else []), *comparison.others]
-    expected = [content_hash(folder / f"fold_{fold}" / "checkpoint.safetensors") for folder in networks]
+    expected = [content_hash(RunFolder(folder).fold(fold).checkpoint) for folder in networks]
     return provenance.get("seed") == comparison.seed and list(provenance["inputs"].values()) == expected
 
 
@@ -134,9 +133,9 @@ def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
 
 def joined_finding(run: Path, name: str) -> Finding:
     """A diagnostic over all folds that have it, written beside them."""
-    files = sorted(run.glob(f"fold_*/diagnostics/{name}.json"))
-    finding = over_folds([read_finding(path) for path in files])
-    write_finding(run / "diagnostics", finding)
+    folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
+    finding = over_folds([read_finding(fold.finding(name)) for fold in folds])
+    write_finding(RunFolder(run).diagnostics, finding)
     return finding
 
 
@@ -146,5 +145,5 @@ def significance(comparison: Comparison) -> Finding:
     if comparison.against is None:
         raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
     finding = compared_runs(comparison.run, comparison.against)
-    write_finding(comparison.run / "diagnostics", finding)
+    write_finding(RunFolder(comparison.run).diagnostics, finding)
     return finding

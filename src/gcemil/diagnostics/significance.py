@@ -20,8 +20,8 @@ from gcemil.diagnostics.paired_tests import PairedTests, holm, paired_tests, sma
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import check_same_cohort, create_task, read_run
-from gcemil.runs.records import MODES, finished_folds, fold_number, read_metrics
+from gcemil.runs.folder import MODES, RunFolder, check_same_cohort, read_metrics, read_run
+from gcemil.tasks.task import create_task
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 OnFold = Callable[[int, int], None]
@@ -54,11 +54,7 @@ def compared_runs(
 
 def fold_metrics(run: Path) -> FoldMetrics:
     """metrics.json of every finished fold, by fold and mode."""
-    found = {
-        number: read_metrics(folder)
-        for folder in finished_folds(run)
-        if (number := fold_number(folder)) is not None
-    }
+    found = {fold.number: read_metrics(fold.path) for fold in RunFolder(run).finished_folds()}
     if not found:
         raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
     return {
@@ -168,9 +164,8 @@ def intervals_over_bags(
 
 
 def prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str, float]]) -> Path:
-    """predictions.csv holds the gated prediction of a wrapped run and the full bag's of a plain one."""
-    main = "soft" if "soft" in metrics else "full"
-    return run / f"fold_{fold}" / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
+    """The predictions of this mode on the bags of a fold."""
+    return RunFolder(run).fold(fold).predictions(mode, metrics)
 
 
 def notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:

@@ -36,10 +36,9 @@ from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.rules import subset_size
-from gcemil.runs.folder import target_tensor
 from gcemil.shapes import Logits
 from gcemil.tasks.classification import confusion
-from gcemil.tasks.task import ClassificationTask, Task, as_array
+from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
 
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""

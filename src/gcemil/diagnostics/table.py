@@ -16,7 +16,7 @@ from gcemil.diagnostics.bench import FoldBench, OnBag
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, write_finding
 from gcemil.runs.environment import describe_environment, one_thread
-from gcemil.runs.folder import read_run
+from gcemil.runs.folder import RunFolder, read_run
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,14 @@ def run_diagnostic(
         )
         finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra, **(options or {}))
     finding = replace(finding, provenance=origin(run, fold, against, others, seed))
-    return write_finding(run / f"fold_{fold}" / "diagnostics", finding)
+    return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
 
 
 def origin(run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int) -> dict[str, Any]:
     """Versions, seed, and the fingerprints of every network a finding depends on."""
     networks = {"run": run, **({"against": against} if against else {})}
     networks |= {f"other_{number}": path for number, path in enumerate(others)}
-    inputs = {
-        name: content_hash(path / f"fold_{fold}" / "checkpoint.safetensors")
-        for name, path in networks.items()
-    }
+    inputs = {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
     device = torch.device("cpu")
     return {
         **describe_environment(seed=seed, device=device, inputs=inputs),

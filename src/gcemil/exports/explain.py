@@ -52,7 +52,7 @@ from gcemil.records import SlideEvidence
 from gcemil.recovery.rules import subset_size, top_k
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.evidence_files import write_evidence
-from gcemil.runs.folder import open_cohort, trained_folds
+from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Logits
 from gcemil.tasks.task import Task
 
@@ -196,7 +196,7 @@ def write_explanation(
     """
     fold, patches, certificate = found.fold, found.patches, found.certificate
     cohort, slide_id = fold.cohort, patches.slide_id
-    folder = folder or fold.run / f"fold_{fold.fold}" / "explain" / slide_id
+    folder = folder or RunFolder(fold.run).fold(fold.fold).explained(slide_id)
     bounds = bounds or read_bounds(cohort, slide_id)
     under = choose_thumbnail(cohort.folder, slide_id, thumbnail, downsample)
     remove_leftovers(folder)
@@ -238,7 +238,7 @@ def _choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> 
             f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'. For a slide outside the cohort use "
             f"'gcemil predict {run} FEATURES.h5 --out DIR'."
         )
-    trained = [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)]
+    trained = [one.number for one in RunFolder(run).trained_folds()]
     if fold is None:
         tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
         return next(tests, trained[0])
@@ -422,7 +422,7 @@ def _find_part(fold: FoldBench, spec: BagSpec) -> str:
 def hash_inputs(fold: FoldBench, slide_id: str) -> dict[str, str]:
     """Fingerprints of the network and of the slide's features."""
     return {
-        "model": content_hash(fold.run / f"fold_{fold.fold}" / "checkpoint.safetensors"),
+        "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
         "features": content_hash(fold.cohort.feature_file(slide_id)),
     }
 

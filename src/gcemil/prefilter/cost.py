@@ -30,7 +30,8 @@ from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
 from gcemil.prefilter.distil import measure_utility
 from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredictor
-from gcemil.runs.folder import create_task, fold_parts, open_cohort, stacked_targets
+from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
+from gcemil.tasks.task import create_task, stacked_targets
 
 COST_FILE = "prefilter_cost.json"
 PREDICTION = "prediction"
@@ -174,7 +175,7 @@ def measure_cost(
         prefilter_utility=measure_utility(task, targets, _as_logits([one.prefiltered for one in found])),
         slides=tuple(found),
     )
-    write_cost(run / f"fold_{fold}", cost)
+    write_cost(RunFolder(run).fold(fold).path, cost)
     return cost
 
 
@@ -227,7 +228,7 @@ def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost |
     found = read_cost(folder)
     if found is None:
         return None
-    same_model = found.model_hash == content_hash(folder / "checkpoint.safetensors")
+    same_model = found.model_hash == content_hash(FoldFolder(folder).checkpoint)
     same_bags = [slide.bag_id for slide in found.slides] == [spec.bag_id for spec in bags]
     return found if same_model and same_bags else None
 

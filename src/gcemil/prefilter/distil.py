@@ -58,13 +58,12 @@ from gcemil.prefilter.student import (
     score_crops,
 )
 from gcemil.runs.environment import package_version
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, open_cohort, stacked_targets
+from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort, read_metrics
 from gcemil.runs.network import load_network
-from gcemil.runs.records import read_metrics
 from gcemil.shapes import Logits
 from gcemil.slides.reader import open_slide
 from gcemil.tasks import classification
-from gcemil.tasks.task import Task, as_array
+from gcemil.tasks.task import Task, as_array, create_task, stacked_targets
 
 Advance = Callable[[int, int], None]
 REPORT = "prefilter.json"
@@ -94,8 +93,8 @@ class TaughtFold:
 def open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
     card, cohort = open_cohort(run)
-    folder = run / f"fold_{fold}"
-    model = load_network(folder / "checkpoint.safetensors")[0].model
+    folder = RunFolder(run).fold(fold).path
+    model = load_network(FoldFolder(folder).checkpoint)[0].model
     if model is None:
         raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
     parts = fold_parts(cohort, read_fold(cohort, fold))
@@ -312,7 +311,7 @@ def _assemble_prefilter(
         keep_rate=chosen.keep_rate,
         doubt_limit=chosen.doubt_limit,
         risk_deviation=taught.risk_deviation,
-        model_hash=content_hash(taught.folder / "checkpoint.safetensors"),
+        model_hash=content_hash(FoldFolder(taught.folder).checkpoint),
         provenance={
             "gcemil": __version__,
             "torch": package_version("torch"),

@@ -19,7 +19,7 @@ from gcemil.files import is_file, read_record
 from gcemil.findings import Finding, over_folds, read_finding
 from gcemil.records import SlideEvidence
 from gcemil.runs.evidence_files import read_evidence
-from gcemil.runs.records import MODES, finished_folds, fold_number, read_config, read_history, read_metrics
+from gcemil.runs.folder import MODES, FoldFolder, RunFolder, read_history, read_metrics, read_run
 
 Record = dict[str, Any]
 
@@ -51,7 +51,10 @@ class FoldData:
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
-        return {path.stem: read_finding(path) for path in sorted(self.folder.glob("diagnostics/*.json"))}
+        return {
+            path.stem: read_finding(path)
+            for path in sorted(FoldFolder(self.folder).diagnostics.glob("*.json"))
+        }
 
     @property
     def modes(self) -> list[str]:
@@ -60,7 +63,7 @@ class FoldData:
     @property
     def outdated(self) -> list[str]:
         """Diagnostics that were made from another network than the one that lies here."""
-        checkpoint = self.folder / "checkpoint.safetensors"
+        checkpoint = FoldFolder(self.folder).checkpoint
         if not checkpoint.is_file():
             return []
         here = content_hash(checkpoint)
@@ -70,15 +73,14 @@ class FoldData:
         return [name for name, network in made_from.items() if network not in (None, here)]
 
     def predictions(self, mode: str) -> list[dict[str, str]] | None:
-        """Lines of the test part; predictions.csv is the gated bag where there are gates."""
-        main = "soft" if "soft" in self.modes else "full"
-        path = self.folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
+        """Lines of the test part."""
+        path = FoldFolder(self.folder).predictions(mode, self.modes)
         if not path.is_file():
             return None
         return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
 
     def evidence_file(self, slide_id: str) -> Path:
-        return self.folder / "evidence" / f"{check_slide_id(slide_id, self.folder / 'predictions.csv')}.h5"
+        return FoldFolder(self.folder).evidence(check_slide_id(slide_id, self.folder / "predictions.csv"))
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
         """None where the fold recovered nothing: a plain host, or a bag it did not test."""
@@ -114,7 +116,7 @@ class RunData:
 
     @cached_property
     def environment(self) -> Record:
-        path = self.folder / "environment.json"
+        path = RunFolder(self.folder).environment
         return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
 
     @property
@@ -145,7 +147,7 @@ class RunData:
 
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides."""
-        path = self.folder / "diagnostics" / f"{name}.json"
+        path = RunFolder(self.folder).finding(name)
         found = [fold.findings[name] for fold in self.folds if name in fold.findings]
         if not found:
             return read_finding(path) if path.is_file() else None
@@ -196,11 +198,11 @@ class RunData:
 
 def read_run_data(folder: Path) -> RunData:
     """The run in this folder; one without a finished fold has nothing to report."""
-    config = read_config(folder).model_dump(mode="json")
-    numbers = [number for path in finished_folds(folder) if (number := fold_number(path)) is not None]
-    if not numbers:
+    config = read_run(folder).model_dump(mode="json")
+    folds = RunFolder(folder).finished_folds()
+    if not folds:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
-    return RunData(folder, config, tuple(FoldData(folder / f"fold_{number}", number) for number in numbers))
+    return RunData(folder, config, tuple(FoldData(fold.path, fold.number) for fold in folds))
 
 
 def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:

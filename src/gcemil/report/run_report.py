@@ -30,7 +30,7 @@ from gcemil.report.sections import (
     truth,
 )
 from gcemil.report.sections.context import Album, Context
-from gcemil.runs.records import check_cohort_if_there
+from gcemil.runs.folder import RunFolder, check_cohort_if_there
 
 OnStep = Callable[[int, int], None]
 
@@ -87,7 +87,7 @@ def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section
 
 def is_grid(folder: Path) -> bool:
     """A results folder keeps its grids and is no run itself."""
-    return (folder / "grids").is_dir() and not (folder / "config.yaml").is_file()
+    return (folder / "grids").is_dir() and not RunFolder(folder).is_begun
 
 
 def read_grid(results: Path) -> Record:

@@ -20,12 +20,9 @@ from gcemil.bags import store
 from gcemil.errors import RunError
 from gcemil.files import checked, parse_json
 from gcemil.records import SlideEvidence
-from gcemil.runs.records import MODES
+from gcemil.runs.folder import MODES
 
 REMEDY = "Make it again with 'gcemil evaluate'."
-
-
-REPRESENTATIONS_FILE = "representations.h5"
 
 
 class EvidenceFacts(BaseModel):

@@ -1,36 +1,315 @@
-"""The folder of a run: its card, its trained folds, and the bags each fold trains, validates and tests on."""
+"""The folder of a run: where its files stand, and the text files among them as checked values. No torch.
+
+Everything that reads a run reads its files here, so that a damaged one is one sentence wherever it is met.
+
+  config.yaml         what was asked for; it makes the folder a run
+  cohort.json         what the cohort held when the run was begun
+  environment.json    versions, machine, commit, seed;  warnings.json    what validation of the cohort said
+  summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
+  fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
+
+metrics.json comes last and marks a fold as finished. Every command that reads a run together with its cohort checks first
+that the cohort is still what cohort.json says: a result that mixes folds, labels or features of two states of a cohort
+would be no result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import CohortRecord, record_cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
-from gcemil.errors import RunError
-from gcemil.runs.records import check_cohort, fold_number, read_config
-from gcemil.tasks.task import ClassificationTask, DiscreteTimeTask, SurvivalTask, Task
+from gcemil.errors import InputError, RunError
+from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
+from gcemil.findings import mean_and_deviation, over_folds, read_finding
+
+Record = dict[str, Any]
+Figures = dict[str, float | None]
+MODES = ("full", "soft", "discrete")
+"""How a bag is seen: all patches, all of them gated, the evidence alone."""
+
+
+# Where files stand
 
 
 @dataclass(frozen=True)
-class RunCard:
+class FoldFolder:
+    """The files of one fold, whether they are there or not."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """The k of fold_<k>."""
+        number = _fold_number(self.path)
+        if number is None:
+            raise RunError(f"{self.path} is no fold: its folder is named fold_<number>.")
+        return number
+
+    @property
+    def run(self) -> RunFolder:
+        """The run it belongs to."""
+        return RunFolder(self.path.parent)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained network."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def resume(self) -> Path:
+        """The state of training after its last epoch."""
+        return self.path / "resume.safetensors"
+
+    @property
+    def history(self) -> Path:
+        """A line per epoch."""
+        return self.path / "history.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of curves, where they are drawn."""
+        return self.path / "tensorboard"
+
+    @property
+    def timing(self) -> Path:
+        """How long the fold took."""
+        return self.path / "timing.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Figures of the test bags; written last."""
+        return self.path / "metrics.json"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything of the fold was written."""
+        return self.metrics.is_file()
+
+    def predictions(self, mode: str, modes: Collection[str]) -> Path:
+        """One line per bag. predictions.csv is the gated bag of a wrapped host and the full bag of a plain one."""
+        main = "soft" if "soft" in modes else "full"
+        return self.path / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
+
+    def evidence(self, slide_id: str) -> Path:
+        """The recovered evidence of a test slide."""
+        return self.path / "evidence" / f"{slide_id}.h5"
+
+    def explained(self, slide_id: str) -> Path:
+        """The folder of a slide that was explained."""
+        return self.path / "explain" / slide_id
+
+    @property
+    def representations(self) -> Path:
+        """What the head sees of every bag."""
+        return self.path / "representations.h5"
+
+    @property
+    def diagnostics(self) -> Path:
+        """The folder of this fold's findings."""
+        return self.path / "diagnostics"
+
+    def finding(self, name: str) -> Path:
+        """What a diagnostic found in this fold."""
+        return self.diagnostics / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run, whether they are there or not."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.yaml"
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this is a run: it has its config.yaml."""
+        return self.config.is_file()
+
+    @property
+    def cohort_record(self) -> Path:
+        """What the cohort held when the run was begun."""
+        return self.path / "cohort.json"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, machine, commit, seed."""
+        return self.path / "environment.json"
+
+    @property
+    def warnings(self) -> Path:
+        """What validation of the cohort said."""
+        return self.path / "warnings.json"
+
+    @property
+    def summary(self) -> Path:
+        """Mean and spread over the finished folds."""
+        return self.path / "summary.json"
+
+    @property
+    def diagnostics(self) -> Path:
+        """The folder of findings over all folds."""
+        return self.path / "diagnostics"
+
+    def finding(self, name: str) -> Path:
+        """What a diagnostic found over all folds."""
+        return self.diagnostics / f"{name}.json"
+
+    def fold(self, number: int) -> FoldFolder:
+        """The fold of this number."""
+        return FoldFolder(self.path / f"fold_{number}")
+
+    def folds_with(self, name: str) -> list[FoldFolder]:
+        """The folds that have this file or folder, by their numbers."""
+        folds = self.path.glob("fold_*")
+        found = {_fold_number(path): FoldFolder(path) for path in folds if (path / name).exists()}
+        return [found[number] for number in sorted(number for number in found if number is not None)]
+
+    def trained_folds(self) -> list[FoldFolder]:
+        """The folds that have a network; RunError where none has."""
+        if not (found := self.folds_with("checkpoint.safetensors")):
+            raise RunError(f"{self.path} has no trained fold. Train it with 'gcemil train'.")
+        return found
+
+    def finished_folds(self) -> list[FoldFolder]:
+        """The folds that have their metrics."""
+        return self.folds_with("metrics.json")
+
+
+def _fold_number(folder: Path) -> int | None:
+    """The number in fold_<k>; None for a folder of another name."""
+    number = folder.name.removeprefix("fold_")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
+
+
+# What they say
+
+
+class RunCard(BaseModel):
     """What config.yaml of a run says."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     cohort: Path
     settings: TrainSettings
-    fingerprint: str
+    cohort_fingerprint: str | None = None
     """Of the cohort when the run was begun."""
+    settings_hash: str | None = None
+
+    @field_validator("cohort", mode="before")
+    @classmethod
+    def _is_named(cls, cohort: Any) -> Any:
+        if cohort == "":
+            raise ValueError("a run names the folder of its cohort")
+        return cohort
 
 
-def read_run(folder: Path) -> RunCard:
-    """The card of a run; a file that is damaged is named."""
-    config = read_config(folder)
-    return RunCard(Path(config.cohort), config.settings, config.cohort_fingerprint or "")
+class FoldDetails(BaseModel):
+    """What training says of a fold besides its figures."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    best_epoch: int | None = None
+    validation: float | None = None
+    warnings: list[str] = Field(default_factory=list)
+    caveats: list[str] = Field(default_factory=list)
+    anchors: str | None = None
+    risk_mean: float = 0.0
+    risk_deviation: float = Field(1.0, gt=0)
+
+
+class FoldMetrics(BaseModel):
+    """metrics.json of a finished fold; a plain host has the full bag alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    full: Figures = Field(min_length=1)
+    soft: Figures | None = None
+    discrete: Figures | None = None
+    details: FoldDetails = FoldDetails()
+
+    @property
+    def modes(self) -> dict[str, Figures]:
+        """The figures by how the bag was seen."""
+        return {mode: found for mode in MODES if (found := getattr(self, mode)) is not None}
+
+
+class EpochLine(BaseModel):
+    """What every line of history.jsonl has; metrics beside it depend on the task."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stage: str
+    epoch: int
+    terms: dict[str, float]
+    warnings: list[str]
+
+
+def read_run(run: Path) -> RunCard:
+    """The card of a run."""
+    path = RunFolder(run).config
+    if not is_file(path):
+        raise RunError(f"{run} is no run: it has no config.yaml. Make one with 'gcemil train'.")
+    remedy = "Restore it, or train into another folder with 'gcemil train'."
+    try:
+        values = read_yaml(path)
+    except InputError as error:
+        raise RunError(f"{error} {remedy}") from error
+    return checked(values, RunCard, path, error=RunError, remedy=remedy)
+
+
+def read_metrics(fold: Path) -> FoldMetrics:
+    """metrics.json of a fold."""
+    path = FoldFolder(fold).metrics
+    if not is_file(path):
+        raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
+    remedy = "Make it again with 'gcemil evaluate'."
+    try:
+        values = read_json(path)
+    except InputError as error:
+        raise RunError(f"{error} {remedy}") from error
+    return checked(values, FoldMetrics, path, error=RunError, remedy=remedy)
+
+
+def read_history(fold: Path) -> list[Record]:
+    """A record per epoch; none where training wrote none yet."""
+    path = FoldFolder(fold).history
+    if not is_file(path):
+        return []
+    try:
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        records = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    except InputError as error:
+        raise RunError(f"{error} Remove the file; training writes it again.") from error
+    # Losses may be NaN where training went wrong, which is what the file is there to show.
+    return _check_lines(records, path)
+
+
+def _check_lines(records: Sequence[Any], path: Path) -> list[Record]:
+    for number, record in enumerate(records, start=1):
+        checked(
+            record,
+            EpochLine,
+            f"{path}, line {number}",
+            error=RunError,
+            remedy="Remove the file.",
+            finite=False,
+        )
+    return list(records)
+
+
+# Its cohort
 
 
 def open_cohort(run: Path) -> tuple[RunCard, Cohort]:
@@ -49,23 +328,54 @@ def check_same_cohort(run: Path, against: Path) -> None:
             f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: their folds are not pairs. "
             "Compare runs of one cohort."
         )
-    if ours.fingerprint != theirs.fingerprint:
+    if ours.cohort_fingerprint != theirs.cohort_fingerprint:
         raise RunError(
             f"{ours.cohort} changed between the training of {run} and of {against}: their folds are not pairs. "
             "Train one of them again."
         )
 
 
-def trained_folds(run: Path) -> list[Path]:
-    folders = [path.parent for path in sorted(run.glob("fold_*/checkpoint.safetensors"))]
-    found = [folder for folder in folders if fold_number(folder) is not None]
-    if not found:
-        raise RunError(f"{run} has no trained fold. Train it with 'gcemil train'.")
-    return found
+def write_training_cohort(run: Path, record: CohortRecord) -> None:
+    """Keep what the cohort held when the run was begun."""
+    write_json(RunFolder(run).cohort_record, record.to_json())
+
+
+def read_training_cohort(run: Path) -> CohortRecord:
+    """The cohort as it was when the run was begun."""
+    path = RunFolder(run).cohort_record
+    if not path.is_file():
+        raise RunError(
+            f"{run} has no {path.name}: an earlier version of gcemil trained it and kept too little to tell whether the cohort is "
+            "still the same. Train it again into another folder."
+        )
+    try:
+        return CohortRecord.from_json(read_json(path), path)
+    except InputError as error:
+        raise RunError(f"{error} Train the run again into another folder.") from error
+
+
+def check_cohort(run: Path, cohort: Cohort, before: CohortRecord | None = None) -> CohortRecord:
+    """Refuse a cohort that is not what the run was begun with; `before` is its record, where that was read already."""
+    before = before or read_training_cohort(run)
+    now = record_cohort(cohort, run)
+    if changed := before.differences(now):
+        raise RunError(
+            f"{run} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
+            "Put back what was there, or train again into another folder (--out)."
+        )
+    return now
+
+
+def check_cohort_if_there(run: Path, folder: Path) -> None:
+    """The same for a command that can do without the cohort, which may have been moved away."""
+    if (folder / "cohort.yaml").is_file():
+        check_cohort(run, Cohort.load(folder))
 
 
 @dataclass(frozen=True)
 class FoldParts:
+    """The bags a fold trains on, chooses its epoch by, and is judged on."""
+
     train: Sequence[BagSpec]
     val: Sequence[BagSpec]
     test: Sequence[BagSpec]
@@ -80,28 +390,47 @@ def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
     return FoldParts(bags("train"), bags("val"), bags("test"))
 
 
-def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
-    return torch.stack([target_tensor(spec) for spec in bags])
+# Its summary
 
 
-def target_tensor(spec: BagSpec) -> Tensor:
-    """A class index, or (time, event)."""
-    return (
-        torch.tensor(spec.target)
-        if isinstance(spec.target, int)
-        else torch.tensor(spec.target, dtype=torch.float32)
-    )
+def write_summary(run: Path) -> dict[str, Any]:
+    """summary.json from everything the folds hold."""
+    summary = summarise(run)
+    write_json(RunFolder(run).summary, summary)
+    return summary
 
 
-def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
-    """The task by which predictions are made and judged."""
-    if cohort.card.task == "classification":
-        return ClassificationTask(cohort.card.classes, settings.class_weights)
-    return SurvivalTask(settings.ties)
+def summarise(run: Path) -> dict[str, Any]:
+    """Mean and standard deviation over the folds that are complete."""
+    folds = RunFolder(run).finished_folds()
+    loaded = [read_metrics(fold.path) for fold in folds]
+    summary: dict[str, Any] = {"folds": [fold.path.name for fold in folds]}
+    for mode, figures in loaded[0].modes.items() if loaded else ():
+        summary[mode] = {
+            name: measure_spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
+        }
+    summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
+    summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
+    if found := summarise_findings(run):
+        summary["diagnostics"] = found
+    return summary
 
 
-def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
-    """The task with the loss the settings ask for; what it takes from data comes from the training bags."""
-    if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
-        return DiscreteTimeTask.of_training(stacked_targets(train_bags))
-    return create_task(cohort, settings)
+def summarise_findings(run: Path) -> dict[str, Any]:
+    """Every diagnostic that was made, its rows joined over the folds that have it."""
+    folds = RunFolder(run).folds_with("diagnostics")
+    names = sorted({path.stem for fold in folds for path in fold.diagnostics.glob("*.json")})
+    found = {}
+    for name in names:
+        findings = [read_finding(fold.finding(name)) for fold in folds if fold.finding(name).is_file()]
+        found[name] = [
+            {"labels": row.labels, "mean": row.values, "std": row.deviations}
+            for row in over_folds(findings).rows
+        ]
+    return found
+
+
+def measure_spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Over the folds that have the figure."""
+    mean, deviation = mean_and_deviation(values)
+    return {"mean": mean, "std": deviation, "folds": list(values)}

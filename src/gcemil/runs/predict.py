@@ -18,8 +18,8 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import REPRESENTATIONS_FILE, Representations, write_representations
-from gcemil.runs.folder import fold_parts, open_cohort, trained_folds
+from gcemil.runs.evidence_files import Representations, write_representations
+from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
 from gcemil.runs.network import Ingredients, load_network
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
@@ -38,7 +38,7 @@ class FoldModel:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
+        return FoldFolder(self.folder).checkpoint
 
     @property
     def task(self) -> Task:
@@ -59,8 +59,8 @@ class FoldModel:
 
 def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or one."""
-    folders = [run / f"fold_{fold}"] if fold is not None else trained_folds(run)
-    models = tuple(FoldModel(folder, *load_network(folder / "checkpoint.safetensors")) for folder in folders)
+    folds = [RunFolder(run).fold(fold)] if fold is not None else RunFolder(run).trained_folds()
+    models = tuple(FoldModel(one.path, *load_network(one.checkpoint)) for one in folds)
     if needs_evidence and any(one.ingredients.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
     return models
@@ -119,17 +119,17 @@ def _predict_bag(
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
     """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
-    folders = [trained_folds(run)[0] for run in runs]
+    folds = [RunFolder(run).trained_folds()[0] for run in runs]
     cohorts = [open_cohort(run)[1] for run in runs]
     todo = []
-    for folder, cohort in zip(folders, cohorts, strict=True):
-        parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
-        todo.append((folder, cohort, [*parts.val, *parts.test], len(parts.val)))
+    for fold, cohort in zip(folds, cohorts, strict=True):
+        parts = fold_parts(cohort, read_fold(cohort, fold.number))
+        todo.append((fold, cohort, [*parts.val, *parts.test], len(parts.val)))
     total, done = sum(len(specs) for _, _, specs, _ in todo), 0
-    for folder, cohort, specs, n_val in todo:
+    for fold, cohort, specs, n_val in todo:
         shift = done
         report = None if on_bag is None else lambda count, shift=shift: on_bag(shift + count, total)
-        by_mode = _represent_bags(folder, cohort, specs, report)
+        by_mode = _represent_bags(fold, cohort, specs, report)
         parts_of = tuple("val" if place < n_val else "test" for place in range(len(specs)))
         found = Representations(
             by_mode,
@@ -137,16 +137,16 @@ def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None
             parts_of,
             tuple(_name_group(spec, cohort) for spec in specs),
         )
-        write_representations(folder / REPRESENTATIONS_FILE, found)
+        write_representations(fold.representations, found)
         done += len(specs)
 
 
 @torch.no_grad()
 def _represent_bags(
-    folder: Path, cohort: Cohort, specs: Sequence[BagSpec], on_bag: Callable[[int], None] | None
+    fold: FoldFolder, cohort: Cohort, specs: Sequence[BagSpec], on_bag: Callable[[int], None] | None
 ) -> dict[str, np.ndarray]:
     """Bag features (bags, d) by mode, all patches of every bag."""
-    ingredients, _ = load_network(folder / "checkpoint.safetensors")
+    ingredients, _ = load_network(fold.checkpoint)
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
         for mode, feature in _read_bag_features(ingredients, bag).items():

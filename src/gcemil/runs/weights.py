@@ -29,9 +29,8 @@ from gcemil.errors import RunError, UsageError, WeightsError, error_text
 from gcemil.files import checked, is_file, parse_json
 from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, create_host, host_spec
-from gcemil.runs.folder import read_run, trained_folds
+from gcemil.runs.folder import RunFolder, check_cohort, read_run
 from gcemil.runs.network import NetworkRecord
-from gcemil.runs.records import check_cohort, fold_number
 
 MOST_NUMBERS = 2**28
 """In one file: a hundred times the largest host, and small enough to be refused before memory runs out."""
@@ -269,11 +268,7 @@ def weights_of_folds(source: Path) -> dict[int, Path] | None:
     """The checkpoint of every trained fold of a run; None for a file, which serves every fold."""
     if not source.is_dir():
         return None
-    return {
-        number: folder / "checkpoint.safetensors"
-        for folder in trained_folds(source)
-        if (number := fold_number(folder)) is not None
-    }
+    return {fold.number: fold.checkpoint for fold in RunFolder(source).trained_folds()}
 
 
 def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> GivenHost | None:

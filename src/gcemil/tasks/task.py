@@ -6,7 +6,7 @@ A host with auxiliary logits has its loss called once per key, with the targets 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.config import TrainSettings
 from gcemil.errors import InputError, UsageError
 from gcemil.tasks import classification
 from gcemil.tasks.concordance import comparable_pairs, concordance, no_pair_message
@@ -198,6 +200,34 @@ class DiscreteTimeTask(SurvivalTask):
         intervals = torch.from_numpy(interval_index(as_array(times), np.asarray(self.edges)))
         hazards = full_precision(logits) + logits.new_tensor(self.baseline)
         return discrete_time_loss(hazards, intervals.to(logits.device), events)
+
+
+def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
+    """The task by which predictions are made and judged."""
+    if cohort.card.task == "classification":
+        return ClassificationTask(cohort.card.classes, settings.class_weights)
+    return SurvivalTask(settings.ties)
+
+
+def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
+    """The task with the loss the settings ask for; what it takes from data comes from the training bags."""
+    if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
+        return DiscreteTimeTask.of_training(stacked_targets(train_bags))
+    return create_task(cohort, settings)
+
+
+def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
+    """The targets of bags, one row each."""
+    return torch.stack([target_tensor(spec) for spec in bags])
+
+
+def target_tensor(spec: BagSpec) -> Tensor:
+    """A class index, or (time, event)."""
+    return (
+        torch.tensor(spec.target)
+        if isinstance(spec.target, int)
+        else torch.tensor(spec.target, dtype=torch.float32)
+    )
 
 
 def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:

@@ -19,12 +19,19 @@ from gcemil.errors import CohortError, UsageError, WeightsError
 from gcemil.files import working_in, write_json
 from gcemil.hosts.table import create_host
 from gcemil.runs.environment import one_thread, pick_device
-from gcemil.runs.folder import create_task, fold_parts
+from gcemil.runs.folder import (
+    FoldFolder,
+    RunFolder,
+    check_cohort,
+    fold_parts,
+    read_training_cohort,
+    write_summary,
+)
 from gcemil.runs.network import Ingredients, save_network
-from gcemil.runs.records import check_cohort, read_training_cohort, write_summary
 from gcemil.runs.weights import GivenHost, joined_hash, read_given_host
+from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import check_run, claim_run, is_begun, refuse_faulty
+from gcemil.training.run import check_run, claim_run, refuse_faulty
 
 UNKNOWN_TRAINING = (
     "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "
@@ -67,15 +74,15 @@ def adopt_run(
     given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = adopted_settings(list(given.values()))
     with working_in(out):
-        if is_begun(out):
+        if RunFolder(out).is_begun:
             check_run(out, cohort, settings)
         warnings = refuse_faulty(cohort, settings, list(paired))
         claim_run(out, cohort, settings)
-        write_json(out / "warnings.json", warnings)
+        write_json(RunFolder(out).warnings, warnings)
         done = []
         for fold, path in paired.items():
             with one_thread():
-                done.append(_adopt_fold(cohort, fold, given[path], settings, out / f"fold_{fold}"))
+                done.append(_adopt_fold(cohort, fold, given[path], settings, RunFolder(out).fold(fold)))
             if on_fold:
                 on_fold(len(done), len(paired))
         notes = tuple(dict.fromkeys(note for one in given.values() for note in one.notes))
@@ -115,12 +122,12 @@ def adopted_settings(given: Sequence[GivenHost]) -> TrainSettings:
 
 
 def _adopt_fold(
-    cohort: Cohort, fold: int, given: GivenHost, settings: TrainSettings, folder: Path
+    cohort: Cohort, fold: int, given: GivenHost, settings: TrainSettings, folder: FoldFolder
 ) -> AdoptedFold:
     """The checkpoint of a fold and what it predicts; a fold that is complete is left alone."""
     parts = fold_parts(cohort, read_fold(cohort, fold))
     adopted = AdoptedFold(fold, given.source, len(parts.test), len(parts.val))
-    if (folder / "metrics.json").is_file():
+    if folder.is_finished:
         return adopted
     network = create_host(
         settings.host.name,
@@ -131,14 +138,15 @@ def _adopt_fold(
     )
     network.load_state_dict(given.tensors)
     ingredients = Ingredients(network.to(pick_device(settings.device)).eval(), None, None)
-    with working_in(folder):
-        save_network(folder / "checkpoint.safetensors", ingredients, cohort, settings)
+    with working_in(folder.path):
+        save_network(folder.checkpoint, ingredients, cohort, settings)
         details = {
             "warnings": [UNKNOWN_TRAINING],
             "anchors": None,
             "weights": given.record,
         }
-        check_unchanged = partial(check_cohort, folder.parent, cohort, read_training_cohort(folder.parent))
+        run = folder.run.path
+        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
         task = create_task(cohort, settings)
         evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
     return adopted

@@ -21,12 +21,11 @@ from gcemil.files import working_in, write_json, write_table
 from gcemil.processes import LAST_WORDS_S
 from gcemil.runs.environment import pick_device
 from gcemil.runs.evidence_files import write_evidence
-from gcemil.runs.folder import FoldParts, create_task, fold_parts, stacked_targets, training_task
+from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
 from gcemil.runs.network import Ingredients, save_network
-from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.records import check_cohort, read_training_cohort
+from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
-from gcemil.tasks.task import Task
+from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
@@ -43,7 +42,7 @@ def train_fold(
     on_bag: OnBag | None = None,
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
-    if (folder / "metrics.json").is_file():
+    if FoldFolder(folder).is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
     with working_in(folder, wait=LAST_WORDS_S):
@@ -58,8 +57,9 @@ def _train_fold(
     on_epoch: OnEpoch | None,
     on_bag: OnBag | None,
 ) -> None:
-    started = time.monotonic()
-    check_unchanged = partial(check_cohort, folder.parent, cohort, read_training_cohort(folder.parent))
+    started, fold = time.monotonic(), FoldFolder(folder)
+    run = fold.run.path
+    check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
     parts = fold_parts(cohort, read_fold(cohort, index))
     check_parts(parts, create_task(cohort, settings), index)
     task = training_task(cohort, settings, parts.train)
@@ -69,7 +69,7 @@ def _train_fold(
         cohort, parts.train, settings, pick_device(settings.device), None if given is None else given.tensors
     )
     check_unchanged()
-    tracker = Tracker(folder / "tensorboard")
+    tracker = Tracker(fold.tensorboard)
 
     def report(record: EpochRecord) -> None:
         tracker.add(record, step=record["epoch"])
@@ -81,7 +81,7 @@ def _train_fold(
         fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
     )  # fmt: skip
     tracker.close()
-    save_network(folder / "checkpoint.safetensors", ingredients, cohort, settings)
+    save_network(fold.checkpoint, ingredients, cohort, settings)
     details = {
         "best_epoch": progress.best_epoch,
         "validation": progress.best,
@@ -90,8 +90,8 @@ def _train_fold(
     }
     if given is not None:
         details["weights"] = given.record
-    evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
-    write_json(folder / "timing.json", {"seconds": time.monotonic() - started})
+    evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
+    write_json(fold.timing, {"seconds": time.monotonic() - started})
 
 
 def evaluate_fold(
@@ -99,14 +99,14 @@ def evaluate_fold(
     cohort: Cohort,
     parts: FoldParts,
     task: Task,
-    folder: Path,
+    folder: FoldFolder,
     details: dict[str, Any],
     *,
     before_saving: Callable[[], object],
 ) -> None:
     """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete."""
     modes = available_modes(ingredients)
-    model_hash = content_hash(folder / "checkpoint.safetensors")
+    model_hash = content_hash(folder.checkpoint)
 
     def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
         if ingredients.model is None or spec not in tested:
@@ -116,15 +116,14 @@ def evaluate_fold(
                 "model": model_hash,
                 "features": content_hash(cohort.feature_file(evidence.slide_id)),
             }
-            write_evidence(folder / "evidence" / f"{evidence.slide_id}.h5", evidence, hashes)
+            write_evidence(folder.evidence(evidence.slide_id), evidence, hashes)
 
     tested = set(parts.test)
     evaluated = [*parts.val, *parts.test]
     logits = evaluate_bags(ingredients, cohort, evaluated, modes=modes, on_explained=keep_evidence)
     for mode in modes:
         values = task.prediction(logits[mode])
-        name = "predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv"
-        write_predictions(folder / name, cohort, evaluated, len(parts.val), values, task)
+        write_predictions(folder.predictions(mode, modes), cohort, evaluated, len(parts.val), values, task)
     targets = stacked_targets(parts.test)
     metrics: dict[str, Any] = {
         mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
@@ -138,11 +137,7 @@ def evaluate_fold(
         }
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
     before_saving()
-    write_json(folder / "metrics.json", metrics)
-
-
-def main_mode(modes: Sequence[Mode]) -> Mode:
-    return "soft" if "soft" in modes else "full"
+    write_json(folder.metrics, metrics)
 
 
 def check_parts(parts: FoldParts, task: Task, index: int) -> None:

@@ -33,10 +33,10 @@ from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
 from gcemil.model import EvidenceOutput
 from gcemil.runs import checkpoint
-from gcemil.runs.folder import FoldParts, stacked_targets, target_tensor
+from gcemil.runs.folder import FoldParts
 from gcemil.runs.network import Ingredients
 from gcemil.runs.predict import Mode, evaluate_bags
-from gcemil.tasks.task import Task
+from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (

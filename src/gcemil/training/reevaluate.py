@@ -18,10 +18,18 @@ from gcemil.errors import UsageError
 from gcemil.files import is_file, working_in
 from gcemil.records import SlideEvidence
 from gcemil.runs.environment import pick_device
-from gcemil.runs.folder import create_task, fold_parts, open_cohort, trained_folds
+from gcemil.runs.folder import (
+    RunFolder,
+    check_cohort,
+    fold_parts,
+    open_cohort,
+    read_metrics,
+    read_training_cohort,
+    write_summary,
+)
 from gcemil.runs.network import load_network
 from gcemil.runs.predict import Mode, average_folds, load_fold_models
-from gcemil.runs.records import check_cohort, read_metrics, read_training_cohort, write_summary
+from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.units import LevelZeroPx
 
@@ -43,21 +51,19 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
         card, cohort = open_cohort(run)
         check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
         task = create_task(cohort, card.settings)
-        folders = trained_folds(run)
-        for done, folder in enumerate(folders, start=1):
-            ingredients, _ = load_network(
-                folder / "checkpoint.safetensors", pick_device(card.settings.device)
-            )
-            parts = fold_parts(cohort, read_fold(cohort, int(folder.name.removeprefix("fold_"))))
-            known = is_file(folder / "metrics.json")
+        folds = RunFolder(run).trained_folds()
+        for done, fold in enumerate(folds, start=1):
+            ingredients, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
+            parts = fold_parts(cohort, read_fold(cohort, fold.number))
+            known = is_file(fold.metrics)
             details = (
-                read_metrics(folder).details.model_dump(exclude_unset=True)
+                read_metrics(fold.path).details.model_dump(exclude_unset=True)
                 if known
                 else {"warnings": [], "anchors": None}
             )
-            evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
+            evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
             if on_fold:
-                on_fold(done, len(folders))
+                on_fold(done, len(folds))
         return write_summary(run)
 
 

@@ -25,13 +25,18 @@ from gcemil.files import LOCK_NAME, working_in, write_json, write_text
 from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
-from gcemil.runs.folder import create_task, fold_parts, read_run
-from gcemil.runs.records import COHORT_FILE, check_cohort, read_history, write_summary, write_training_cohort
+from gcemil.runs.folder import (
+    RunFolder,
+    check_cohort,
+    fold_parts,
+    read_history,
+    read_run,
+    write_summary,
+    write_training_cohort,
+)
 from gcemil.runs.weights import with_given_host
+from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, train_fold
-
-CLAIM = {LOCK_NAME, HASH_CACHE, "environment.json", COHORT_FILE}
-"""What a run may hold before it is one."""
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 
@@ -55,13 +60,14 @@ def train_run(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
         )
     settings = with_given_host(settings, cohort, chosen)
+    run = RunFolder(out)
     with working_in(out):
-        if is_begun(out):
+        if run.is_begun:
             check_run(out, cohort, settings)
         warnings = refuse_faulty(cohort, settings, chosen)
         claim_run(out, cohort, settings)
-        write_json(out / "warnings.json", warnings)
-        unfinished = [index for index in chosen if not (out / f"fold_{index}" / "metrics.json").is_file()]
+        write_json(run.warnings, warnings)
+        unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or default_jobs(settings), len(unfinished))
         if workers > 1:
             _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
@@ -70,7 +76,7 @@ def train_run(
                 report = None if on_epoch is None else partial(on_epoch, index)
                 # Bags of 512 patches are too small for several threads; cores are used by folds side by side.
                 with one_thread():
-                    train_fold(cohort, index, settings, out / f"fold_{index}", on_epoch=report)
+                    train_fold(cohort, index, settings, run.fold(index).path, on_epoch=report)
         return write_summary(out)
 
 
@@ -79,16 +85,19 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
 
     config.yaml comes last and makes the folder a run, so that a kill in between leaves nothing but what is written again.
     """
-    if is_begun(out):
+    run = RunFolder(out)
+    if run.is_begun:
         check_run(out, cohort, settings)
         return
-    if out.exists() and (strange := sorted(path.name for path in out.iterdir() if path.name not in CLAIM)):
+    # What a run may hold before it is one.
+    known = {LOCK_NAME, HASH_CACHE, run.environment.name, run.cohort_record.name}
+    if out.exists() and (strange := sorted(path.name for path in out.iterdir() if path.name not in known)):
         raise RunError(f"{out} is no run, and not empty: it holds '{strange[0]}'. Give another --out.")
     record, device = record_cohort(cohort, out), pick_device(settings.device)
     environment = describe_environment(
         seed=settings.seed, device=device, inputs={"cohort": record.fingerprint}
     )
-    write_json(out / "environment.json", environment)
+    write_json(run.environment, environment)
     write_training_cohort(out, record)
     config = {
         "cohort": os.fspath(cohort.folder.resolve()),
@@ -96,11 +105,7 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         "settings_hash": settings.hash,
         "settings": settings.model_dump(mode="json"),
     }
-    write_text(out / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-
-
-def is_begun(out: Path) -> bool:
-    return (out / "config.yaml").is_file()
+    write_text(run.config, yaml.safe_dump(config, sort_keys=False))
 
 
 def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
@@ -163,11 +168,12 @@ def _train_in_processes(
     on_epoch: OnFoldEpoch | None,
 ) -> None:
     """Folds side by side; their epochs are read from the histories they write."""
-    told = {index: len(read_history(out / f"fold_{index}")) for index in folds}
+    run = RunFolder(out)
+    told = {index: len(read_history(run.fold(index).path)) for index in folds}
 
     def tell_epochs() -> None:
         for index in folds if on_epoch else ():
-            for record in read_history(out / f"fold_{index}")[told[index] :]:
+            for record in read_history(run.fold(index).path)[told[index] :]:
                 told[index] += 1
                 on_epoch(index, record)  # type: ignore[misc]
 
@@ -178,4 +184,4 @@ def _train_in_processes(
 
 def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: int) -> None:
     with one_thread():
-        train_fold(Cohort.load(cohort_folder), index, settings, out / f"fold_{index}")
+        train_fold(Cohort.load(cohort_folder), index, settings, RunFolder(out).fold(index).path)

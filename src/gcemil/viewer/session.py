@@ -26,7 +26,7 @@ from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery.rules import subset_size, top_k
-from gcemil.runs.folder import trained_folds
+from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, open_slide_tiles
 
@@ -112,14 +112,14 @@ class ViewerSession:
         cls, run: Path, fold: int | None = None, *, tolerances: Tolerances | None = None
     ) -> ViewerSession:
         """The fold asked for, or the first that is trained."""
-        trained = [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)]
+        trained = [one.number for one in RunFolder(run).trained_folds()]
         if fold is not None and fold not in trained:
             raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
         return cls(FoldBench.open(run, trained[0] if fold is None else fold), tolerances=tolerances)
 
     @property
     def folder(self) -> Path:
-        return self.fold.run / f"fold_{self.fold.fold}"
+        return RunFolder(self.fold.run).fold(self.fold.fold).path
 
     def slide(self, slide_id: str) -> OpenedSlide:
         """The slide, opened once and kept for a while."""

@@ -14,9 +14,9 @@ from gcemil.diagnostics.black_box import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, InputError, UsageError
 from gcemil.findings import read_finding, write_finding
-from gcemil.runs.folder import fold_parts, stacked_targets
+from gcemil.runs.folder import fold_parts
 from gcemil.runs.network import load_network
-from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, stacked_targets
 
 TASK = ClassificationTask(("normal", "tumour"))
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])

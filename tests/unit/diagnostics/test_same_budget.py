@@ -6,9 +6,8 @@ from gcemil.diagnostics.same_budget import same_budget_rows, truth_scores
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
-from gcemil.runs.folder import stacked_targets
 from gcemil.simulation.simulate import simulate
-from gcemil.tasks.task import ClassificationTask
+from gcemil.tasks.task import ClassificationTask, stacked_targets
 from gcemil.training.setup import reference_patches
 
 

@@ -18,8 +18,8 @@ from gcemil.findings import over_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
-from gcemil.runs.folder import FoldParts, create_task
-from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.runs.folder import FoldParts
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, create_task
 from run_builders import TrainedRuns
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])

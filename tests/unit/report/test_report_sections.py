@@ -300,7 +300,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
         made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
-        evidence_files.write_representations(folder / "fold_0" / evidence_files.REPRESENTATIONS_FILE, made)
+        evidence_files.write_representations(folder / "fold_0" / "representations.h5", made)
     text = representations.section(context_of(toy_run.folder, host.folder)).body
     assert "no view over epochs" in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
@@ -309,9 +309,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
     made = evidence_files.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
-    evidence_files.write_representations(
-        toy_run.folder / "fold_0" / evidence_files.REPRESENTATIONS_FILE, made
-    )
+    evidence_files.write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
     assert "a t-SNE needs 8" in representations.section(context_of(toy_run.folder)).body
 
 

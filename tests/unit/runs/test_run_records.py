@@ -8,7 +8,7 @@ import yaml
 
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.runs.records import finished_folds, read_config, read_history, read_metrics, summarise
+from gcemil.runs.folder import RunFolder, read_history, read_metrics, read_run, summarise
 
 CONFIG = {
     "cohort": "cohorts/a",
@@ -32,7 +32,7 @@ def write_fold(run, number, metrics):
 
 def test_a_whole_config_is_read(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    assert read_config(tmp_path).settings == TrainSettings()
+    assert read_run(tmp_path).settings == TrainSettings()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_whole_config_is_read(tmp_path):
 def test_a_damaged_config_is_named(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(RunError, match=r"config\.yaml is not .*Restore it"):
-        read_config(tmp_path)
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_figure_that_a_fold_lacks_is_left_out_of_the_mean(tmp_path):
     write_fold(tmp_path, 0, METRICS)
     write_fold(tmp_path, 1, {**METRICS, "full": {"accuracy": 1.0}, "soft": None})
     write_fold(tmp_path, "x", METRICS)
-    assert [folder.name for folder in finished_folds(tmp_path)] == ["fold_0", "fold_1"]
+    assert [fold.path.name for fold in RunFolder(tmp_path).finished_folds()] == ["fold_0", "fold_1"]
     summary = summarise(tmp_path)
     assert summary["full"]["accuracy"]["mean"] == pytest.approx(0.75)
     assert summary["full"]["auc"] == {"mean": None, "std": None, "folds": [None, None]}

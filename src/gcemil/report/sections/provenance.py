@@ -9,6 +9,7 @@ from gcemil.report.html import Cell, Column, Line, Markup, Section, Table, comma
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import QUESTIONS, Context
 from gcemil.report.sections.snr import folded
+from gcemil.runs.folder import FoldFolder
 
 SHOWN_DIGITS = 16
 
@@ -70,7 +71,7 @@ def definitions(lines: dict[str, str]) -> Markup:
 def fold_table(run: RunData) -> Markup:
     lines = []
     for fold in run.folds:
-        checkpoint = fold.folder / "checkpoint.safetensors"
+        checkpoint = FoldFolder(fold.folder).checkpoint
         print_ = short(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
         details = fold.metrics["details"]
         cells = (

@@ -13,11 +13,10 @@ from gcemil.report.html import Markup, Section, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, absent, quoted
 from gcemil.runs.evidence_files import (
-    REPRESENTATIONS_FILE,
     Representations,
     read_representations,
 )
-from gcemil.runs.records import MODES
+from gcemil.runs.folder import MODES, FoldFolder, RunFolder
 
 WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
 
@@ -25,7 +24,7 @@ WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
 def section(context: Context) -> Section | None:
     title = "Slide representations"
     fold = context.run.folds[0]
-    path = fold.folder / REPRESENTATIONS_FILE
+    path = FoldFolder(fold.folder).representations
     if not path.is_file():
         rival = "" if context.against is None else f" --against {quoted(context.against.folder)}"
         remedy = f"gcemil report {quoted(context.run.folder)}{rival} --representations"
@@ -61,5 +60,5 @@ def figure(context: Context, found: Representations, fold: int) -> Markup:
 
 
 def rival_representations(run: RunData, fold: int) -> Representations | None:
-    path = run.folder / f"fold_{fold}" / REPRESENTATIONS_FILE
+    path = RunFolder(run.folder).fold(fold).representations
     return read_representations(path) if path.is_file() else None
