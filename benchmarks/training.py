@@ -25,9 +25,9 @@ from gcemil.features.loaders import repair_torchvision
 from gcemil.hosts.host import Stage
 from gcemil.runs.folder import FoldParts
 from gcemil.tasks.task import create_task
+from gcemil.training.fold import create_network
 from gcemil.training.loop import train_epoch
 from gcemil.training.optimizer import create_optimizer
-from gcemil.training.setup import create_network
 
 PATCHES, DIM = 512, 1024
 

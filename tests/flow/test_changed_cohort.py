@@ -19,8 +19,7 @@ from gcemil.exports.explain import explain_cohort_slide
 from gcemil.files import LOCK_NAME, locked_folder
 from gcemil.prefilter.slide_files import read_run_origin
 from gcemil.report.run_report import write_report
-from gcemil.training.reevaluate import evaluate_run
-from gcemil.training.run import train_run
+from gcemil.training.run import evaluate_run, train_run
 from run_builders import TrainedRuns
 
 COMMANDS = {

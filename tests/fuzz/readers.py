@@ -88,7 +88,7 @@ from gcemil.runs.folder import (
     write_training_cohort,
 )
 from gcemil.runs.network import load_network, save_network
-from gcemil.runs.predict import evaluate_bags, load_fold_models
+from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_slide
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
@@ -97,10 +97,9 @@ from gcemil.slides.reader import open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.tasks.task import create_task
 from gcemil.training import loop
+from gcemil.training.fold import create_bank, create_network, read_pairs
 from gcemil.training.objective import create_null
 from gcemil.training.optimizer import create_optimizer
-from gcemil.training.reevaluate import predict_slide
-from gcemil.training.setup import create_bank, create_network, read_pairs
 from gcemil.viewer.reviews import agreements, counted, read_marks
 from grid_builders import cohort_record
 from report_builders import judged_slide, run_folder, toy_evidence

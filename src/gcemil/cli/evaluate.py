@@ -20,7 +20,7 @@ def evaluate(
     """
     from gcemil.cli.console import print_json, progress
     from gcemil.cli.training_progress import print_summary
-    from gcemil.training.reevaluate import evaluate_run
+    from gcemil.training.run import evaluate_run
 
     with progress("evaluating folds") as advance:
         summary = evaluate_run(run, on_fold=advance)

@@ -13,7 +13,7 @@ from gcemil.cli.options import TRUST_HOST
 if TYPE_CHECKING:
     from gcemil.prefilter.slide_files import SlideFilePrediction, SlidePredictor
     from gcemil.runs.predict import Mode as FeatureMode
-    from gcemil.training.reevaluate import SlidePrediction
+    from gcemil.runs.predict import SlidePrediction
 
 
 class Mode(StrEnum):
@@ -55,7 +55,7 @@ def predict(
     from gcemil.features.loaders import WeightSource
     from gcemil.prefilter.slide_files import SlidePredictor, is_slide_file
     from gcemil.runs.evidence_files import write_evidence
-    from gcemil.training.reevaluate import predict_slide
+    from gcemil.runs.predict import predict_slide
 
     predictor: SlidePredictor | None = None
     found: list[SlidePrediction | SlideFilePrediction] = []

@@ -1,4 +1,4 @@
-"""Trained networks that predict whole bags: full, soft, and from the discrete evidence alone."""
+"""Trained networks that predict whole bags, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags.bag import Bag
+from gcemil.bags import store
+from gcemil.bags.arrays import read_patch_layout
+from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
@@ -23,6 +25,7 @@ from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
 from gcemil.runs.network import Ingredients, load_network
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "soft", "discrete"]
 OnBag = Callable[[int, int], None]
@@ -70,6 +73,43 @@ def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float
     """The prediction of a run: the mean over its folds, by name."""
     means = torch.tensor(per_fold, dtype=torch.float64).mean(dim=0).tolist()
     return dict(zip(models[0].task.prediction_names, means, strict=True))
+
+
+@dataclass(frozen=True)
+class SlidePrediction:
+    """Mean over the folds of a run for one slide, and the evidence of the fold asked for."""
+
+    slide_id: str
+    values: dict[str, float]
+    """prob_<class>, or risk."""
+    per_fold: list[list[float]]
+    evidence: SlideEvidence | None
+
+
+def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
+    """One new slide from its feature file: averaged over all folds, or by one of them."""
+    models = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
+    answers = [one.answer(_read_slide(features_file, one.meta), mode) for one in models]
+    per_fold = [one.values(logits) for one, (logits, _) in zip(models, answers, strict=True)]
+    return SlidePrediction(features_file.stem, average_folds(models, per_fold), per_fold, answers[0][1])
+
+
+def _read_slide(path: Path, meta: dict[str, Any]) -> Bag:
+    """A slide outside any cohort, checked against what the model was trained on."""
+    n_patches, coords = read_patch_layout(path)
+    features = store.read(path, "features")
+    if n_patches == 0 or features.ndim != 2 or features.shape[1] != meta["in_dim"]:
+        raise UsageError(
+            f"{path}: features of shape {features.shape} cannot be used; this run was trained on width {meta['in_dim']} "
+            f"from encoder '{meta['encoder']}'."
+        )
+    if features.dtype.kind != "f" or not np.isfinite(features).all():
+        raise UsageError(
+            f"{path}: features of {features.dtype} with NaN, infinite or no floating point numbers cannot be used. "
+            "Extract the slide again."
+        )
+    size = meta["patch_size_level0"]
+    return slide_bag(path.stem, features, coords, None if size is None else LevelZeroPx(size))
 
 
 def available_modes(ingredients: Ingredients) -> tuple[Mode, ...]:

@@ -1,23 +1,34 @@
-"""One fold from folds on disk to its results on disk: train, choose, predict, write the evidence of the test slides."""
+"""One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
+
+A text bank needs pairs to be reached; without them the anchors are prototypes of the fold's own training patches, and
+every record says so.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from gcemil.bags import arrays
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.config import TrainSettings
+from gcemil.bags.loader import sample_patches
+from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError
+from gcemil.evidence.anchors import AnchorBank
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
+from gcemil.hosts.table import create_host
+from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import LAST_WORDS_S
 from gcemil.runs.environment import pick_device
 from gcemil.runs.evidence_files import write_evidence
@@ -27,9 +38,11 @@ from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker
-from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
+from gcemil.training.loop import EpochRecord, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
-from gcemil.training.setup import create_network
+
+REFERENCE_PATCHES_PER_BAG = 20
+FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
 
 
 def train_fold(
@@ -39,14 +52,13 @@ def train_fold(
     folder: Path,
     *,
     on_epoch: OnEpoch | None = None,
-    on_bag: OnBag | None = None,
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
     if FoldFolder(folder).is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
     with working_in(folder, wait=LAST_WORDS_S):
-        _train_fold(cohort, index, settings, folder, on_epoch, on_bag)
+        _train_fold(cohort, index, settings, folder, on_epoch)
 
 
 def _train_fold(
@@ -55,7 +67,6 @@ def _train_fold(
     settings: TrainSettings,
     folder: Path,
     on_epoch: OnEpoch | None,
-    on_bag: OnBag | None,
 ) -> None:
     started, fold = time.monotonic(), FoldFolder(folder)
     run = fold.run.path
@@ -78,7 +89,7 @@ def _train_fold(
 
     progress = train(
         ingredients, cohort, parts, task, settings, folder,
-        fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
+        fold=index, on_epoch=report, before_saving=check_unchanged,
     )  # fmt: skip
     tracker.close()
     save_network(fold.checkpoint, ingredients, cohort, settings)
@@ -92,6 +103,102 @@ def _train_fold(
         details["weights"] = given.record
     evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
     write_json(fold.timing, {"seconds": time.monotonic() - started})
+
+
+# Its network
+
+
+def create_network(
+    cohort: Cohort,
+    train_bags: Sequence[BagSpec],
+    settings: TrainSettings,
+    device: torch.device,
+    host_weights: Mapping[str, Tensor] | None = None,
+) -> Ingredients:
+    """Fresh weights from torch's current seed, those of the host as given; anchors, bridge and responses from training patches."""
+    host = create_host(
+        settings.host.name,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        gate_mode=settings.host.gate_mode,
+        options=settings.host.options,
+    )
+    if host_weights is not None:
+        host.load_state_dict(host_weights)
+    if settings.evidence is None:
+        return Ingredients(host.to(device), None, None)
+    reference = reference_patches(cohort, train_bags, seed=settings.seed)
+    bank = create_bank(cohort, settings.evidence, reference, seed=settings.seed)
+    model = GceMil(host, bank, in_dim=cohort.card.feature_dim, settings=settings.evidence)
+    if bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
+        model.fit_bridge(*read_pairs(cohort))
+    model.calibrate(reference)
+    return Ingredients(host.to(device), model.to(device), reference.to(device))
+
+
+def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int) -> AnchorBank:
+    """The bank the settings ask for; `auto` takes the cohort's own when pairs exist, else prototypes."""
+    source = settings.anchors
+    if source == "auto":
+        source = "cohort" if _has_bank(cohort) and _has_pairs(cohort) else "prototypes"
+    if source == "prototypes":
+        return AnchorBank.prototypes(reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31)
+    if source in ("generic", "unrelated"):
+        return AnchorBank.from_file(_existing_file(cohort, f"anchors_{source}.h5"))
+    bank = AnchorBank.from_file(_existing_file(cohort, _bank_file(cohort)))
+    generator = torch.Generator().manual_seed(stream_seed(seed, 2))
+    if source == "shuffled":
+        return AnchorBank.shuffled(bank, generator)
+    return AnchorBank.random_like(bank, generator) if source == "random" else bank
+
+
+def _bank_file(cohort: Cohort) -> str:
+    named = cohort.card.anchors
+    return named if named is not None and named.endswith(".h5") else "anchors.h5"
+
+
+def _has_bank(cohort: Cohort) -> bool:
+    return (cohort.folder / _bank_file(cohort)).is_file()
+
+
+def _has_pairs(cohort: Cohort) -> bool:
+    return (cohort.folder / "anchor_pairs.h5").is_file()
+
+
+def _existing_file(cohort: Cohort, name: str) -> Path:
+    """A file directly inside the cohort folder."""
+    path = cohort.folder / name
+    if path.parent != cohort.folder or not path.is_file():
+        raise CohortError(
+            f"{cohort.folder} has no '{name}', which these settings need. Use anchors: prototypes."
+        )
+    return path
+
+
+def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
+    """The same patches in feature space and in anchor space."""
+    path = _existing_file(cohort, "anchor_pairs.h5")
+    features, anchor_space = arrays.read_pairs(path)
+    if features.shape[1] != cohort.card.feature_dim:
+        raise CohortError(
+            f"{path}: features of width {features.shape[1]}, but the cohort has width {cohort.card.feature_dim}. "
+            "Pairs come from the cohort's own encoder: write them again with 'gcemil anchors pairs'."
+        )
+    return torch.from_numpy(features), torch.from_numpy(anchor_space)
+
+
+def reference_patches(cohort: Cohort, bags: Sequence[BagSpec], *, seed: int) -> Tensor:
+    """A few random patches of every training bag."""
+    parts = []
+    for spec in bags:
+        layout = cohort.layout(spec)
+        generator = np.random.default_rng([stream_seed(seed, 3), *spec.bag_id.encode()])
+        rows = sample_patches(len(layout), REFERENCE_PATCHES_PER_BAG, generator)
+        parts.append(cohort.read_bag(spec, layout, rows).features.astype(np.float32))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+# Its results
 
 
 def evaluate_fold(
@@ -123,7 +230,7 @@ def evaluate_fold(
     logits = evaluate_bags(ingredients, cohort, evaluated, modes=modes, on_explained=keep_evidence)
     for mode in modes:
         values = task.prediction(logits[mode])
-        write_predictions(folder.predictions(mode, modes), cohort, evaluated, len(parts.val), values, task)
+        _write_predictions(folder.predictions(mode, modes), cohort, evaluated, len(parts.val), values, task)
     targets = stacked_targets(parts.test)
     metrics: dict[str, Any] = {
         mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
@@ -149,7 +256,7 @@ def check_parts(parts: FoldParts, task: Task, index: int) -> None:
         task.check(stacked_targets(bags), where=where)
 
 
-def write_predictions(
+def _write_predictions(
     path: Path, cohort: Cohort, bags: Sequence[BagSpec], n_val: int, values: Tensor, task: Task
 ) -> None:
     """One line per bag; the slides of a case are joined by '|'."""
@@ -169,14 +276,14 @@ def write_predictions(
                 "slide_id": "|".join(spec.slide_ids),
                 "case_id": spec.case_id,
                 "split": "val" if position < n_val else "test",
-                **target_columns(spec, cohort),
+                **_target_columns(spec, cohort),
                 **dict(zip(task.prediction_names, row, strict=True)),
             }
         )
     write_table(path, columns, rows)
 
 
-def target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
+def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
     if isinstance(spec.target, int):
         return {"target": cohort.card.classes[spec.target]}
     time_to_event, event = spec.target

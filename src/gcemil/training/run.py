@@ -21,7 +21,7 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import select_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
-from gcemil.files import LOCK_NAME, working_in, write_json, write_text
+from gcemil.files import LOCK_NAME, is_file, working_in, write_json, write_text
 from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
@@ -29,14 +29,18 @@ from gcemil.runs.folder import (
     RunFolder,
     check_cohort,
     fold_parts,
+    open_cohort,
     read_history,
+    read_metrics,
     read_run,
+    read_training_cohort,
     write_summary,
     write_training_cohort,
 )
+from gcemil.runs.network import load_network
 from gcemil.runs.weights import with_given_host
 from gcemil.tasks.task import create_task
-from gcemil.training.fold import check_parts, train_fold
+from gcemil.training.fold import check_parts, evaluate_fold, train_fold
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 
@@ -78,6 +82,28 @@ def train_run(
                 with one_thread():
                     train_fold(cohort, index, settings, run.fold(index).path, on_epoch=report)
         return write_summary(out)
+
+
+def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Predictions, metrics and evidence of every trained fold, and the summary."""
+    with working_in(run):
+        card, cohort = open_cohort(run)
+        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
+        task = create_task(cohort, card.settings)
+        folds = RunFolder(run).trained_folds()
+        for done, fold in enumerate(folds, start=1):
+            ingredients, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
+            parts = fold_parts(cohort, read_fold(cohort, fold.number))
+            known = is_file(fold.metrics)
+            details = (
+                read_metrics(fold.path).details.model_dump(exclude_unset=True)
+                if known
+                else {"warnings": [], "anchors": None}
+            )
+            evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
+            if on_fold:
+                on_fold(done, len(folds))
+        return write_summary(run)
 
 
 def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:

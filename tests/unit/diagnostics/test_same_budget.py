@@ -8,7 +8,7 @@ from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
 from gcemil.simulation.simulate import simulate
 from gcemil.tasks.task import ClassificationTask, stacked_targets
-from gcemil.training.setup import reference_patches
+from gcemil.training.fold import reference_patches
 
 
 def mask(text):

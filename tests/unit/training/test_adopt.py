@@ -16,8 +16,7 @@ from gcemil.hosts.clam_sb import ClamSb
 from gcemil.runs.folder import fold_parts
 from gcemil.runs.network import load_network
 from gcemil.training.adopt import UNKNOWN_TRAINING, adopt_run, paired_folds
-from gcemil.training.reevaluate import evaluate_run
-from gcemil.training.run import one_thread, train_run
+from gcemil.training.run import evaluate_run, one_thread, train_run
 
 CLAM = HostSettings(name="clam_sb")
 BY_HAND = {
