@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcemil.tasks.windows import event_balanced_windows, shuffled_windows
+from gcemil.tasks.task import event_balanced_windows, shuffled_windows
 
 events_with_one = st.lists(st.booleans(), min_size=1, max_size=80).filter(any).map(np.array)
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)

@@ -8,8 +8,7 @@ import torch
 from lifelines.utils import concordance_index
 from sksurv.metrics import concordance_index_censored
 
-from gcemil.tasks.concordance import concordance
-from gcemil.tasks.cox import cox_loss
+from gcemil.tasks.survival import concordance, cox_loss
 
 with warnings.catch_warnings():
     # torchsurv compiles its validators with torch.jit.script, which torch has deprecated.

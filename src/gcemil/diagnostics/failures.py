@@ -32,7 +32,7 @@ from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
-from gcemil.tasks.concordance import comparable_pairs
+from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask
 
 BASIC_TYPES = (

@@ -34,18 +34,8 @@ def cross_entropy(
     return F.cross_entropy(logits, labels.long(), weight=class_weights, reduction="none").mean()
 
 
-def balanced_class_weights(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Float[np.ndarray, "c"]:
-    """n / (c * n_c): every class weighs the same in total, and the mean weight of a training bag is 1."""
-    support = class_support(labels, n_classes=n_classes)
-    if not support.all():
-        raise InputError(
-            f"Class {int(np.flatnonzero(support == 0)[0])} has no training bag, so it has no balanced weight. "
-            "Use another split or train without class weights."
-        )
-    return len(labels) / (n_classes * support)
-
-
 def probabilities(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+    """Of each class, summing to 1."""
     return torch.softmax(logits, dim=-1)
 
 
@@ -56,18 +46,6 @@ class MacroAuc:
     value: float
     per_class: dict[str, float]
     absent: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """One row of the per-class report; None where the ratio is 0/0."""
-
-    name: str
-    support: int
-    precision: float | None
-    recall: float | None
-    f1: float | None
-    auc: float | None
 
 
 def confusion(
@@ -82,6 +60,7 @@ def confusion(
 
 
 def accuracy(matrix: Int[np.ndarray, "c c"]) -> float:
+    """Share of bags whose class was predicted."""
     return float(np.trace(matrix) / matrix.sum())
 
 
@@ -109,26 +88,6 @@ def macro_auc(
     }
     absent = tuple(name for name in classes if name not in per_class)
     return MacroAuc(float(np.mean(list(per_class.values()))), per_class, absent)
-
-
-def class_report(
-    labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"], *, classes: Sequence[str]
-) -> tuple[ClassScores, ...]:
-    """Support, precision, recall, F1 and AUC of every class."""
-    matrix = confusion(labels, probabilities)
-    aucs = macro_auc(labels, probabilities, classes=classes).per_class
-    predicted, support, hits = matrix.sum(axis=0), matrix.sum(axis=1), np.diag(matrix)
-    return tuple(
-        ClassScores(
-            name=name,
-            support=int(support[index]),
-            precision=_ratio(hits[index], predicted[index]),
-            recall=_ratio(hits[index], support[index]),
-            f1=_ratio(2 * hits[index], predicted[index] + support[index]),
-            auc=aucs.get(name),
-        )
-        for index, name in enumerate(classes)
-    )
 
 
 def class_support(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Int[np.ndarray, "c"]:
@@ -169,7 +128,3 @@ def _auc(ranks: Float[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> floa
     positives = int(positive.sum())
     wins = ranks[positive].sum() - positives * (positives + 1) / 2
     return float(wins / (positives * (len(ranks) - positives)))
-
-
-def _ratio(part: np.integer, whole: np.integer) -> float | None:
-    return float(part / whole) if whole else None

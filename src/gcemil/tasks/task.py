@@ -20,10 +20,17 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, UsageError
 from gcemil.tasks import classification
-from gcemil.tasks.concordance import comparable_pairs, concordance, no_pair_message
-from gcemil.tasks.cox import Ties, cox_loss
-from gcemil.tasks.discrete_time import baseline_logits, discrete_time_loss, interval_edges, interval_index
-from gcemil.tasks.windows import event_balanced_windows, shuffled_windows
+from gcemil.tasks.survival import (
+    Ties,
+    baseline_logits,
+    comparable_pairs,
+    concordance,
+    cox_loss,
+    discrete_time_loss,
+    interval_edges,
+    interval_index,
+    no_pair_message,
+)
 
 ClassTargets = Int[Tensor, "k"]
 TimeEventTargets = Real[Tensor, "k 2"]
@@ -228,6 +235,48 @@ def target_tensor(spec: BagSpec) -> Tensor:
         if isinstance(spec.target, int)
         else torch.tensor(spec.target, dtype=torch.float32)
     )
+
+
+# One epoch as windows of bags: every bag exactly once, window sizes differing by at most one. One optimiser step takes one
+# window. Equal sizes matter for Cox: a last window of one bag has a constant likelihood.
+
+
+def shuffled_windows(
+    n_bags: int, *, window_size: int, generator: np.random.Generator
+) -> list[Int[np.ndarray, "_"]]:
+    """Random windows of at most `window_size` bag indices."""
+    if window_size < 1:
+        raise UsageError(f"A window holds at least one bag, got window_size={window_size}.")
+    return _deal_bags(generator.permutation(n_bags), window_size, generator)
+
+
+def event_balanced_windows(
+    events: Bool[np.ndarray, "n"], *, window_size: int, generator: np.random.Generator
+) -> list[Int[np.ndarray, "_"]]:
+    """Random windows with event counts differing by at most one: none is eventless unless events are too few."""
+    if window_size < 2:
+        raise UsageError(
+            f"The Cox loss of one bag is constant, so a survival window needs at least 2 bags, got {window_size}."
+        )
+    if not events.any():
+        raise InputError(
+            f"None of {len(events)} bags has an event, so Cox has nothing to learn. Use another split."
+        )
+    events_first = np.concatenate(
+        [generator.permutation(np.flatnonzero(events)), generator.permutation(np.flatnonzero(~events))]
+    )
+    return _deal_bags(events_first, window_size, generator)
+
+
+def _deal_bags(
+    order: Int[np.ndarray, "n"], window_size: int, generator: np.random.Generator
+) -> list[Int[np.ndarray, "_"]]:
+    """The bags dealt like cards, one to each window in turn; windows and their contents in random order."""
+    n_windows = -(-len(order) // window_size)
+    return [generator.permutation(order[first::n_windows]) for first in generator.permutation(n_windows)]
+
+
+# Tensors
 
 
 def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:

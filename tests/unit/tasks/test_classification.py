@@ -7,8 +7,6 @@ import torch
 from gcemil.errors import InputError
 from gcemil.tasks.classification import (
     accuracy,
-    balanced_class_weights,
-    class_report,
     confusion,
     cross_entropy,
     macro_auc,
@@ -33,16 +31,6 @@ def test_a_class_weight_scales_the_loss_of_a_single_bag():
     weights = torch.tensor([1.0, 3.0], dtype=torch.float64)
     loss = cross_entropy(logits, torch.tensor([1]), class_weights=weights)
     assert loss.item() == pytest.approx(3 * math.log(2))
-
-
-def test_balanced_weights_average_one_over_the_training_bags():
-    weights = balanced_class_weights(np.array([0, 0, 0, 1]), n_classes=2)
-    assert weights.tolist() == pytest.approx([2 / 3, 2.0])
-
-
-def test_a_class_without_training_bags_has_no_balanced_weight():
-    with pytest.raises(InputError, match="Class 2 has no training bag"):
-        balanced_class_weights(np.array([0, 1]), n_classes=3)
 
 
 def test_confusion_counts_truth_by_row_and_prediction_by_column():
@@ -79,18 +67,6 @@ def test_an_absent_class_is_named_and_not_averaged():
     auc = macro_auc(LABELS[:5], PROBABILITIES[:5], classes=CLASSES)
     assert auc.absent == ("c",)
     assert auc.value == pytest.approx((auc.per_class["a"] + auc.per_class["b"]) / 2)
-
-
-def test_the_report_of_six_bags_by_hand():
-    a, b, c = class_report(LABELS, PROBABILITIES, classes=CLASSES)
-    assert (a.name, a.support, a.precision, a.recall) == ("a", 3, pytest.approx(2 / 3), pytest.approx(2 / 3))
-    assert (b.support, b.precision, b.recall, b.f1) == (2, pytest.approx(2 / 3), 1.0, pytest.approx(4 / 5))
-    assert (c.support, c.precision, c.recall, c.f1) == (1, None, 0.0, 0.0)
-
-
-def test_the_report_leaves_every_ratio_of_an_absent_class_empty():
-    c = class_report(LABELS[:5], PROBABILITIES[:5], classes=CLASSES)[2]
-    assert (c.support, c.precision, c.recall, c.f1, c.auc) == (0, None, None, None, None)
 
 
 @pytest.mark.parametrize("n", [1, 3], ids=["one bag", "one class"])

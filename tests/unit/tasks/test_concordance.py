@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, UsageError
-from gcemil.tasks.concordance import concordance
+from gcemil.tasks.survival import concordance
 
 
 def test_pairs_of_four_bags_counted_by_hand():

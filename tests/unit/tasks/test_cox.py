@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gcemil.tasks.cox import cox_loss
+from gcemil.tasks.survival import cox_loss
 
 
 def log_of(*hazards: float) -> torch.Tensor:

@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from gcemil.errors import InputError
-from gcemil.tasks.discrete_time import (
-    baseline_logits,
-    discrete_time_loss,
-    discrete_time_risk,
-    interval_edges,
-    interval_index,
-    survival_curve,
-)
+from gcemil.tasks.survival import baseline_logits, discrete_time_loss, interval_edges, interval_index
 from gcemil.tasks.task import DiscreteTimeTask
 
 HALVES = torch.zeros(1, 4, dtype=torch.float64)
@@ -60,11 +53,6 @@ def test_likelihood_of_one_case_is_the_product_along_its_intervals(interval, eve
 def test_the_loss_is_the_mean_over_cases():
     loss = discrete_time_loss(HALVES.expand(2, 4), torch.tensor([0, 2]), torch.tensor([True, True]))
     assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(2)) / 2)
-
-
-def test_survival_halves_in_every_interval_and_the_risk_is_minus_its_sum():
-    assert survival_curve(HALVES)[0].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625])
-    assert discrete_time_risk(HALVES).tolist() == pytest.approx([-0.9375])
 
 
 def test_extreme_logits_keep_loss_and_gradient_finite():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, UsageError
-from gcemil.tasks.windows import event_balanced_windows, shuffled_windows
+from gcemil.tasks.task import event_balanced_windows, shuffled_windows
 
 
 def test_the_same_generator_state_gives_the_same_windows_and_another_seed_does_not():

@@ -1,0 +1,219 @@
+"""Survival: Cox and discrete-time losses over a window of bags, and Harrell's C-index of a fold.
+
+Cox: negative partial log-likelihood over a window of bags.
+
+With log-risks h, D_i = sum of exp(h_j) over t_j >= t_i, and T_i = sum of exp(h_j) over the m_i events tied with i:
+
+  Breslow   mean over events of  log D_i - h_i
+  Efron     mean over events of  log(D_i - (r_i / m_i) T_i) - h_i,  r_i = 0 ... m_i - 1 in the order of the tied events
+
+The mean is over events, so windows with many and with few events weigh the same per event.
+
+Discrete time, on four intervals: the paper's auxiliary analysis, kept apart from the Cox results.
+
+Edges are the quartiles of the uncensored training times; interval y holds edge_y <= t < edge_{y+1}, open at both ends.
+With hazards h_j = sigmoid(z_j) and survival S_j = product over i <= j of (1 - h_i) (Zadeh & Schmid 2020):
+
+  event in y      -log S_{y-1} - log h_y
+  censored in y   -log S_y
+
+With one output per bag, z_j = b_j + risk: the baseline b_j holds the hazards of the training cases, the bag moves all
+of them alike (proportional odds). So hosts, wrapper and diagnostics are those of Cox, and the two can be compared.
+
+The C-index: Harrell's concordance of risks with censored times, and its confidence interval.
+
+A pair (i, j) is comparable when i had the event and j outlived it: t_i < t_j, or t_i = t_j with j censored.
+It is concordant when risk_i > risk_j; risks within the tolerance are tied and count one half.
+
+  C = (concordant + tied / 2) / comparable
+  variance = sum over bags of (dC/dw_b)^2, dC/dw_b = sum over b's comparable pairs of (score - C) / comparable
+
+The variance is the infinitesimal jackknife: a bag enters by all its pairs, as the earlier and as the later one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Real, Shaped
+from torch import Tensor
+
+from gcemil.errors import InputError, UsageError
+
+# Cox
+
+Ties = Literal["efron", "breslow"]
+
+
+def cox_loss(
+    risks: Float[Tensor, "k"],
+    times: Shaped[Tensor, "k"],
+    events: Bool[Tensor, "k"],
+    *,
+    ties: Ties = "efron",
+) -> Float[Tensor, ""] | None:
+    """The loss, or None for a window that says nothing: no event, or no other bag at risk at any event."""
+    event_times = times[events]
+    at_risk = times >= event_times.unsqueeze(1)
+    # Such a window's likelihood is constant: 0 would look like a perfect fit and hide that no step was taken.
+    if not bool((at_risk.sum(dim=1) > 1).any()):
+        return None
+    log_at_risk = masked_logsumexp(risks, at_risk)
+    if ties == "efron":
+        log_at_risk = log_at_risk + efron_correction(risks[events], event_times, log_at_risk)
+    return (log_at_risk - risks[events]).mean()
+
+
+def masked_logsumexp(risks: Float[Tensor, "k"], mask: Bool[Tensor, "e k"]) -> Float[Tensor, "e"]:
+    """log of the sum of exp(risk) over each row's bags; every row has at least one."""
+    # One row per event costs e x k, nothing for a window, shifts by each risk set's own maximum,
+    # and runs on MPS, which has no logcumsumexp.
+    return torch.logsumexp(risks.masked_fill(~mask, -torch.inf), dim=1)
+
+
+def efron_correction(
+    event_risks: Float[Tensor, "e"], event_times: Shaped[Tensor, "e"], log_at_risk: Float[Tensor, "e"]
+) -> Float[Tensor, "e"]:
+    """log(1 - (r/m) T/D): what Efron adds to log D."""
+    tied = event_times == event_times.unsqueeze(1)
+    share = tied.int().tril(-1).sum(dim=1) / tied.sum(dim=1)
+    tied_share = torch.exp(masked_logsumexp(event_risks, tied) - log_at_risk)
+    # share <= (m-1)/m and T <= D keep the argument at 1/m or above: no cancellation.
+    return torch.log1p(-share * tied_share)
+
+
+# Discrete time
+
+N_INTERVALS = 4
+
+
+def interval_edges(
+    times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> Float[np.ndarray, "edges=3"]:
+    """The three inner edges. Give training cases only, or the intervals know the test times."""
+    if not events.any():
+        raise InputError(
+            f"None of {len(events)} training cases has an event, so time has no quartiles. Use another split."
+        )
+    edges = np.quantile(times[events].astype(np.float64), np.arange(1, N_INTERVALS) / N_INTERVALS)
+    if not (np.diff(edges) > 0).all():
+        raise InputError(
+            f"The quartiles {edges.tolist()} of {int(events.sum())} event times coincide, so an interval is empty. "
+            "Use finer times or more events."
+        )
+    return edges
+
+
+def interval_index(times: Real[np.ndarray, "n"], edges: Float[np.ndarray, "m"]) -> Int[np.ndarray, "n"]:
+    """0 ... 3; a time on an edge belongs to the later interval."""
+    return np.searchsorted(edges, times, side="right")
+
+
+def baseline_logits(
+    intervals: Int[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> Float[np.ndarray, "intervals=4"]:
+    """Log-odds of the event in each interval among the cases still at risk; half a case keeps them finite."""
+    interval = np.arange(N_INTERVALS)
+    died = ((intervals[:, None] == interval) & events[:, None]).sum(axis=0)
+    at_risk = (intervals[:, None] >= interval).sum(axis=0)
+    return np.log((died + 0.5) / (at_risk - died + 0.5))
+
+
+def discrete_time_loss(
+    logits: Float[Tensor, "k j"], intervals: Int[Tensor, "k"], events: Bool[Tensor, "k"]
+) -> Float[Tensor, ""]:
+    """Mean negative log-likelihood; defined without events too, since a censored case says that it survived."""
+    n_intervals = logits.shape[1]
+    if bool(((intervals < 0) | (intervals >= n_intervals)).any()):
+        raise InputError(f"Intervals are 0 to {n_intervals - 1}, got {sorted(set(intervals.tolist()))}.")
+    interval = torch.arange(n_intervals, device=logits.device)
+    own = intervals.unsqueeze(1)
+    # An event case survived the intervals before its own, a censored one its own as well.
+    survived = (interval < own) | ((interval == own) & ~events.unsqueeze(1))
+    died = (interval == own) & events.unsqueeze(1)
+    log_likelihood = torch.where(survived, F.logsigmoid(-logits), 0.0) + torch.where(
+        died, F.logsigmoid(logits), 0.0
+    )
+    return -log_likelihood.sum(dim=1).mean()
+
+
+# The C-index
+
+
+@dataclass(frozen=True)
+class Concordance:
+    """The index with the pairs it rests on."""
+
+    index: float
+    concordant: int
+    discordant: int
+    tied_risk: int
+    tied_time: int
+    """Comparable pairs of an event and a censoring at the same time."""
+    standard_error: float
+
+    def interval(self, *, level: float = 0.95) -> tuple[float, float] | None:
+        """Normal interval within [0, 1]; None where all pairs agree, since they show no spread to estimate."""
+        if not 0.0 < level < 1.0:
+            raise UsageError(f"A confidence level lies between 0 and 1, got {level}. Use 0.95, for instance.")
+        if self.standard_error == 0.0:
+            return None
+        reach = NormalDist().inv_cdf(0.5 + level / 2) * self.standard_error
+        return max(0.0, self.index - reach), min(1.0, self.index + reach)
+
+
+def concordance(
+    risks: Float[np.ndarray, "n"],
+    times: Real[np.ndarray, "n"],
+    events: Bool[np.ndarray, "n"],
+    *,
+    tie_tolerance: float = 1e-8,
+) -> Concordance:
+    """Agreement of higher risk with earlier event over all comparable pairs."""
+    if not np.isfinite(risks).all():
+        raise InputError(
+            f"{int((~np.isfinite(risks)).sum())} of {len(risks)} risks are NaN or infinite. The model has diverged."
+        )
+    comparable = comparable_pairs(times, events)
+    n_comparable = int(comparable.sum())
+    if n_comparable == 0:
+        raise InputError(no_pair_message(events))
+    difference = risks[events][:, None] - risks
+    tied = comparable & (np.abs(difference) <= tie_tolerance)
+    concordant = comparable & ~tied & (difference > 0)
+    score = concordant + 0.5 * tied
+    index = float(score.sum() / n_comparable)
+    n_concordant, n_tied = int(concordant.sum()), int(tied.sum())
+    return Concordance(
+        index=index,
+        concordant=n_concordant,
+        discordant=n_comparable - n_concordant - n_tied,
+        tied_risk=n_tied,
+        tied_time=int((comparable & (times[events][:, None] == times)).sum()),
+        standard_error=jackknife_error(score - index * comparable, events) / n_comparable,
+    )
+
+
+def comparable_pairs(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]) -> Bool[np.ndarray, "e n"]:
+    """One row per event: who is known to have outlived it."""
+    event_times = times[events][:, None]
+    return (event_times < times) | ((event_times == times) & ~events)
+
+
+def jackknife_error(residual: Float[np.ndarray, "e n"], events: Bool[np.ndarray, "n"]) -> float:
+    """Root of the summed squares of every bag's residual pairs."""
+    per_bag = residual.sum(axis=0)
+    per_bag[events] += residual.sum(axis=1)
+    return float(np.sqrt((per_bag**2).sum()))
+
+
+def no_pair_message(events: Bool[np.ndarray, "n"]) -> str:
+    return (
+        f"The C-index is undefined: {len(events)} bags with {int(events.sum())} events hold no comparable pair. "
+        "Evaluate on a fold with an event that another bag outlived."
+    )
