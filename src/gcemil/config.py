@@ -43,6 +43,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_yaml(cls: type[S], path: Path) -> S:
+        """Read the settings of a file; what it leaves out has its default."""
         try:
             values = read_yaml(path)
             return cls.model_validate({} if values is None else values)
@@ -52,10 +53,12 @@ class Settings(BaseModel):
             raise ConfigError(f"{path}: {readable(error)}") from error
 
     def to_yaml(self) -> str:
+        """As a file that `from_yaml` reads."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def hash(self) -> str:
+        """SHA-256 of the content."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

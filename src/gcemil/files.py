@@ -64,7 +64,7 @@ SHOWN_FAULTS = 3
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside the target; when the block ends well it is flushed and takes the target's place."""
-    with _translated(path):
+    with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_name(path)
         try:
@@ -80,7 +80,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """The same for a folder of files that belong together; the target must not exist yet, or be empty."""
-    with _translated(folder), _folder_aside(folder) as temporary:
+    with _explain_faults(folder), _folder_aside(folder) as temporary:
         yield temporary
         temporary.replace(folder)
         _flush_folder(folder.parent)
@@ -92,7 +92,7 @@ def replaced_folder(folder: Path, *, keep: Callable[[str], bool] | None = None) 
 
     Of the old files those stay that are not made anew and whose names `keep` accepts.
     """
-    with _translated(folder):
+    with _explain_faults(folder):
         restore_folder(folder)
         with _folder_aside(folder) as temporary:
             yield temporary
@@ -119,12 +119,14 @@ def restore_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
+    """Write a file whole; the path, for chaining."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
+    """Write UTF-8 text whole."""
     return write_bytes(path, text.encode())
 
 
@@ -219,6 +221,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes, source: Path | str) -> Any:
+    """The value of JSON text; `source` is named where it is none."""
     try:
         value = json.loads(text)
         if _is_deep(value):
@@ -236,6 +239,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, source: Path | str | Traversable) -> Any:
+    """The value of YAML text: plain data within the bounds of `read_yaml`."""
     try:
         _refuse_depth(text, source)
         loader = _PlainLoader(text)
@@ -335,7 +339,7 @@ def readable(error: Exception) -> str:
         return str(error)
     faults = error.errors(include_url=False)
     lines = [
-        f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']} (got {_shortened(fault['input'])})"
+        f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']} (got {_shorten(fault['input'])})"
         for fault in faults[:SHOWN_FAULTS]
     ]
     return "; ".join(lines) + (
@@ -368,7 +372,7 @@ def locked_folder(folder: Path, *, wait: bool | float = False) -> Iterator[None]
 @contextmanager
 def locked_file(path: Path, *, wait: bool | float = False, what: str | None = None) -> Iterator[None]:
     """Hold this lock file; BusyError when another process holds it and we do not wait (seconds, or as long as it takes)."""
-    with _translated(path):
+    with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=-1 if wait is True else float(wait), **_real_locks_only())
     try:
@@ -404,7 +408,7 @@ _NO_PLAIN_TAGS = {f"{_YAML}timestamp", f"{_YAML}value"}
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _explain_faults(path: Path) -> Iterator[None]:
     """What the system says about writing this path, as one sentence with a remedy."""
     try:
         yield
@@ -544,7 +548,7 @@ def _adapter(shape: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cast(Any, shape))
 
 
-def _shortened(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 

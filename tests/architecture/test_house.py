@@ -198,3 +198,39 @@ def test_the_version_has_one_home():
 
 def test_tab_completion_shows_the_public_names():
     assert set(gcemil.__all__) <= set(dir(gcemil))
+
+
+WRITES_BY_ITSELF = {
+    # A line is added to a log, under a lock.
+    "benchmark/results.py",
+    # A secret in a scratch folder that ends with the process.
+    "benchmark/cluster.py",
+}
+
+
+def writes_of(path):
+    """Calls that write a file, but for those into the temporary name that `whole_file` gives."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="temporary"))):
+                continue
+            case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes")):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(attr="open") | ast.Name(id="open"), args=arguments):
+                modes = [one.value for one in arguments if isinstance(one, ast.Constant)]
+                if any(
+                    re.fullmatch(r"[rwax]b?\+?b?", str(mode)) and mode not in ("r", "rb") for mode in modes
+                ):
+                    yield node.lineno
+
+
+def test_every_file_is_written_whole_or_not_at_all():
+    found = [
+        f"{name}:{line}"
+        for path in MODULES
+        if (name := path.relative_to(SOURCE).as_posix()) not in {"files.py", *WRITES_BY_ITSELF}
+        for line in writes_of(path)
+    ]
+    assert not found, f"Write with gcemil.files: {found}"
+    # A test that sees nothing would pass for ever.
+    assert all(list(writes_of(SOURCE / name)) for name in ("files.py", *WRITES_BY_ITSELF))

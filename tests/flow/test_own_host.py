@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from gcemil.cli.main import app
 from gcemil.errors import ConfigError, RunError, UsageError
 from gcemil.hosts import own
 from gcemil.hosts.adapters import CallableHost
-from gcemil.hosts.table import create_host, host_spec
+from gcemil.hosts.table import HOSTS, HostSpec, create_host, host_spec
 from gcemil.viewer.session import ViewerSession
 from grid_builders import small_grid
 
@@ -260,6 +261,28 @@ class TestAPlainModule:
         torch.testing.assert_close(output.scores, alone.detach())
         with pytest.raises(UsageError, match="option 'scores' is one of model, slope, keep-one, got 'best'"):
             create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "best"})
+
+
+def test_a_tenth_host_is_one_file_and_one_line(cohort, tmp_path, monkeypatch):
+    """A module in gcemil/hosts and an entry of its table are all that train, diagnose, explain and a grid need."""
+    module = types.ModuleType("gcemil.hosts.tenth")
+    module.Tenth = type("Tenth", (QuarterPool,), {"__module__": "gcemil.hosts.tenth"})
+    monkeypatch.setitem(sys.modules, "gcemil.hosts.tenth", module)
+    monkeypatch.setitem(HOSTS, "tenth", HostSpec("gcemil.hosts.tenth", "Tenth"))
+    out, slide = tmp_path / "run", read_fold(cohort, 0).slides("test")[0]
+    command(
+        "train", cohort.folder, "--host", "tenth", "--out", out, "--folds", "0", "--epochs", 1, "--jobs", 1
+    )
+    command("diagnose", out, "--only", "snr", "--jobs", 1)
+    command("explain", out, "--slide", slide)
+    assert (out / "fold_0" / "diagnostics" / "snr.json").is_file()
+    assert (out / "fold_0" / "explain" / slide / "certificate.json").is_file()
+    grid = small_grid(cohorts={"own": {"folder": str(cohort.folder)}}, hosts=["tenth"], folds=[0])
+    (tmp_path / "grid.yaml").write_text(grid.to_yaml())
+    planned = command(
+        "benchmark", tmp_path / "grid.yaml", "--out", tmp_path / "results", "--dry-run", "--json"
+    )
+    assert all(step["seconds"] > 0 for step in json.loads(planned))
 
 
 def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):

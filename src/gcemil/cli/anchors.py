@@ -98,6 +98,7 @@ def fit_bridge(
     from gcemil.bags import arrays, store
     from gcemil.cli.console import print_json, print_table, say
     from gcemil.features.pairs import bridge_report
+    from gcemil.files import write_text
 
     bank = cohort / "anchors.h5"
     anchors, prompts = arrays.read_anchors(bank)
@@ -112,7 +113,7 @@ def fit_bridge(
         seed=seed,
     )
     content = {**asdict(report), "aligned": report.aligned, "warnings": report.warnings, "prompts": prompts}
-    (cohort / "bridge_report.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+    write_text(cohort / "bridge_report.json", json.dumps(content, indent=2))
     if as_json:
         print_json(content)
     else:

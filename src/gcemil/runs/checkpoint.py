@@ -24,6 +24,7 @@ Meta = dict[str, Any]
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+    """Write tensors, and a record of plain values in the header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with whole_file(path) as temporary:
         try:
@@ -82,6 +83,7 @@ def module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def load_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors that `module_state` named back into the modules."""
     for owner, module in modules.items():
         prefix = f"{owner}."
         module.load_state_dict(
@@ -98,6 +100,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors that `optimizer_state` named back into an optimiser of the same parameters."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer."):

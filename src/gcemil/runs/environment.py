@@ -22,7 +22,7 @@ def describe_environment(*, seed: int, device: torch.device, inputs: dict[str, s
     """Everything a reader needs to see why two runs differ."""
     return {
         "gcemil": __version__,
-        "commit": source_commit(),
+        "commit": _source_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: package_version(name) for name in PACKAGES},
@@ -62,13 +62,14 @@ def _is_there(kind: str, number: str) -> bool:
 
 
 def package_version(name: str) -> str | None:
+    """The version of an installed package; None where there is none."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def source_commit() -> str | None:
+def _source_commit() -> str | None:
     """The commit of a source checkout; None for an installed package."""
     folder = Path(__file__).resolve().parents[3]
     if not (folder / ".git").exists():

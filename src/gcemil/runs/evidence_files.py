@@ -25,7 +25,7 @@ from gcemil.runs.folder import MODES
 REMEDY = "Make it again with 'gcemil evaluate'."
 
 
-class EvidenceFacts(BaseModel):
+class _EvidenceFacts(BaseModel):
     """The attributes of an evidence file."""
 
     slide_id: str
@@ -39,7 +39,7 @@ def read_evidence(path: Path) -> SlideEvidence:
     """An evidence file as training wrote it; its columns must be about the same patches and anchors."""
     attributes = store.attributes(path)
     prompts = parse_json(str(attributes.get("prompts")), path)
-    facts = checked({**attributes, "prompts": prompts}, EvidenceFacts, path, error=RunError, remedy=REMEDY)
+    facts = checked({**attributes, "prompts": prompts}, _EvidenceFacts, path, error=RunError, remedy=REMEDY)
     gates = _read_numbers(path, "gates", (None,))
     n_patches, n_anchors = len(gates), len(facts.prompts)
     rows = _read_numbers(path, "selected", (None,))
@@ -82,6 +82,7 @@ def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArr
 
 
 def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
+    """Write the evidence of a slide; `hashes` say from which network and features."""
     datasets = {
         "selected": evidence.indices,
         "gates": evidence.gates,
@@ -114,6 +115,7 @@ class Representations:
 
 
 def read_representations(path: Path) -> Representations:
+    """Representations as `write_representations` wrote them."""
     found = store.attributes(path)
     remedy = "Remove it; 'gcemil report --representations' writes it again."
     bag_ids, parts, groups = (

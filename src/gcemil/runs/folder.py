@@ -245,7 +245,7 @@ class FoldMetrics(BaseModel):
         return {mode: found for mode in MODES if (found := getattr(self, mode)) is not None}
 
 
-class EpochLine(BaseModel):
+class _EpochLine(BaseModel):
     """What every line of history.jsonl has; metrics beside it depend on the task."""
 
     model_config = ConfigDict(extra="allow")
@@ -300,7 +300,7 @@ def _check_lines(records: Sequence[Any], path: Path) -> list[Record]:
     for number, record in enumerate(records, start=1):
         checked(
             record,
-            EpochLine,
+            _EpochLine,
             f"{path}, line {number}",
             error=RunError,
             remedy="Remove the file.",
@@ -411,12 +411,12 @@ def summarise(run: Path) -> dict[str, Any]:
         }
     summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
     summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
-    if found := summarise_findings(run):
+    if found := _summarise_findings(run):
         summary["diagnostics"] = found
     return summary
 
 
-def summarise_findings(run: Path) -> dict[str, Any]:
+def _summarise_findings(run: Path) -> dict[str, Any]:
     """Every diagnostic that was made, its rows joined over the folds that have it."""
     folds = RunFolder(run).folds_with("diagnostics")
     names = sorted({path.stem for fold in folds for path in fold.diagnostics.glob("*.json")})

@@ -18,7 +18,7 @@ from gcemil.errors import GcemilError, RunError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.files import checked
 from gcemil.hosts.own import check_trust
-from gcemil.hosts.table import HOSTS, create_host, host_spec
+from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
 from gcemil.model import GceMil
 from gcemil.runs import checkpoint
 
@@ -26,7 +26,7 @@ SUSPICIOUS_LAYER = 2**25
 """Weights; no layer of the hosts comes near."""
 
 
-class BankRecord(BaseModel):
+class _BankRecord(BaseModel):
     """The anchors a network was trained with, apart from their embeddings."""
 
     prompts: list[str] = Field(min_length=1)
@@ -43,7 +43,7 @@ class NetworkRecord(BaseModel):
     classes: list[str]
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
-    bank: BankRecord | None = None
+    bank: _BankRecord | None = None
 
     @property
     def largest_layer(self) -> int:
@@ -70,12 +70,13 @@ class NetworkRecord(BaseModel):
 class Ingredients:
     """A network, trained or about to be: `model` is None for the plain host."""
 
-    host: Any
+    host: AnyHost
     model: GceMil | None
     reference: Tensor | None
 
     @property
     def network(self) -> nn.Module:
+        """What is trained and saved: the wrapper with its host, or the plain host."""
         return self.model if self.model is not None else self.host
 
 
@@ -106,8 +107,8 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingred
         if record.largest_layer > SUSPICIOUS_LAYER:
             # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
             with torch.device("meta"):
-                _refuse_other_shapes(_built(record, tensors).network, tensors)
-        ingredients = _built(record, tensors)
+                _refuse_other_shapes(_build_network(record, tensors).network, tensors)
+        ingredients = _build_network(record, tensors)
         ingredients.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
@@ -128,7 +129,7 @@ def _import_own_host(name: str, path: Path) -> None:
         raise RunError(f"{path} cannot be opened without its host. {error}") from error
 
 
-def _built(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingredients:
+def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingredients:
     settings = record.settings
     host = create_host(
         settings.host.name,

@@ -41,10 +41,12 @@ class FoldModel:
 
     @property
     def checkpoint(self) -> Path:
+        """The file the network came from."""
         return FoldFolder(self.folder).checkpoint
 
     @property
     def task(self) -> Task:
+        """How its outputs are read."""
         survival = self.meta["task"] == "survival"
         return SurvivalTask() if survival else ClassificationTask(tuple(self.meta["classes"]))
 
@@ -113,6 +115,7 @@ def _read_slide(path: Path, meta: dict[str, Any]) -> Bag:
 
 
 def available_modes(ingredients: Ingredients) -> tuple[Mode, ...]:
+    """How this network can see a bag."""
     return ("full",) if ingredients.model is None else ("full", "soft", "discrete")
 
 

@@ -61,18 +61,18 @@ class GivenHost:
 def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost:
     """The host of `host.name` with the weights of a file; what does not fit is named, and nothing is guessed."""
     host_spec(host.name)
-    content, header = read_weights_file(path)
+    content, header = _read_weights_file(path)
     sha256 = content_hash(path)
     if header is not None:
-        settings, tensors, notes = _of_a_run(path, content, header, host, cohort)
+        settings, tensors, notes = _read_own_checkpoint(path, content, header, host, cohort)
     elif _has_our_names(content, host, cohort):
-        settings, tensors, notes = host, _under_our_names(content, _expected(host, cohort)), ()
+        settings, tensors, notes = host, _rename_tensors(content, _expected_tensors(host, cohort)), ()
     else:
-        settings, tensors, notes = _of_the_authors(path, content, host, cohort)
-    return GivenHost(path, sha256, settings, _fitted(path, tensors, settings, cohort), notes)
+        settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
+    return GivenHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
 
 
-def read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
+def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     """What a file of weights holds, and the header of a checkpoint of ours."""
     if path.is_dir():
         raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
@@ -143,7 +143,7 @@ def _refuse_large(path: Path, content: Any) -> None:
         raise WeightsError(f"{path} holds more or other numbers than any host has. Nothing was loaded.")
 
 
-def _of_a_run(
+def _read_own_checkpoint(
     path: Path, content: Any, header: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint of ours; the wrapper around a host is left behind."""
@@ -177,10 +177,10 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
     if host.name not in LAYOUTS:
         return True
     found = set(named_tensors(content))
-    return 2 * len(found & set(_expected(host, cohort))) > len(found)
+    return 2 * len(found & set(_expected_tensors(host, cohort))) > len(found)
 
 
-def _under_our_names(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
+def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
     """The tensors by the host's names; a host that holds a module of the user's has its names with a word in front."""
     tensors = named_tensors(content)
     for prefix in dict.fromkeys(f"{key.split('.')[0]}." for key in expected):
@@ -189,7 +189,7 @@ def _under_our_names(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
     return tensors
 
 
-def _of_the_authors(
+def _read_published_checkpoint(
     path: Path, content: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint in the authors' naming; its shapes say the sizes."""
@@ -223,7 +223,7 @@ def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mappin
             raise UsageError(f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}.")
 
 
-def _expected(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
+def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
     """The tensors of such a host; of the nine their shapes alone, since a header can ask for a host of any size."""
     with torch.device("meta") if host.name in HOSTS else nullcontext():
         fresh = create_host(
@@ -236,9 +236,9 @@ def _expected(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
     return dict(fresh.state_dict())
 
 
-def _fitted(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) -> Tensors:
+def _fit_tensors(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) -> Tensors:
     """The tensors in our types, if they are all of the host's and nothing else; a difference is named."""
-    expected = _expected(host, cohort)
+    expected = _expected_tensors(host, cohort)
     problems = []
     if missing := sorted(set(expected) - set(tensors)):
         problems.append(f"missing: {listed(missing)}")
@@ -264,7 +264,7 @@ def _fitted(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) ->
 # Which file belongs to which fold
 
 
-def weights_of_folds(source: Path) -> dict[int, Path] | None:
+def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     """The checkpoint of every trained fold of a run; None for a file, which serves every fold."""
     if not source.is_dir():
         return None
@@ -276,7 +276,7 @@ def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> Gi
     if settings.host.weights is None:
         return None
     source = Path(settings.host.weights.source)
-    per_fold = weights_of_folds(source)
+    per_fold = _weights_of_folds(source)
     if per_fold is not None and fold not in per_fold:
         raise RunError(
             f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
@@ -290,7 +290,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
     if weights is None:
         return settings
     source = Path(weights.source)
-    if (per_fold := weights_of_folds(source)) is not None:
+    if (per_fold := _weights_of_folds(source)) is not None:
         if read_run(source).settings.host.name != settings.host.name:
             raise UsageError(
                 f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
@@ -302,7 +302,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
             f"{other[0].source} is of other sizes than {found[0].source}: {dict(other[0].settings.options)} and "
             f"{dict(found[0].settings.options)}. A run has one host."
         )
-    sha256 = joined_hash([content_hash(path) for path in (per_fold or {0: source}).values()])
+    sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
         raise WeightsError(
             f"{source} is not what it was: SHA-256 {sha256}, but {weights.sha256} is recorded."
@@ -312,7 +312,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
     return settings.model_copy(update={"host": host})
 
 
-def joined_hash(hashes: Sequence[str]) -> str:
+def join_hashes(hashes: Sequence[str]) -> str:
     """The hash of one file, or one of several."""
     if len(set(hashes)) == 1:
         return hashes[0]

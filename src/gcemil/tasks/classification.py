@@ -29,7 +29,7 @@ def cross_entropy(
     class_weights: Float[Tensor, "c"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over bags of the weighted surprise of the true class."""
-    check_labels(labels.cpu().numpy(), n_classes=logits.shape[1])
+    _check_labels(labels.cpu().numpy(), n_classes=logits.shape[1])
     # Divided by k, not by the sum of weights: with one bag per window the weight would cancel.
     return F.cross_entropy(logits, labels.long(), weight=class_weights, reduction="none").mean()
 
@@ -53,8 +53,8 @@ def confusion(
 ) -> Int[np.ndarray, "c c"]:
     """Counts of bags, true class by row and predicted class by column."""
     n_classes = probabilities.shape[1]
-    check_labels(labels, n_classes=n_classes)
-    check_predictions(probabilities)
+    _check_labels(labels, n_classes=n_classes)
+    _check_predictions(probabilities)
     cells = labels * n_classes + probabilities.argmax(axis=1)
     return np.bincount(cells, minlength=n_classes**2).reshape(n_classes, n_classes)
 
@@ -75,7 +75,7 @@ def macro_auc(
     labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"], *, classes: Sequence[str]
 ) -> MacroAuc:
     """One-vs-rest AUC by rank sums (Mann-Whitney)."""
-    check_predictions(probabilities)
+    _check_predictions(probabilities)
     if probabilities.shape[1] != len(classes):
         raise InputError(
             f"{probabilities.shape[1]} probabilities per bag for {len(classes)} classes. Check the classes of the run."
@@ -92,11 +92,12 @@ def macro_auc(
 
 def class_support(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Int[np.ndarray, "c"]:
     """Bags of each class."""
-    check_labels(labels, n_classes=n_classes)
+    _check_labels(labels, n_classes=n_classes)
     return np.bincount(labels, minlength=n_classes)
 
 
 def check_two_classes(support: Int[np.ndarray, "c"], classes: Sequence[str]) -> None:
+    """InputError where all bags are of one class: AUC does not exist."""
     present = [name for name, count in zip(classes, support, strict=True) if count]
     if len(present) < 2:
         raise InputError(
@@ -105,7 +106,7 @@ def check_two_classes(support: Int[np.ndarray, "c"], classes: Sequence[str]) -> 
         )
 
 
-def check_labels(labels: Int[np.ndarray, "n"], *, n_classes: int) -> None:
+def _check_labels(labels: Int[np.ndarray, "n"], *, n_classes: int) -> None:
     if len(labels) == 0:
         raise InputError("There is no bag, so there is neither loss nor metric. Use a split with bags.")
     wrong = labels[(labels < 0) | (labels >= n_classes)]
@@ -115,7 +116,7 @@ def check_labels(labels: Int[np.ndarray, "n"], *, n_classes: int) -> None:
         )
 
 
-def check_predictions(probabilities: Float[np.ndarray, "n c"]) -> None:
+def _check_predictions(probabilities: Float[np.ndarray, "n c"]) -> None:
     bad = ~np.isfinite(probabilities).all(axis=1)
     if bad.any():
         raise InputError(

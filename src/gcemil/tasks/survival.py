@@ -63,26 +63,26 @@ def cox_loss(
     # Such a window's likelihood is constant: 0 would look like a perfect fit and hide that no step was taken.
     if not bool((at_risk.sum(dim=1) > 1).any()):
         return None
-    log_at_risk = masked_logsumexp(risks, at_risk)
+    log_at_risk = _masked_logsumexp(risks, at_risk)
     if ties == "efron":
-        log_at_risk = log_at_risk + efron_correction(risks[events], event_times, log_at_risk)
+        log_at_risk = log_at_risk + _efron_correction(risks[events], event_times, log_at_risk)
     return (log_at_risk - risks[events]).mean()
 
 
-def masked_logsumexp(risks: Float[Tensor, "k"], mask: Bool[Tensor, "e k"]) -> Float[Tensor, "e"]:
+def _masked_logsumexp(risks: Float[Tensor, "k"], mask: Bool[Tensor, "e k"]) -> Float[Tensor, "e"]:
     """log of the sum of exp(risk) over each row's bags; every row has at least one."""
     # One row per event costs e x k, nothing for a window, shifts by each risk set's own maximum,
     # and runs on MPS, which has no logcumsumexp.
     return torch.logsumexp(risks.masked_fill(~mask, -torch.inf), dim=1)
 
 
-def efron_correction(
+def _efron_correction(
     event_risks: Float[Tensor, "e"], event_times: Shaped[Tensor, "e"], log_at_risk: Float[Tensor, "e"]
 ) -> Float[Tensor, "e"]:
     """log(1 - (r/m) T/D): what Efron adds to log D."""
     tied = event_times == event_times.unsqueeze(1)
     share = tied.int().tril(-1).sum(dim=1) / tied.sum(dim=1)
-    tied_share = torch.exp(masked_logsumexp(event_risks, tied) - log_at_risk)
+    tied_share = torch.exp(_masked_logsumexp(event_risks, tied) - log_at_risk)
     # share <= (m-1)/m and T <= D keep the argument at 1/m or above: no cancellation.
     return torch.log1p(-share * tied_share)
 
@@ -195,7 +195,7 @@ def concordance(
         discordant=n_comparable - n_concordant - n_tied,
         tied_risk=n_tied,
         tied_time=int((comparable & (times[events][:, None] == times)).sum()),
-        standard_error=jackknife_error(score - index * comparable, events) / n_comparable,
+        standard_error=_jackknife_error(score - index * comparable, events) / n_comparable,
     )
 
 
@@ -205,7 +205,7 @@ def comparable_pairs(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
     return (event_times < times) | ((event_times == times) & ~events)
 
 
-def jackknife_error(residual: Float[np.ndarray, "e n"], events: Bool[np.ndarray, "n"]) -> float:
+def _jackknife_error(residual: Float[np.ndarray, "e n"], events: Bool[np.ndarray, "n"]) -> float:
     """Root of the summed squares of every bag's residual pairs."""
     per_bag = residual.sum(axis=0)
     per_bag[events] += residual.sum(axis=1)
@@ -213,6 +213,7 @@ def jackknife_error(residual: Float[np.ndarray, "e n"], events: Bool[np.ndarray,
 
 
 def no_pair_message(events: Bool[np.ndarray, "n"]) -> str:
+    """Why there is no C-index, and what to do."""
     return (
         f"The C-index is undefined: {len(events)} bags with {int(events.sum())} events hold no comparable pair. "
         "Evaluate on a fold with an event that another bag outlived."

@@ -61,7 +61,7 @@ class Task(Protocol):
         """Metrics of a fold; InputError where one is undefined."""
 
     def check(self, targets: Tensor, *, where: str) -> None:
-        """InputError, naming `where`, for targets on which `metrics` would be undefined."""
+        """InputError, _name_fold `where`, for targets on which `metrics` would be undefined."""
 
     def caveats(self, targets: Tensor) -> tuple[str, ...]:
         """What a reader of metrics on these targets must know."""
@@ -105,12 +105,12 @@ class ClassificationTask:
         return tuple(f"prob_{name}" for name in self.classes)
 
     def loss(self, logits: Float[Tensor, "k c"], targets: ClassTargets) -> Float[Tensor, ""]:
-        logits = full_precision(logits)
+        logits = _full_precision(logits)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         return classification.cross_entropy(logits, targets, class_weights=weights)
 
     def prediction(self, logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
-        return classification.probabilities(full_precision(logits))
+        return classification.probabilities(_full_precision(logits))
 
     def metrics(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> dict[str, float]:
         labels, probabilities = as_array(targets), as_array(predictions)
@@ -122,7 +122,7 @@ class ClassificationTask:
         }
 
     def check(self, targets: ClassTargets, *, where: str) -> None:
-        with naming(where):
+        with _name_fold(where):
             classification.check_two_classes(self._support(targets), self.classes)
 
     def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
@@ -160,19 +160,19 @@ class SurvivalTask:
         return ("risk",)
 
     def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""] | None:
-        times, events = times_and_events(targets)
-        return cox_loss(full_precision(logits).squeeze(1), times, events, ties=self.ties)
+        times, events = _times_and_events(targets)
+        return cox_loss(_full_precision(logits).squeeze(1), times, events, ties=self.ties)
 
     def prediction(self, logits: Float[Tensor, "*k 1"]) -> Float[Tensor, "*k"]:
-        return full_precision(logits).squeeze(-1)
+        return _full_precision(logits).squeeze(-1)
 
     def metrics(self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]) -> dict[str, float]:
-        times, events = (as_array(column) for column in times_and_events(targets))
+        times, events = (as_array(column) for column in _times_and_events(targets))
         return {"c_index": concordance(as_array(predictions), times, events).index}
 
     def check(self, targets: TimeEventTargets, *, where: str) -> None:
-        with naming(where):
-            times, events = (as_array(column) for column in times_and_events(targets))
+        with _name_fold(where):
+            times, events = (as_array(column) for column in _times_and_events(targets))
             if not comparable_pairs(times, events).any():
                 raise InputError(no_pair_message(events))
 
@@ -183,7 +183,7 @@ class SurvivalTask:
     def windows(
         self, targets: TimeEventTargets, *, window_size: int, generator: np.random.Generator
     ) -> list[Int[np.ndarray, "_"]]:
-        events = as_array(times_and_events(targets)[1])
+        events = as_array(_times_and_events(targets)[1])
         return event_balanced_windows(events, window_size=window_size, generator=generator)
 
 
@@ -197,15 +197,15 @@ class DiscreteTimeTask(SurvivalTask):
     @classmethod
     def of_training(cls, targets: TimeEventTargets) -> DiscreteTimeTask:
         """Intervals and baseline from the training cases alone."""
-        times, events = (as_array(column) for column in times_and_events(targets))
+        times, events = (as_array(column) for column in _times_and_events(targets))
         edges = interval_edges(times, events)
         baseline = baseline_logits(interval_index(times, edges), events)
         return cls(edges=tuple(edges.tolist()), baseline=tuple(baseline.tolist()))
 
     def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""]:
-        times, events = times_and_events(targets)
+        times, events = _times_and_events(targets)
         intervals = torch.from_numpy(interval_index(as_array(times), np.asarray(self.edges)))
-        hazards = full_precision(logits) + logits.new_tensor(self.baseline)
+        hazards = _full_precision(logits) + logits.new_tensor(self.baseline)
         return discrete_time_loss(hazards, intervals.to(logits.device), events)
 
 
@@ -279,7 +279,7 @@ def _deal_bags(
 # Tensors
 
 
-def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:
+def _times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool[Tensor, "k"]]:
     """The two columns, checked: times finite and not negative, events 0 or 1."""
     times, events = targets.unbind(dim=1)
     wrong = ~(torch.isfinite(times) & (times >= 0) & ((events == 0) | (events == 1)))
@@ -291,7 +291,7 @@ def times_and_events(targets: TimeEventTargets) -> tuple[Real[Tensor, "k"], Bool
     return times, events == 1
 
 
-def full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+def _full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
     """At least float32: autocast hands over bfloat16, too coarse for a sum of exponentials."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -303,7 +303,7 @@ def as_array(values: Shaped[Tensor, "*k"]) -> Shaped[np.ndarray, "*k"]:
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
+def _name_fold(where: str) -> Iterator[None]:
     """Puts the fold in front of what is wrong with it."""
     try:
         yield

@@ -28,7 +28,7 @@ from gcemil.runs.folder import (
     write_summary,
 )
 from gcemil.runs.network import Ingredients, save_network
-from gcemil.runs.weights import GivenHost, joined_hash, read_given_host
+from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, refuse_faulty
@@ -70,9 +70,9 @@ def adopt_run(
 ) -> AdoptedRun:
     """A run of the given weights; everything is checked before the folder is begun."""
     cohort = Cohort.load(cohort_folder)
-    paired = paired_folds(cohort, files, folds)
+    paired = pair_folds(cohort, files, folds)
     given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
-    settings = adopted_settings(list(given.values()))
+    settings = _settings_of_weights(list(given.values()))
     with working_in(out):
         if RunFolder(out).is_begun:
             check_run(out, cohort, settings)
@@ -89,7 +89,7 @@ def adopt_run(
         return AdoptedRun(settings, tuple(done), notes, write_summary(out))
 
 
-def paired_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None) -> dict[int, Path]:
+def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None) -> dict[int, Path]:
     """One file for all folds, or one for each in the order given."""
     known = fold_indices(cohort.folder)
     if not known:
@@ -105,7 +105,7 @@ def paired_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | N
     return dict(zip(chosen, files, strict=True))
 
 
-def adopted_settings(given: Sequence[GivenHost]) -> TrainSettings:
+def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
     first = given[0]
     if other := [one for one in given if one.settings.options != first.settings.options]:
@@ -116,7 +116,7 @@ def adopted_settings(given: Sequence[GivenHost]) -> TrainSettings:
     weights = HostWeights(
         source=", ".join(str(one.source.resolve()) for one in given),
         frozen=True,
-        sha256=joined_hash([one.sha256 for one in given]),
+        sha256=join_hashes([one.sha256 for one in given]),
     )
     return TrainSettings(host=first.settings.model_copy(update={"weights": weights}), evidence=None)
 

@@ -38,11 +38,13 @@ class LossMeans:
         self.eventless = 0
 
     def add(self, terms: dict[str, Tensor]) -> None:
+        """Count the terms of one step."""
         self.steps += 1
         for name, term in terms.items():
             self.total[name] += float(term.detach())
 
     def means(self) -> dict[str, float]:
+        """The mean of every term."""
         return {name: value / max(1, self.steps) for name, value in self.total.items()}
 
 
@@ -55,6 +57,7 @@ class GradientNorms:
         self.largest = math.inf
 
     def add(self, norms: Mapping[str, Tensor], largest: float | None) -> None:
+        """Count the norms of one step; `largest` is where they are clipped."""
         self.largest = math.inf if largest is None else largest
         for name, norm in norms.items():
             self.norms[name].append(norm.detach())
@@ -81,6 +84,7 @@ class GateStatistics:
         self.histogram = np.zeros(GATE_BINS)
 
     def add(self, outputs: Sequence[EvidenceOutput]) -> None:
+        """Count the gates of a window of bags."""
         for output in outputs:
             gates = output.gates.detach().float()
             self.bags += 1
@@ -92,6 +96,7 @@ class GateStatistics:
             self.histogram += torch.histc(gates, GATE_BINS, 0, 1).cpu().numpy() / len(gates)
 
     def summary(self) -> dict[str, Any]:
+        """Means over the bags, the largest gate and the least coverage; nothing where no bag was gated."""
         if self.bags == 0:
             return {}
         return {
@@ -152,6 +157,7 @@ class Tracker:
             self._writer = SummaryWriter(str(folder))
 
     def add(self, record: Mapping[str, Any], step: int) -> None:
+        """Draw the numbers of one epoch."""
         if self._writer is None:
             return
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
@@ -159,5 +165,6 @@ class Tracker:
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
+        """Write what is left, and end."""
         if self._writer is not None:
             self._writer.close()

@@ -93,7 +93,7 @@ def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -
     decay, betas = settings.weight_decay, settings.betas
     if settings.optimizer == "lookahead_radam":
         return LookaheadRAdam(
-            without_decay_of_vectors(groups),
+            _without_decay_of_vectors(groups),
             lr=rate,
             betas=betas,
             weight_decay=decay,
@@ -124,7 +124,7 @@ def clip_gradients(ingredients: Ingredients, largest: float | None) -> dict[str,
     }
 
 
-def without_decay_of_vectors(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_decay_of_vectors(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each group in two: weights, and the biases and norms that do not decay."""
     parts = []
     for group in groups:

@@ -72,7 +72,7 @@ def train_run(
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
-        workers = min(jobs or default_jobs(settings), len(unfinished))
+        workers = min(jobs or _default_jobs(settings), len(unfinished))
         if workers > 1:
             _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
         else:
@@ -180,7 +180,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{path}: {before} then, {after} now"]
 
 
-def default_jobs(settings: TrainSettings) -> int:
+def _default_jobs(settings: TrainSettings) -> int:
     """A fold per core; one at a time where folds would share an accelerator."""
     return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
 
@@ -195,16 +195,16 @@ def _train_in_processes(
 ) -> None:
     """Folds side by side; their epochs are read from the histories they write."""
     run = RunFolder(out)
-    told = {index: len(read_history(run.fold(index).path)) for index in folds}
+    counted = {index: len(read_history(run.fold(index).path)) for index in folds}
 
-    def tell_epochs() -> None:
+    def report_epochs() -> None:
         for index in folds if on_epoch else ():
-            for record in read_history(run.fold(index).path)[told[index] :]:
-                told[index] += 1
+            for record in read_history(run.fold(index).path)[counted[index] :]:
+                counted[index] += 1
                 on_epoch(index, record)  # type: ignore[misc]
 
     work = partial(_train_one, cohort_folder, out, settings)
-    for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=tell_epochs):
+    for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=report_epochs):
         pass
 
 

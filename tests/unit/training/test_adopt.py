@@ -15,7 +15,7 @@ from gcemil.explain import bag_tensors
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.runs.folder import fold_parts
 from gcemil.runs.network import load_network
-from gcemil.training.adopt import UNKNOWN_TRAINING, adopt_run, paired_folds
+from gcemil.training.adopt import UNKNOWN_TRAINING, adopt_run, pair_folds
 from gcemil.training.run import evaluate_run, one_thread, train_run
 
 CLAM = HostSettings(name="clam_sb")
@@ -93,11 +93,11 @@ def test_adopting_again_changes_nothing_and_other_weights_are_refused(made, tmp_
 def test_one_file_serves_every_fold_and_several_one_each(made, tmp_path):
     _, cohort, _ = made
     files = [tmp_path / f"{k}.pt" for k in range(3)]
-    assert paired_folds(cohort, files[:1], None) == dict.fromkeys(range(3), files[0])
-    assert paired_folds(cohort, files, None) == dict(enumerate(files))
-    assert paired_folds(cohort, files[:2], [2, 0]) == {2: files[0], 0: files[1]}
+    assert pair_folds(cohort, files[:1], None) == dict.fromkeys(range(3), files[0])
+    assert pair_folds(cohort, files, None) == dict(enumerate(files))
+    assert pair_folds(cohort, files[:2], [2, 0]) == {2: files[0], 0: files[1]}
     with pytest.raises(UsageError, match=r"2 files for 3 folds \(0, 1, 2\)"):
-        paired_folds(cohort, files[:2], None)
+        pair_folds(cohort, files[:2], None)
 
 
 def test_files_of_two_sizes_are_no_run(made, tmp_path):
