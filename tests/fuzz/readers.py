@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import torch
 import yaml
+from benchmarks import classic_sets as classic
 from PIL import Image
 from typer.main import get_command
 
@@ -27,7 +28,7 @@ import foreign_builders as foreign
 import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
-from gcemil.bags import arrays, classic, guards, store
+from gcemil.bags import arrays, guards, store
 from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
 from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
 from gcemil.bags.annotations.truth import MaskReading, write_truth
