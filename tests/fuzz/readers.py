@@ -38,9 +38,9 @@ from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
+from gcemil.bags.foreign.recipes import import_recipe
 from gcemil.bags.foreign.splits import placed_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
-from gcemil.bags.recipes import import_recipe
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.estimate import expected_seconds
@@ -62,7 +62,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.exports.certificate import read_certificate
 from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
-from gcemil.features.origin import encoded_grid, feature_origin
+from gcemil.features.extract import encoded_grid, feature_origin
 from gcemil.features.pairs import write_pairs
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
@@ -762,7 +762,7 @@ def build_networks(folder: Path) -> None:
         "patches": PatchSettings(),
         "rules": "r",
     }
-    from gcemil.features.origin import FeatureOrigin
+    from gcemil.features.extract import FeatureOrigin
 
     fitted = FittedPrefilter(
         Student(4).eval(), PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}

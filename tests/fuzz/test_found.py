@@ -20,10 +20,10 @@ from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.inspect import inspect
+from gcemil.bags.foreign.recipes import _read_camelyon16
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.recipes import _read_camelyon16
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import CohortError, InputError, RunError, StoreError

@@ -13,9 +13,9 @@ from scipy.stats import spearmanr
 from gcemil.bags import store
 from gcemil.bags.tables import check_slide_id
 from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.plan import draw_outcomes, plan_classification, plan_survival, true_label
 from gcemil.simulation.profile import Dials, load_profile, profile_names
 from gcemil.simulation.simulate import simulate
-from gcemil.simulation.targets import draw_outcomes, plan_classification, plan_survival, true_label
 
 PROFILES = {name: load_profile(name) for name in profile_names()}
 CLASSIFIED = sorted(name for name, profile in PROFILES.items() if profile.task == "classification")

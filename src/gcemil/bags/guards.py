@@ -20,8 +20,8 @@ from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import CohortCard, columns_of, read_card
 from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, InputError, StoreError
 
 Row = dict[str, str]
@@ -60,7 +60,7 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     # An id that is a path would be looked for outside the cohort.
     within = [row for row in rows if _is_plain(row["slide_id"])]
     # Files before splits: what is gone is told first, because nothing else helps before it is back.
-    with strangers_files():
+    with untrusted_files():
         problems += _file_problems(within, card, folder, on_slide)
     return [*problems, *_split_problems(rows, card, folder)]
 

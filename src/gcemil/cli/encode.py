@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from gcemil.bags.patching import PatchingRules
-    from gcemil.features.as_cohort import CohortTables
+    from gcemil.features.cohort_tables import CohortTables
     from gcemil.features.encoders import EncoderSpec, PatchEncoder
     from gcemil.slides.grid import PatchSettings
 
@@ -195,7 +195,7 @@ def _tables(
     """cohort.yaml and slides.csv where the labels are known."""
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.label_tables import read_labels
-    from gcemil.features.as_cohort import is_drawn, write_cohort_tables, write_drawn_tables
+    from gcemil.features.cohort_tables import is_drawn, write_cohort_tables, write_drawn_tables
 
     if labels is not None:
         choice = Choice(task=None if task is None else task.value, target=target)

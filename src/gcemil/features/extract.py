@@ -5,6 +5,9 @@ features/<slide>.h5   features (n, d) · coords (n, 2) with the attributes of th
                       settings_fingerprint (all of these and the type), precision, gcemil
 encoding.csv          one line per slide: patches, what went wrong
 
+Files of `gcemil encode` say all it takes to encode a new slide in the same way, which `read_feature_origin` reads back. Simulated and
+imported ones do not, and nothing can be encoded to match them.
+
 A feature file is written last and whole, so a slide that has one is done, and an interrupted batch goes on where it stopped. A slide
 that fails is a line in the result. Features of two encoders never meet in one folder.
 """
@@ -12,10 +15,10 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -26,11 +29,13 @@ from jaxtyping import Float, Int
 
 from gcemil import __version__
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import read_card
-from gcemil.bags.patching import patches_path, read_origin
+from gcemil.bags.patching import PATCH_NUMBERS, is_number, patches_path, read_origin, stated_settings
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
-from gcemil.features.encoders import PatchEncoder
+from gcemil.features.encoders import PatchEncoder, load_encoder
+from gcemil.features.loaders import WeightSource
 from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, batches_of, read_ahead
 from gcemil.files import write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings
@@ -42,6 +47,7 @@ Outcome = TypeVar("Outcome", bound="EncodedSlide | None")
 FeatureArray = Float[np.ndarray, "n d"]
 Answers = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
+TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 COLUMNS = ("slide_id", "status", "patches", "message")
 LASTING: dict[Status, Status] = {"already done": "encoded"}
 
@@ -304,3 +310,78 @@ def _guarded(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSli
             describe_fault(error, path=job.path) or f"{job.path}: {type(error).__name__}: {error_text(error)}"
         )
         return EncodedSlide(job.slide_id, "failed", message=reason)
+
+
+# What a feature file says of its making
+
+
+@dataclass(frozen=True)
+class FeatureOrigin:
+    """All it takes to make features of a new slide that match those of a cohort."""
+
+    encoder: str
+    fingerprint: str
+    """Of the encoder's weights and of how it takes pixels."""
+    dtype: FeatureType
+    patches: PatchSettings
+    rules: str = field(compare=False)
+    """Hash of the tissue rules and patch settings of `gcemil patch`; a mask of a slide's own is in it."""
+
+
+def feature_origin(path: Path) -> FeatureOrigin:
+    """The origin that a feature file states."""
+    if not store.has(path, "features") or not store.has(path, "coords"):
+        raise unknown_origin(path, "coords")
+    root, coords = store.attributes(path), store.attributes(path, "coords")
+    missing = [key for key in ("encoder", "encoder_fingerprint") if key not in root]
+    missing += [key for key in PATCH_NUMBERS if not is_number(coords.get(key))]
+    dtype = TYPES.get(store.describe(path)["features"].dtype.name)
+    if missing or dtype is None:
+        raise unknown_origin(path, missing[0] if missing else "a known type")
+    return FeatureOrigin(
+        encoder=str(root["encoder"]),
+        fingerprint=str(root["encoder_fingerprint"]),
+        dtype=dtype,
+        patches=stated_settings(coords),
+        rules=str(coords.get("rules_fingerprint")),
+    )
+
+
+def one_origin(paths: Iterable[Path]) -> FeatureOrigin:
+    """The origin that all these files share."""
+    found = {path: feature_origin(path) for path in paths}
+    (first, origin), *others = found.items()
+    for path, other in others:
+        if other != origin:
+            raise InputError(
+                f"{path} was not made as {first} was: another encoder, type or kind of patch. Encode the cohort again in one go."
+            )
+    return origin
+
+
+def encoded_grid(path: Path) -> PatchGrid:
+    """The patches of a feature file, row by row; their share of tissue is not kept there and given as 1."""
+    origin = feature_origin(path)
+    coords = read_coords(path)
+    mpp = float(store.attributes(path, "coords")["level0_mpp"])
+    return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
+
+
+def matching_encoder(
+    origin: FeatureOrigin, *, source: WeightSource | None = None, device: str | None = None
+) -> PatchEncoder:
+    """The encoder of this origin, which must have the very weights that made the features."""
+    encoder = load_encoder(origin.encoder, source=source, device=device)
+    if encoder.fingerprint != origin.fingerprint:
+        raise InputError(
+            f"The weights of '{origin.encoder}' here are not those that made the features of the run. "
+            "Give the same weights with --weights, or encode the cohort and train again."
+        )
+    return encoder
+
+
+def unknown_origin(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{path} does not state '{what}': simulated or imported features have no encoder that new slides could be put through. "
+        "Encode the slides with 'gcemil encode' and train on that cohort."
+    )

@@ -25,7 +25,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.origin import encoded_grid
+from gcemil.features.extract import encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
 from gcemil.prefilter.distil import measure_utility

@@ -29,7 +29,7 @@ from gcemil.bags.patching import PatchingRules, rules_fingerprint
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag
-from gcemil.features.origin import FeatureOrigin, encoded_grid, one_origin
+from gcemil.features.extract import FeatureOrigin, encoded_grid, one_origin
 from gcemil.files import write_json
 from gcemil.model import GceMil
 from gcemil.prefilter.certificate import (

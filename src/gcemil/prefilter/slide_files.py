@@ -25,9 +25,14 @@ from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.extract import EncodeSettings, encode_patches
+from gcemil.features.extract import (
+    EncodeSettings,
+    FeatureOrigin,
+    encode_patches,
+    feature_origin,
+    matching_encoder,
+)
 from gcemil.features.loaders import WeightSource
-from gcemil.features.origin import FeatureOrigin, feature_origin, matching_encoder
 from gcemil.model import GceMil
 from gcemil.prefilter.certificate import KeptAnswer, answer_from_kept
 from gcemil.prefilter.student import (

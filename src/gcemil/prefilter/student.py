@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from gcemil.config import Settings
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.features.origin import FeatureOrigin
+from gcemil.features.extract import FeatureOrigin
 from gcemil.files import checked, is_file, parse_json, write_bytes
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview

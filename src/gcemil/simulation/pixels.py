@@ -255,9 +255,7 @@ def _measure_shares(
     """The values of a mask apart from 0, and the share of every patch that each covers."""
     values = np.unique(mask[mask > 0]).astype(np.int64)
     corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
-    found = [
-        covered_share(mask == value, corner[:, 0], corner[:, 1], width=wide, height=wide) for value in values
-    ]
+    found = [covered_share(mask == value, corner, (wide, wide)) for value in values]
     return values, np.stack(found, axis=1) if found else np.zeros((len(coords), 0))
 
 

@@ -25,9 +25,15 @@ from gcemil.bags.loader import sample_patches
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
 from gcemil.simulation.layout import Layout, draw_layout
-from gcemil.simulation.plan import CasePlan, Region
+from gcemil.simulation.plan import (
+    CasePlan,
+    Region,
+    corrupt_labels,
+    draw_outcomes,
+    plan_classification,
+    plan_survival,
+)
 from gcemil.simulation.profile import Dials, Profile, find_size, load_profile, patch_bounds, resolve_dials
-from gcemil.simulation.targets import corrupt_labels, draw_outcomes, plan_classification, plan_survival
 from gcemil.simulation.world import (
     Latents,
     World,

@@ -14,15 +14,12 @@ Banks of prompts:
 specific   the eight prompts of the disease family; one whose concept no patch shows has no tissue behind it
 generic    prompts of pathology in general; each sees the direction common to a kind of tissue
 unrelated  another organ's prompts; none has tissue behind it here, even where the words coincide
-
-Random streams have names, so that one part of a cohort can change without moving the draws of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 from jaxtyping import Float, Float16, Float32
@@ -30,6 +27,7 @@ from numpy.random import Generator
 
 from gcemil.families import GENERIC_FAMILY
 from gcemil.simulation.layout import Layout, smooth_fields
+from gcemil.simulation.plan import stream
 from gcemil.simulation.profile import (
     Concept,
     Dials,
@@ -62,12 +60,6 @@ KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
     "adipose": ("adipose",),
 }
 """What a generic prompt sees, by the first of its words found here."""
-
-
-def stream(seed: int, *words: str | int) -> Generator:
-    """The generator that belongs to this seed and these words, on every machine."""
-    keys = [crc32(str(word).encode()) for word in words]
-    return np.random.default_rng(np.random.SeedSequence([seed, *keys]))
 
 
 @dataclass(frozen=True, eq=False)

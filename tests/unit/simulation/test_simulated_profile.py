@@ -3,6 +3,7 @@
 import pytest
 
 from gcemil.errors import UsageError
+from gcemil.simulation.plan import class_counts, true_label
 from gcemil.simulation.profile import (
     Profile,
     family_prompts,
@@ -11,7 +12,6 @@ from gcemil.simulation.profile import (
     profile_names,
     resolve_dials,
 )
-from gcemil.simulation.targets import class_counts, true_label
 
 SLIDES_IN_PAPER = {
     "bracs": 525,

@@ -10,6 +10,7 @@ from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
+from gcemil.simulation.plan import class_counts, log_risk
 from gcemil.simulation.profile import (
     SIZES,
     Dials,
@@ -20,7 +21,6 @@ from gcemil.simulation.profile import (
     profile_names,
 )
 from gcemil.simulation.simulate import case_sites, simulate, site_preference
-from gcemil.simulation.targets import class_counts, log_risk
 
 FEW_PAIRS = {"pairs": 100}
 

@@ -22,10 +22,10 @@ def everywhere(slide, rows=8, columns=8):
 
 def test_covered_share_by_hand():
     mask = np.array([[1, 0], [0, 0]], bool)
-    left, top = np.array([0.0, 0.5, 1.0, -0.5, 0.0]), np.array([0.0, 0.5, 1.0, -0.5, 0.0])
-    share = covered_share(mask, left, top, width=1.0, height=1.0)
+    corners = np.array([0.0, 0.5, 1.0, -0.5, 0.0]).repeat(2).reshape(-1, 2)
+    share = covered_share(mask, corners, (1.0, 1.0))
     assert share.tolist() == pytest.approx([1.0, 0.25, 0.0, 0.25, 1.0])
-    assert covered_share(mask, left[:1], top[:1], width=2.0, height=2.0).tolist() == pytest.approx([0.25])
+    assert covered_share(mask, corners[:1], (2.0, 2.0)).tolist() == pytest.approx([0.25])
 
 
 def test_a_full_grid_in_rows():

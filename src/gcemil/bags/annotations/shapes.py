@@ -31,6 +31,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from gcemil.errors import InputError, error_text
 from gcemil.files import is_file, read_text
+from gcemil.slides.grid import box_shares
 
 Role = Literal["tumour", "exclusion"]
 Vertices = Float[np.ndarray, "v 2"]
@@ -284,28 +285,3 @@ def _filled(vertices: Vertices, height: int, width: int) -> Canvas:
     column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)
     crossings = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
     return np.cumsum(crossings.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1
-
-
-def box_shares(canvas: Canvas, low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]) -> Overlap:
-    """Share of each box (x, y in canvas pixels, fractions allowed) that is set; nothing is set outside."""
-    height, width = canvas.shape
-    sums = np.zeros((height + 1, width + 1), dtype=np.int32)
-    np.cumsum(canvas, axis=0, dtype=np.int32, out=sums[1:, 1:])
-    np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
-
-    def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        # The area set above and left of a point is bilinear inside a pixel, so the interpolation is exact.
-        x, y = np.clip(x, 0, width), np.clip(y, 0, height)
-        column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
-        right, down = x - column, y - row
-        upper = sums[row, column] * (1 - right) + sums[row, column + 1] * right
-        lower = sums[row + 1, column] * (1 - right) + sums[row + 1, column + 1] * right
-        return upper * (1 - down) + lower * down
-
-    inside = (
-        area(high[:, 0], high[:, 1])
-        - area(low[:, 0], high[:, 1])
-        - area(high[:, 0], low[:, 1])
-        + area(low[:, 0], low[:, 1])
-    )
-    return np.clip(inside / (high - low).prod(axis=1), 0, 1)

@@ -21,8 +21,8 @@ from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
 from gcemil.bags.foreign.splits import has_splits, placed_folds, read_splits
 from gcemil.bags.foreign.torchmil import patch_truth
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import whole_folder
 
@@ -51,7 +51,7 @@ def import_cohort(
     anchors: str | None = None,
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
-    with strangers_files():
+    with untrusted_files():
         folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         if labels is None:
             table = _own_labels(folder, encoder)

@@ -23,8 +23,8 @@ from gcemil.bags.foreign.source import Facts, FeatureLayout
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.tensorfile import tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import RawTable, read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import InputError, UsageError, error_text
 from gcemil.files import read_json
 
@@ -66,7 +66,7 @@ def inspect(path: Path) -> Inspection:
         raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
     if not is_there:
         raise InputError(f"{path} does not exist.")
-    with strangers_files():
+    with untrusted_files():
         return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.recipes import import_recipe, load_recipe, recipe_names
+from gcemil.bags.foreign.recipes import import_recipe, load_recipe, recipe_names
 from gcemil.errors import CohortError, UsageError
 
 
@@ -261,7 +261,7 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
 def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
     plan = load_recipe("panda")
     changed = plan.model_copy(update={"expected": plan.expected.model_copy(update={"slides": 1})})
-    monkeypatch.setattr("gcemil.bags.recipes.load_recipe", lambda name: changed)
+    monkeypatch.setattr("gcemil.bags.foreign.recipes.load_recipe", lambda name: changed)
     labels = write_table(
         tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
     )

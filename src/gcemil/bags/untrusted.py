@@ -6,7 +6,7 @@ what readers do: names, types, attributes, chunk indexes, first and last rows. W
 is refused with a sentence; so is one that the library objects to. The rest is for readers to judge.
 
 Every file of HDF5's older format is looked at, once by each process, because that format has no checksums (CLAM's,
-TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is.
+TRIDENT's and STAMP's files have it, ours do not). Inside `untrusted_files`, every file is.
 
 The helper lives as long as its line: it ends when that is closed, as it is when its parent dies however that happens, and
 after some idle seconds. It says that it has taken a question before it opens the file, so a helper that had just left is
@@ -49,7 +49,7 @@ _all_are_strange: ContextVar[bool] = ContextVar("_all_are_strange", default=Fals
 
 
 @contextmanager
-def strangers_files() -> Iterator[None]:
+def untrusted_files() -> Iterator[None]:
     """Every HDF5 file that is opened inside is looked at first, whatever its format."""
     token = _all_are_strange.set(True)
     try:
@@ -138,7 +138,7 @@ def _verdict(answer: str | None, code: int | None) -> str:
 def _started() -> subprocess.Popen[bytes]:
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gcemil.bags.strangers"],
+        [sys.executable, "-P", "-m", "gcemil.bags.untrusted"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

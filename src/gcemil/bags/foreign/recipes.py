@@ -31,8 +31,8 @@ from gcemil.bags.foreign.source import (
     stripped_line,
     tcga_case_id,
 )
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, UsageError
 from gcemil.resources import read_shipped, shipped_names
 
@@ -121,7 +121,7 @@ def import_recipe(
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets."""
     plan = load_recipe(name)
-    with strangers_files():
+    with untrusted_files():
         folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         table = _read_recipe_table(plan, folder, labels)
         return write_cohort(
