@@ -171,6 +171,7 @@ def _owns_loose(names: Names) -> bool:
 
 LAYOUT = FeatureLayout(
     tool="clam",
+    name="CLAM",
     title="CLAM features",
     read=lambda source, options: read_clam(
         source, coords_dir=options.coords_dir, patch_size=options.patch_size

@@ -20,7 +20,6 @@ from gcemil.bags.foreign.label_tables import LabelTable, class_order, cohort_cla
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
 from gcemil.bags.foreign.splits import has_splits, placed_folds, read_splits
-from gcemil.bags.foreign.torchmil import patch_truth
 from gcemil.bags.tables import read_raw_table
 from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
@@ -214,8 +213,8 @@ def _place(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     """Link or convert one slide, and its patch labels if it has any; True when linked."""
     target = cohort.feature_file(slide.slide_id)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if slide.patch_labels is not None:
-        store.write(cohort.truth_file(slide.slide_id), patch_truth(slide))
+    if slide.read_truth is not None:
+        store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
         try:
             target.symlink_to(slide.path.resolve())

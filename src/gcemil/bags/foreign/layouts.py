@@ -1,4 +1,4 @@
-"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one line here."""
+"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one entry here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     """The features folder, read by the reader of the tool that wrote it."""
     layout = find_layout(source)
     if layout is None:
+        *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is no features folder of CLAM, TRIDENT, STAMP or torchmil. Try 'gcemil inspect {source}'."
+            f"{source} is no features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
         )
     return layout.read(source, options)

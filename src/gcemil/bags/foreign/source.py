@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
+from numpy.typing import NDArray
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
@@ -31,6 +32,7 @@ _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 Rows = tuple[FeatureRows, CoordRows | None]
 Names = Set[str]
 Attributes = Mapping[str, Any]
+Truth = dict[str, NDArray[Any]]
 Facts = tuple[tuple[str, str], ...]
 Mpp = float | Mapping[str, float] | None
 """Micrometres per level-0 pixel: of all slides, or by slide."""
@@ -93,7 +95,8 @@ class ForeignSlide:
     patch_size: LevelZeroPx | None
     linkable: bool
     load: Callable[[], Rows]
-    patch_labels: Path | None = None
+    read_truth: Callable[[], Truth] | None = None
+    """What truth/<slide>.h5 is to hold, where the layout labels patches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +128,9 @@ class FeatureLayout:
     """How one tool lays out its features: how a folder or file of it is told, named, described and read."""
 
     tool: str
+    """As the card of a cohort has it."""
+    name: str
+    """As messages have it."""
     title: str
     """Of a folder."""
     read: Callable[[Path, ReadOptions], ForeignFolder]

@@ -169,6 +169,7 @@ def _describe_file(path: Path) -> Facts:
 
 LAYOUT = FeatureLayout(
     tool="stamp",
+    name="STAMP",
     title="STAMP features",
     read=lambda source, options: read_stamp(source, mpp=options.mpp, patch_size=options.patch_size),
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,

@@ -7,7 +7,7 @@ coords} with root/splits.csv. An .h5 file holds one dataset, named after its fol
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     Rows,
+    Truth,
     as_float,
     plain_ids,
     refuse_other_types,
@@ -94,14 +95,12 @@ def bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
     return {ids[path.name]: _scalar(path) for path in files}
 
 
-def patch_truth(slide: ForeignSlide) -> dict[str, NDArray[Any]]:
+def _read_truth(slide: ForeignSlide, patch_labels: Path) -> Truth:
     """Evidence and its connected regions, from the patch labels of a bag."""
-    if slide.patch_labels is None:
-        return {}
-    evidence = (np.ravel(read_array(slide.patch_labels, "inst_labels")) > 0).astype(np.uint8)
+    evidence = (np.ravel(read_array(patch_labels, "inst_labels")) > 0).astype(np.uint8)
     if len(evidence) != slide.n_patches:
         raise CohortError(
-            f"{slide.patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
+            f"{patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
         )
     coords = slide.load()[1]
     if coords is None:
@@ -135,8 +134,13 @@ def _slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | Non
     coords_file = _partner(folders.coords, path)
     size, scale = _grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load, path, coords_file, scale)
-    truth = _partner(folders.patch_labels, path)
-    return ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load, truth)
+    slide = ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load)
+    patch_labels = _partner(folders.patch_labels, path)
+    return (
+        slide
+        if patch_labels is None
+        else replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
+    )
 
 
 def _grid(
@@ -218,6 +222,7 @@ def _owns_folder(folder: Path, names: Names) -> bool:
 
 LAYOUT = FeatureLayout(
     tool="torchmil",
+    name="torchmil",
     title="torchmil bags",
     read=lambda source, options: read_torchmil(
         source, encoder=options.encoder, patch_size=options.patch_size

@@ -132,6 +132,7 @@ def _describe_file(path: Path) -> Facts:
 
 LAYOUT = FeatureLayout(
     tool="trident",
+    name="TRIDENT",
     title="TRIDENT features",
     read=lambda source, options: read_trident(source, encoder=options.encoder, patch_size=options.patch_size),
     owns_folder=_owns_folder,
