@@ -41,10 +41,10 @@ class GcemilError(Exception):
         # Not a pattern of spaces: on a megabyte of them it takes hours.
         lines = [line.strip() for line in super().__str__().split("\n")]
         text = " ".join(line for line in lines if line)
-        return _shortened(printable(_shortened(text)))
+        return _shorten(printable(_shorten(text)))
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Both ends matter: the file stands first, the remedy last."""
     half = LONGEST_MESSAGE // 2
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"

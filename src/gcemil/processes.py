@@ -89,7 +89,7 @@ class WorkerPool(Generic[Job, Answer]):
     def ended(self, timeout: float) -> list[Ended[Job, Answer]]:
         """What ended since the last call; waits up to `timeout` seconds for something to end."""
         links = [link for link in wait(list(self._busy), timeout) if isinstance(link, Connection)]
-        return [self._received(link) for link in links]
+        return [self._receive_answer(link) for link in links]
 
     def _ready_worker(self) -> _Worker:
         """One that waits for work, or a new one; a waiting one may have died meanwhile."""
@@ -103,7 +103,7 @@ class WorkerPool(Generic[Job, Answer]):
         with environment(self._variables(slot)):
             return _Worker(slot, self._work)
 
-    def _received(self, link: Connection) -> Ended[Job, Answer]:
+    def _receive_answer(self, link: Connection) -> Ended[Job, Answer]:
         worker, job = self._busy.pop(link)
         try:
             done, value = link.recv()
@@ -146,12 +146,12 @@ def run_jobs(
 
 def tell_slide(bag_id: str) -> None:
     """Leave word of the slide that is worked on, for the case that this worker dies."""
-    _leave_word(0, bag_id)
+    _note_place(0, bag_id)
 
 
 def tell_reading(bag_id: str) -> None:
     """Leave word of the slide that is being read."""
-    _leave_word(1, bag_id)
+    _note_place(1, bag_id)
 
 
 def end_with_parent() -> None:
@@ -252,10 +252,10 @@ def _serve(link: Connection, places: tuple[Any, Any]) -> None:
             return
         tell_slide("")
         tell_reading("")
-        link.send(_answered(function, job))
+        link.send(_run_job(function, job))
 
 
-def _answered(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
+def _run_job(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
     """Whether the job succeeded, and its answer or what it raised."""
     try:
         return True, function(job)
@@ -268,7 +268,7 @@ def _answered(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
         return False, error
 
 
-def _leave_word(place: int, text: str) -> None:
+def _note_place(place: int, text: str) -> None:
     if _places is not None:
         _places[place].value = text.encode()[: PLACE_BYTES - 1]
 
@@ -284,12 +284,12 @@ def _memory_kills() -> int:
     """Processes that Linux ended for want of memory, in our control group where it counts them."""
     with suppress(OSError, ValueError, IndexError):
         group = Path("/proc/self/cgroup").read_text(encoding="ascii").split("::", 1)[1].splitlines()[0]
-        return _counted(Path(f"/sys/fs/cgroup{group}/memory.events"))
+        return _count_kills(Path(f"/sys/fs/cgroup{group}/memory.events"))
     with suppress(OSError, ValueError):
-        return _counted(Path("/proc/vmstat"))
+        return _count_kills(Path("/proc/vmstat"))
     return 0
 
 
-def _counted(path: Path) -> int:
+def _count_kills(path: Path) -> int:
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return sum(int(words[1]) for words in lines if words[0] == "oom_kill")

@@ -39,7 +39,7 @@ from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.recipes import import_recipe
-from gcemil.bags.foreign.splits import placed_folds, read_splits
+from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
@@ -62,7 +62,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.exports.certificate import read_certificate
 from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
-from gcemil.features.extract import encoded_grid, feature_origin
+from gcemil.features.extract import read_encoded_grid, read_feature_origin
 from gcemil.features.pairs import write_pairs
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
@@ -366,7 +366,7 @@ def read_foreign_splits(folder: Path) -> None:
     sources = [folder / name for name in ("clam", "bool", "panther", "own", "splits.json", "torchmil.csv")]
     each(
         *(partial(inspect, source) for source in sources),
-        *(lambda source=source: placed_folds(read_splits(source), rows) for source in sources),
+        *(lambda source=source: match_folds(read_splits(source), rows) for source in sources),
     )
 
 
@@ -578,7 +578,7 @@ def build_patches(folder: Path) -> None:
 
 
 def read_patches(folder: Path, damaged: Sequence[Path]) -> None:
-    readers = (read_patch_file, read_origin, inspect, feature_origin, encoded_grid)
+    readers = (read_patch_file, read_origin, inspect, read_feature_origin, read_encoded_grid)
     each(*(partial(reader, path) for path in damaged for reader in readers))
 
 

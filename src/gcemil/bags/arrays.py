@@ -35,15 +35,15 @@ def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
         raise StoreError(
             f"{path}: 'features' is one number, not (patches, dimension). Extract the slide again."
         )
-    return features.shape[0], None if coords is None else checked_coords(coords, path)
+    return features.shape[0], None if coords is None else check_coords(coords, path)
 
 
 def read_coords(path: Path) -> NDArray[np.int64]:
     """The coordinates of a feature or patch file."""
-    return checked_coords(store.read(path, "coords"), path)
+    return check_coords(store.read(path, "coords"), path)
 
 
-def checked_coords(coords: store.Array, path: Path) -> NDArray[np.int64]:
+def check_coords(coords: store.Array, path: Path) -> NDArray[np.int64]:
     """Coordinates as int64; ones that no patch of a slide can have are refused."""
     if problem := coords_problem(coords):
         raise StoreError(f"{path}: {problem}. Extract the slide again, or convert it with 'gcemil import'.")

@@ -79,7 +79,7 @@ class Bag:
         shift = next(span.shift for span in self.spans if span.slide_id == slide_id)
         return self.coords[self.rows_of(slide_id)] - np.array([shift, 0], dtype=self.coords.dtype)
 
-    def sampled(self, rows: RowIndex) -> Bag:
+    def take_rows(self, rows: RowIndex) -> Bag:
         """The bag restricted to sorted rows; a slide without a row left keeps an empty span."""
         edges = [int(np.searchsorted(rows, edge)) for span in self.spans for edge in (span.start, span.stop)]
         spans = tuple(

@@ -148,7 +148,7 @@ class Cohort:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
         layout = layout or self.layout(spec)
         parts = [self._read_features(span.slide_id, rows_in(span, rows)) for span in layout.spans]
-        chosen = layout if rows is None else layout.sampled(rows)
+        chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     @property

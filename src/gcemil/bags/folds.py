@@ -64,8 +64,8 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     if len(groups) < n_folds:
         raise CohortError(f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds.")
     generator = np.random.default_rng(seed)
-    fold_of = _dealt(_strata(groups), n_folds, generator)
-    validates = {name: bool(position % 2) for name, position in _position_in_fold(fold_of).items()}
+    fold_of = _deal_cases(_group_by_stratum(groups), n_folds, generator)
+    validates = {name: bool(position % 2) for name, position in _number_within_folds(fold_of).items()}
     folds = []
     for k in range(n_folds):
         parts: dict[str, Part] = {}
@@ -186,7 +186,7 @@ def _is_no_fold(name: str) -> bool:
     return name != CARD and not re.fullmatch(r"fold_.*\.csv", name)
 
 
-def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
+def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
     """Cases by label, or by event and the quartile of their time among cases with that event."""
     strata: dict[tuple[str, int], list[str]] = defaultdict(list)
     times = {
@@ -204,7 +204,9 @@ def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str
     return strata
 
 
-def _dealt(strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator) -> dict[str, int]:
+def _deal_cases(
+    strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator
+) -> dict[str, int]:
     """Round-robin over the folds, going on where the last stratum stopped, so that folds stay equal in size."""
     fold_of: dict[str, int] = {}
     position = 0
@@ -216,7 +218,7 @@ def _dealt(strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Ge
     return fold_of
 
 
-def _position_in_fold(fold_of: dict[str, int]) -> dict[str, int]:
+def _number_within_folds(fold_of: dict[str, int]) -> dict[str, int]:
     """A running number per case within its fold, in the order of dealing, so that halves are stratified too."""
     counters: dict[int, int] = defaultdict(int)
     positions = {}

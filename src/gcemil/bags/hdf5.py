@@ -34,7 +34,7 @@ MAX_ATTRIBUTE_BYTES = 2**20
 MAX_ATTRIBUTE_TEXTS = 256
 BLOCK_BYTES = 8 * 2**20
 """Rows are read and compared in blocks of about this size."""
-NAMES_TOLD = 10
+NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def list_datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Datas
 def get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     item = find_dataset(file, path, name)
     if item is None:
-        names = [*file][: NAMES_TOLD + 1]
-        listed = ", ".join(names[:NAMES_TOLD]) + (" …" if len(names) > NAMES_TOLD else "")
+        names = [*file][: NAMES_SHOWN + 1]
+        listed = ", ".join(names[:NAMES_SHOWN]) + (" …" if len(names) > NAMES_SHOWN else "")
         raise StoreError(
             f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
         )

@@ -35,7 +35,7 @@ from gcemil.bags.hdf5 import (
     to_native,
     to_plain_value,
 )
-from gcemil.bags.untrusted import REMEDY, look_first
+from gcemil.bags.untrusted import REMEDY, examine_first
 from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
 
@@ -82,7 +82,7 @@ FAULTS = (
 def _open_file(path: Path) -> Iterator[h5py.File]:
     """The file for reading; a missing or damaged one is a StoreError that names it."""
     with _translate_faults(path):
-        look_first(path)
+        examine_first(path)
         with h5py.File(path, "r") as file:
             yield file
 

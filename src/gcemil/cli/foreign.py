@@ -73,10 +73,10 @@ def import_(
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.recipes import import_recipe
-    from gcemil.bags.foreign.stamp import given_mpp
+    from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.cli.console import print_json, say
 
-    resolution = None if mpp is None else given_mpp(mpp)
+    resolution = None if mpp is None else parse_mpp(mpp)
     if recipe is not None:
         report = import_recipe(
             recipe,

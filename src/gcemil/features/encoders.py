@@ -22,7 +22,7 @@ from gcemil.features.loaders import (
     efficientnet_lite0,
     from_timm,
     import_timm,
-    missing_weights,
+    missing_weights_error,
     virchow2,
 )
 
@@ -105,13 +105,13 @@ class PatchEncoder:
 
 def load_encoder(name: str, *, source: WeightSource | None = None, device: str | None = None) -> PatchEncoder:
     """The encoder of this name with its weights; a GPU is used where there is one."""
-    return ready_encoder(name, encoder_spec(name), source=source, device=device)
+    return prepare_encoder(name, find_encoder_spec(name), source=source, device=device)
 
 
-def encoder_spec(name: str) -> EncoderSpec:
+def find_encoder_spec(name: str) -> EncoderSpec:
     """The line of the table, or what timm says of one of its own models."""
     if name.startswith(TIMM_PREFIX):
-        return timm_spec(name.removeprefix(TIMM_PREFIX))
+        return _timm_spec(name.removeprefix(TIMM_PREFIX))
     if name not in ENCODERS:
         raise UsageError(
             f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, or any model of timm as 'timm:<name>'."
@@ -119,7 +119,7 @@ def encoder_spec(name: str) -> EncoderSpec:
     return ENCODERS[name]
 
 
-def timm_spec(model: str) -> EncoderSpec:
+def _timm_spec(model: str) -> EncoderSpec:
     """How timm prepares pixels for one of its models; the width is measured once it is loaded."""
     timm = import_timm()
     if not timm.is_model(model):
@@ -132,12 +132,12 @@ def timm_spec(model: str) -> EncoderSpec:
     )
 
 
-def ready_encoder(
+def prepare_encoder(
     name: str, spec: EncoderSpec, *, source: WeightSource | None = None, device: str | None = None
 ) -> PatchEncoder:
     """The weights loaded, tried on one blank patch, and hashed."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = _loaded(name, spec, source or WeightSource()).eval().requires_grad_(False).to(chosen)
+    network = _load_network(name, spec, source or WeightSource()).eval().requires_grad_(False).to(chosen)
     encoder = PatchEncoder(name, spec, network, chosen, "")
     width = encoder(np.zeros((1, spec.input_px, spec.input_px, 3), dtype=np.uint8)).shape[-1]
     if spec.dim not in (0, width):
@@ -145,10 +145,10 @@ def ready_encoder(
             f"These weights give {width} features per patch, '{name}' has {spec.dim}. Give the weights of {spec.page}."
         )
     measured = replace(spec, dim=width)
-    return replace(encoder, spec=measured, fingerprint=_fingerprint(network, measured))
+    return replace(encoder, spec=measured, fingerprint=_encoder_fingerprint(network, measured))
 
 
-def _loaded(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
+def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
     try:
         return spec.load(source)
     except GcemilError:
@@ -157,10 +157,10 @@ def _loaded(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
         Exception
     ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
         offline = f"--encoder {OFFLINE_ENCODER}, which needs no download"
-        raise missing_weights(name, spec.page, spec.licence, offline, error) from error
+        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
 
 
-def _fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
+def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
     prepared = {key: value for key, value in asdict(spec).items() if key in ("dim", "input_px", "colours")}
     digest = hashlib.sha256(repr(sorted(prepared.items())).encode())
     digest.update(weights_fingerprint(network).encode())

@@ -25,7 +25,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.extract import encoded_grid
+from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
 from gcemil.prefilter.distil import measure_utility
@@ -153,10 +153,10 @@ def measure_cost(
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
     found: list[SlideCost] = []
     # The first batch of a process allocates memory that all later ones find there.
-    first = encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
+    first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
     filtered.predict(_find_file(specs[0], slides), mpp=first.mpp, clock=clock)
     for done, spec in enumerate(specs, start=1):
-        path, grid = _find_file(spec, slides), encoded_grid(cohort.feature_file(spec.slide_ids[0]))
+        path, grid = _find_file(spec, slides), read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
         order = (whole, filtered) if done % 2 else (filtered, whole)
         made = {one.mode: one.predict(path, mpp=grid.mpp, clock=clock) for one in order}
         _check_same_patches(spec, made["full"], expected=len(grid))

@@ -29,8 +29,8 @@ from gcemil.features.extract import (
     EncodeSettings,
     FeatureOrigin,
     encode_patches,
-    feature_origin,
-    matching_encoder,
+    load_matching_encoder,
+    read_feature_origin,
 )
 from gcemil.features.loaders import WeightSource
 from gcemil.model import GceMil
@@ -162,7 +162,7 @@ class SlidePredictor:
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
-        ready = encoder if encoder is not None else matching_encoder(origin, source=source)
+        ready = encoder if encoder is not None else load_matching_encoder(origin, source=source)
         if ready.fingerprint != origin.fingerprint:
             raise UsageError(
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
@@ -205,9 +205,9 @@ class SlidePredictor:
         if len(answers) < len(self.folds):
             return self._whole(source, slide_id, watch, "full", certified=False)
         first = answers[0]
-        evidence = slide_evidence(_wrapped_model(self.folds[0]), bag.sampled(first.rows), first.explanation)[
-            0
-        ]
+        evidence = slide_evidence(
+            _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
+        )[0]
         logits = [answer.logits for answer in answers]
         return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
 
@@ -256,7 +256,7 @@ def is_slide_file(path: Path) -> bool:
 def read_run_origin(run: Path) -> FeatureOrigin:
     """How the features were made that a run was trained on."""
     _, cohort = open_cohort(run)
-    return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
+    return read_feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 
 def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:

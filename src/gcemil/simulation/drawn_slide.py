@@ -22,7 +22,7 @@ from gcemil.files import read_picture, whole_file, write_bytes
 from gcemil.simulation.draw import Dyes, draw_tissue
 from gcemil.simulation.label_map import FINE, LabelMap, SquarePlan, grow_label_map
 from gcemil.simulation.recipes import Recipe
-from gcemil.slides.contours import outlines
+from gcemil.slides.contours import trace_outlines
 from gcemil.slides.reader import Pixels
 
 EVIDENCE_GROUP, HOLE_GROUP = "Tumor", "Exclusion"
@@ -44,7 +44,7 @@ MASK_DOWNSAMPLE = FINE
 """Level-0 pixels per pixel of every mask."""
 
 
-def asap_xml(regions: UInt8[np.ndarray, "h w"], names: Mapping[int, str], *, scale: int) -> bytes:
+def build_asap_xml(regions: UInt8[np.ndarray, "h w"], names: Mapping[int, str], *, scale: int) -> bytes:
     """The regions of a mask (numbers from 1, named) as an ASAP file; `scale` level-0 pixels per mask pixel."""
     root = ElementTree.Element("ASAP_Annotations")
     annotations = ElementTree.SubElement(root, "Annotations")
@@ -54,7 +54,7 @@ def asap_xml(regions: UInt8[np.ndarray, "h w"], names: Mapping[int, str], *, sca
         ElementTree.SubElement(group, "Attributes")
     holes = []
     for number in sorted(set(np.unique(regions).tolist()) - {0}):
-        for outline in outlines(regions == number):
+        for outline in trace_outlines(regions == number):
             _add_polygon(annotations, f"{names[number]} {number}", EVIDENCE_GROUP, outline.outer * scale)
             holes += [(f"{names[number]} {number} hole", hole * scale) for hole in outline.holes]
     # Readers paint in the order of the file, so holes come last.
@@ -77,7 +77,7 @@ def _add_polygon(
 
 def add_pen_mark(image: Pixels, tissue: Bool[np.ndarray, "rows columns"], generator: Generator) -> None:
     """Draw the stroke of several random ones that touches the least tissue."""
-    strokes = [_stroke(tissue.shape, generator) for _ in range(TRIES)]
+    strokes = [_draw_stroke(tissue.shape, generator) for _ in range(TRIES)]
     stroke = min(strokes, key=lambda drawn: float((drawn * tissue).sum()))
     colour = np.array(PEN_COLOURS[int(generator.integers(len(PEN_COLOURS)))], np.float32)
     rows, columns = np.nonzero(stroke > 0)
@@ -90,7 +90,7 @@ def add_pen_mark(image: Pixels, tissue: Bool[np.ndarray, "rows columns"], genera
     under[:] = np.rint(under * (1 - opacity) + colour * opacity).astype(np.uint8)
 
 
-def _stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray, "h w"]:
+def _draw_stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray, "h w"]:
     """A bent line near a side of the slide, from 0 (glass) to 1 (ink)."""
     height, width = shape[0], shape[1]
     line = Image.new("L", (width, height))
@@ -106,7 +106,7 @@ def _stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray,
     return (np.asarray(line) / np.float32(255)).astype(np.float32)
 
 
-def write_pyramid(path: Path, image: Pixels, mpp: float) -> None:
+def write_pyramid_tiff(path: Path, image: Pixels, mpp: float) -> None:
     """Levels of 1, 4, 16, … in one file that appears whole or not at all; equal images give equal bytes."""
     try:
         import tifffile
@@ -163,9 +163,9 @@ def write_drawn_slide(
     _save_mask(mask_path(folder, "concept", slide_id), labels.texture)
     _save_mask(mask_path(folder, "evidence", slide_id), labels.evidence)
     _save_mask(mask_path(folder, "tissue", slide_id), np.where(labels.tissue, np.uint8(255), np.uint8(0)))
-    xml = asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
+    xml = build_asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
     write_bytes(folder / "annotations" / f"{slide_id}.xml", xml)
-    write_pyramid(slide_path(folder, slide_id), slide.image, DRAWN_MPP)
+    write_pyramid_tiff(slide_path(folder, slide_id), slide.image, DRAWN_MPP)
 
 
 def slide_path(folder: Path, slide_id: str) -> Path:

@@ -156,12 +156,12 @@ def draw_tissue_cells(n_patches: int, pieces_max: int, generator: Generator) -> 
     scale = max(2.0, np.sqrt(n_patches) / 4)
     landscape = 0.35 * smooth_fields(canvas, scale, 1, generator)[:, 0]
     position = canvas / np.array([height, width])
-    landscape += _elliptic_pieces(position, int(generator.integers(1, pieces_max + 1)), generator)
+    landscape += _draw_pieces(position, int(generator.integers(1, pieces_max + 1)), generator)
     chosen = np.sort(np.argsort(-landscape, kind="stable")[:n_patches])
     return canvas[chosen]
 
 
-def _elliptic_pieces(
+def _draw_pieces(
     position: Float[np.ndarray, "cells 2"], n_pieces: int, generator: Generator
 ) -> Float[np.ndarray, "cells"]:
     """The nearest piece's landscape: 0 at its centre, falling outwards."""

@@ -18,8 +18,8 @@ from gcemil.slides.reader import (
     SlideReader,
     level0_length,
     magnification,
+    patch_positions,
     physical_side,
-    positions,
     read_region,
 )
 from gcemil.slides.tissue import TissueMask
@@ -133,15 +133,17 @@ def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings |
     chosen = settings or PatchSettings()
     refuse_coarse(slide, chosen)
     bounds = slide.bounds
-    columns = positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
-    rows = positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    columns = patch_positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
-    share = tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
+    share = measure_tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
     kept = share >= chosen.min_tissue
     return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
 
 
-def tissue_share(coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask) -> Float[np.ndarray, "n"]:
+def measure_tissue_share(
+    coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask
+) -> Float[np.ndarray, "n"]:
     """Share of tissue in each square patch of this level-0 side."""
     scale_x, scale_y = tissue.scale
     corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale

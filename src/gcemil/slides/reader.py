@@ -71,7 +71,7 @@ def level0_length(length: Microns, mpp: float) -> float:
     return length / mpp
 
 
-def positions(
+def patch_positions(
     origin: LevelZeroPx, extent: LevelZeroPx, *, side: Microns, step: Microns, mpp: float
 ) -> Int[np.ndarray, "k"]:
     """Where patches begin along one axis so that all of them end inside the extent."""
@@ -158,7 +158,7 @@ class OpenSlideReader:
                 f"Slide '{self.name}': level {level} cannot be read at ({x}, {y}) ({error}). "
                 "The file is damaged; copy it again or leave it out."
             ) from error
-        return on_white(np.asarray(read))
+        return blend_on_white(np.asarray(read))
 
 
 @contextmanager
@@ -180,12 +180,12 @@ def open_slide(
             "copy it again or leave it out."
         ) from error
     try:
-        yield OpenSlideReader(path, handle, resolved_mpp(path, handle.properties, mpp, fallback_mpp))
+        yield OpenSlideReader(path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp))
     finally:
         handle.close()
 
 
-def resolved_mpp(
+def resolve_mpp(
     path: Path, properties: Mapping[str, str], given: float | None, fallback: float | None
 ) -> float:
     """The pixel size given for this slide, else the one its file states, else the fallback."""
@@ -204,7 +204,7 @@ def resolved_mpp(
 
 def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
     """The pixel size in the file's properties; None where it is absent or that of a photograph."""
-    sides = [_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
+    sides = [_parse_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
     known = [side for side in sides if side is not None and is_plausible(side)]
     if len(known) < 2:
         return known[0] if known and None in sides else None
@@ -220,7 +220,7 @@ def scanned_bounds(properties: Mapping[str, str], dimensions: tuple[int, int]) -
     """OpenSlide's bounds cut to the slide; formats without them were scanned as a whole."""
     width, height = dimensions
     x, y, wide, high = (
-        _number(properties.get(f"openslide.bounds-{key}")) for key in ("x", "y", "width", "height")
+        _parse_number(properties.get(f"openslide.bounds-{key}")) for key in ("x", "y", "width", "height")
     )
     left, top = max(0, round(x or 0)), max(0, round(y or 0))
     right = min(width, left + round(wide)) if wide else width
@@ -228,7 +228,7 @@ def scanned_bounds(properties: Mapping[str, str], dimensions: tuple[int, int]) -
     return Bounds(LevelZeroPx(left), LevelZeroPx(top), LevelZeroPx(right - left), LevelZeroPx(bottom - top))
 
 
-def on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
+def blend_on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
     """Transparent pixels over white."""
     alpha = rgba[..., 3:]
     if (alpha == 255).all():
@@ -237,7 +237,7 @@ def on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
     return np.rint(rgba[..., :3] * share + 255 * (1 - share)).astype(np.uint8)
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:

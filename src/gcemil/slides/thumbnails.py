@@ -33,13 +33,13 @@ class SheetEntry:
     is_fault: bool = False
 
 
-def thumbnail(slide: SlideReader) -> Pixels:
+def read_thumbnail(slide: SlideReader) -> Pixels:
     """The scanned part of the slide, its longer side at most 1024 pixels."""
     downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / LONGEST_SIDE)
     return read_overview(slide, slide.mpp * downsample)
 
 
-def kept_picture(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:
+def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:
     """The thumbnail with the outline of the tissue and the squares of the patches; the rest is pale."""
     height, width = small.shape[:2]
     inside = np.asarray(Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST))
@@ -59,10 +59,10 @@ def save_jpeg(path: Path, image: Pixels) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+def draw_contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     """All slides side by side, 48 to a sheet."""
     per_sheet = COLUMNS * ROWS
-    return [_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
+    return [_draw_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
 
 
 def _draw_patches(image: Image.Image, tissue: TissueMask, grid: PatchGrid) -> None:
@@ -75,7 +75,7 @@ def _draw_patches(image: Image.Image, tissue: TissueMask, grid: PatchGrid) -> No
         draw.rectangle((x, y, x + wide, y + high), outline=PATCH_COLOR)
 
 
-def _sheet(entries: Sequence[SheetEntry]) -> Pixels:
+def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
     columns = min(COLUMNS, len(entries))
     rows = -(-len(entries) // columns)
     sheet = Image.new("RGB", (columns * CELL, rows * (CELL + CAPTION)), "white")
@@ -89,10 +89,10 @@ def _sheet(entries: Sequence[SheetEntry]) -> Pixels:
         color = FAULT_COLOR if entry.is_fault else (0, 0, 0)
         draw.rectangle((left, top, left + CELL - 1, top + CELL + CAPTION - 1), outline=(210, 210, 210))
         for line, text in enumerate(entry.caption.split("\n")[:2]):
-            draw.text((left + 5, top + CELL + 13 * line), _ascii(text)[:38], fill=color)
+            draw.text((left + 5, top + CELL + 13 * line), _to_ascii(text)[:38], fill=color)
     return np.asarray(sheet)
 
 
-def _ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     # The font that comes with PIL may be a bitmap without other letters.
     return text.encode("ascii", "replace").decode()

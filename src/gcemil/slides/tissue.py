@@ -79,10 +79,10 @@ class TissueMask:
 def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> TissueMask:
     """The tissue of a slide; a mask of nothing where there is none."""
     rules = settings or TissueSettings()
-    return TissueMask(tissue_mask(read_overview(slide, rules.mpp), rules), slide.bounds)
+    return TissueMask(segment_tissue(read_overview(slide, rules.mpp), rules), slide.bounds)
 
 
-def tissue_mask(image: Pixels, rules: TissueSettings) -> Mask:
+def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     """Tissue on an overview of `rules.mpp`."""
     hue, saturation, value = hue_saturation_value(image)
     smooth = ndimage.median_filter(saturation, size=3)
@@ -90,12 +90,12 @@ def tissue_mask(image: Pixels, rules: TissueSettings) -> Mask:
     per_pixel = (rules.mpp / 1000) ** 2
     ink = is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
     rejected = ndimage.binary_dilation(
-        without_small(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
+        drop_small_pieces(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
     )
     coloured = (smooth > threshold) & ~rejected
-    closed = _closed(coloured, rules.close_gap / 2 / rules.mpp) & ~rejected
-    return without_small(
-        with_holes_filled(closed, ~rejected, rules.fill_hole / per_pixel), rules.drop_speck / per_pixel
+    closed = _close_gaps(coloured, rules.close_gap / 2 / rules.mpp) & ~rejected
+    return drop_small_pieces(
+        fill_holes(closed, ~rejected, rules.fill_hole / per_pixel), rules.drop_speck / per_pixel
     )
 
 
@@ -153,13 +153,13 @@ def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
     return green | blue | red | black
 
 
-def with_holes_filled(mask: Mask, allowed: Mask, largest: float) -> Mask:
+def fill_holes(mask: Mask, allowed: Mask, largest: float) -> Mask:
     """The mask with holes of at most so many pixels filled where filling is allowed."""
     holes = ndimage.binary_fill_holes(mask) & ~mask
-    return mask | (holes & ~without_small(holes, largest) & allowed)
+    return mask | (holes & ~drop_small_pieces(holes, largest) & allowed)
 
 
-def without_small(mask: Mask, largest: float) -> Mask:
+def drop_small_pieces(mask: Mask, largest: float) -> Mask:
     """The mask without connected pieces of at most so many pixels."""
     pieces, _ = ndimage.label(mask)
     sizes = np.bincount(pieces.ravel())
@@ -175,7 +175,7 @@ def disk(radius: float) -> Mask:
     return offset[:, None] ** 2 + offset[None, :] ** 2 <= max(radius, 0) ** 2
 
 
-def _closed(mask: Mask, radius: float) -> Mask:
+def _close_gaps(mask: Mask, radius: float) -> Mask:
     # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")

@@ -155,7 +155,7 @@ def test_a_file_that_harms_the_helper_is_refused_and_the_next_is_read(
 
     monkeypatch.setattr(untrusted.subprocess, "Popen", harmed)
     with pytest.raises(StoreError, match=rf"a\.h5 cannot be read as HDF5 \({message}"):
-        untrusted.look_first(write_old(tmp_path / "a.h5"), seconds=0.2)
+        untrusted.examine_first(write_old(tmp_path / "a.h5"), seconds=0.2)
     assert store.read(write_old(tmp_path / "b.h5"), "features").shape == (4, 2)
 
 

@@ -70,21 +70,21 @@ class AsapFile:
 
 def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFile:
     """The polygons of a file; `roles` adds the meaning of further groups, or changes it."""
-    root = _parsed(path)
+    root = _parse_xml(path)
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
     meaning = {**GROUP_ROLES, **(roles or {})}
     polygons, skipped = [], []
     for position, element in enumerate(root.iter("Annotation")):
         name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
-        kind, vertices = element.get("Type", "Polygon"), _vertices_of(element, path)
+        kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
         if kind not in AREAS or len(vertices) < 3:
             skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
             continue
-        polygons.append(AnnotatedPolygon(name, group, _role_of(group, parents, meaning, path), vertices))
+        polygons.append(AnnotatedPolygon(name, group, _find_role(group, parents, meaning, path), vertices))
     return AsapFile(tuple(polygons), tuple(skipped))
 
 
-def _parsed(path: Path) -> ElementTree.Element:
+def _parse_xml(path: Path) -> ElementTree.Element:
     """The root of the document, declarations of types and entities refused."""
     text = read_text(path)
     if any(word in text for word in FORBIDDEN):
@@ -100,7 +100,7 @@ def _parsed(path: Path) -> ElementTree.Element:
     return root
 
 
-def _vertices_of(element: ElementTree.Element, path: Path) -> Vertices:
+def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
     """Level-0 pixels (x, y), sorted by `Order`."""
     found = element.findall("./Coordinates/Coordinate")
     try:
@@ -115,7 +115,7 @@ def _vertices_of(element: ElementTree.Element, path: Path) -> Vertices:
     return ordered
 
 
-def _role_of(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
+def _find_role(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
     """The meaning of the group, or of the nearest group around it that has one."""
     current, seen = group, set[str]()
     while current not in meaning and current in parents and current not in seen:
@@ -155,11 +155,13 @@ class TumourMask:
 def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Share of every patch inside the tumour polygons and outside the exclusions."""
     overlap = np.zeros(len(coords))
-    rows = np.flatnonzero(_near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
+    rows = np.flatnonzero(
+        _touches_polygons(coords, patch_size, [one for one in polygons if one.role == "tumour"])
+    )
     blocks = coords[rows] // (np.array([BLOCK, STRIP]) * patch_size)
     for block in np.unique(blocks, axis=0):
         own = rows[(blocks == block).all(axis=1)]
-        overlap[own] = _strip_overlap(coords[own], patch_size, polygons)
+        overlap[own] = _sample_overlap(coords[own], patch_size, polygons)
     return overlap
 
 
@@ -203,7 +205,7 @@ def read_mask(
             f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "
             "spans. Give downsample (1 for a mask in full resolution)."
         )
-    pixels = _tumour_pixels(values if values.ndim == 2 else values[..., 0], path, tumour_values)
+    pixels = _find_tumour(values if values.ndim == 2 else values[..., 0], path, tumour_values)
     across, down = level0[0] / pixels.shape[1], level0[1] / pixels.shape[0]
     # For a pyramid the number given is that of its first page.
     scale = 1.0 if downsample is None else downsample
@@ -222,7 +224,7 @@ def _seek_page(image: Image.Image, path: Path) -> None:
     )
 
 
-def _tumour_pixels(
+def _find_tumour(
     values: Shaped[np.ndarray, "height width"], path: Path, tumour_values: Sequence[int] | None
 ) -> Canvas:
     """White on black is understood; labels have to be named, for 1 is tumour in one file and tissue in another."""
@@ -239,7 +241,9 @@ def _tumour_pixels(
     return values == 255
 
 
-def _near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Bool[np.ndarray, "n"]:
+def _touches_polygons(
+    coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]
+) -> Bool[np.ndarray, "n"]:
     """Patches that touch the bounding box of a polygon: all others have overlap 0."""
     touched = np.zeros(len(coords), dtype=bool)
     for polygon in polygons:
@@ -248,7 +252,7 @@ def _near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]
     return touched
 
 
-def _strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
+def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Overlap of patches that lie close enough together for one canvas."""
     origin, pixel = coords.min(axis=0), patch_size / SAMPLES
     low = (coords - origin) / pixel
@@ -257,21 +261,21 @@ def _strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotate
     for role in ("tumour", "exclusion"):
         for polygon in polygons:
             if polygon.role == role:
-                _paint(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
+                _paint_polygon(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
     return box_shares(canvas, low, low + SAMPLES)
 
 
-def _paint(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
+def _paint_polygon(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
     """Set every pixel whose centre lies inside the outline (even-odd), in the outline's own window."""
     height, width = canvas.shape
     left, top = np.clip(np.floor(vertices.min(axis=0)), 0, (width, height)).astype(int).tolist()
     right, bottom = np.clip(np.ceil(vertices.max(axis=0)), 0, (width, height)).astype(int).tolist()
     if left < right and top < bottom:
-        inside = _filled(vertices - (left, top), bottom - top, right - left)
+        inside = _fill_polygon(vertices - (left, top), bottom - top, right - left)
         canvas[top:bottom, left:right][inside] = value
 
 
-def _filled(vertices: Vertices, height: int, width: int) -> Canvas:
+def _fill_polygon(vertices: Vertices, height: int, width: int) -> Canvas:
     """Pixel centres with an odd number of edges to their left."""
     start, stop = vertices, np.roll(vertices, -1, axis=0)
     low, high = np.minimum(start[:, 1], stop[:, 1]), np.maximum(start[:, 1], stop[:, 1])

@@ -61,7 +61,7 @@ def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
     return result
 
 
-def stripped_line(names: Iterable[str], *, where: str) -> tuple[str, ...]:
+def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...]:
     """One line that says how many ids lost an extension or a folder, or none."""
     changed = [name for name in names if plain_id(name) != name]
     if not changed:
@@ -161,7 +161,9 @@ def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
     return None if stride is None else LevelZeroPx(round(stride))
 
 
-def feature_rows(path: Path, layouts: dict[str, store.Layout], dataset: str = "features") -> tuple[int, int]:
+def check_feature_shape(
+    path: Path, layouts: dict[str, store.Layout], dataset: str = "features"
+) -> tuple[int, int]:
     """Patches and dimension of a feature file, checked against its coordinates without reading either."""
     if dataset not in layouts:
         raise CohortError(
@@ -194,7 +196,7 @@ def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     return layouts["features"].dtype in LINKABLE_DTYPES and whole
 
 
-def load_plain(path: Path) -> Rows:
+def load_features(path: Path) -> Rows:
     """Features and coordinates of a file laid out as ours."""
     features = as_float(store.read(path, "features"))
     return features, read_coords(path) if store.has(path, "coords") else None

@@ -13,19 +13,19 @@ from gcemil.files import refuse_special
 MAX_BESIDE = 2**20
 
 
-def tensor_shape(path: Path) -> tuple[int, ...]:
-    return tuple(_tensor(path).shape)
+def read_tensor_shape(path: Path) -> tuple[int, ...]:
+    return tuple(_load_tensor(path).shape)
 
 
 def read_tensor(path: Path) -> FeatureRows:
     """The tensor as rows of float16 or float32."""
-    tensor = _tensor(path)
+    tensor = _load_tensor(path)
     half = str(tensor.dtype) == "torch.float16"
     rows: FeatureRows = (tensor if half else tensor.float()).numpy().copy()
     return rows
 
 
-def _tensor(path: Path) -> Any:
+def _load_tensor(path: Path) -> Any:
     import torch  # the folder is read without torch until a .pt file is met
 
     refuse_special(path)

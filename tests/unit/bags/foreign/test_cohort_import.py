@@ -277,7 +277,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
     for slide in ("A", "B"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
     labels, out = clam_labels(tmp_path, "A", "B"), tmp_path / "made" / "c"
-    place, calls = cohort_import._place, []
+    place, calls = cohort_import._place_slide, []
 
     def interrupted(*arguments, **options):
         calls.append(arguments)
@@ -286,7 +286,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
         return place(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cohort_import, "_place", interrupted)
+        patched.setattr(cohort_import, "_place_slide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == []

@@ -4,7 +4,7 @@ import pytest
 
 from foreign_builders import grid, rows, torchmil_set
 from gcemil.bags.foreign.torchmil import (
-    bag_labels,
+    read_bag_labels,
     read_torchmil,
 )
 from gcemil.errors import CohortError, UsageError
@@ -18,7 +18,7 @@ def test_bags_features_coordinates_and_labels_are_read(tmp_path):
     assert [slide.patch_size for slide in folder.slides] == [512, 512]
     assert np.array_equal(features, rows(8))
     assert np.array_equal(coords, grid(8, 512))
-    assert bag_labels(tmp_path) == {"a": "1", "b": "0"}
+    assert read_bag_labels(tmp_path) == {"a": "1", "b": "0"}
 
 
 def test_coordinates_that_count_patches_are_scaled_by_the_patch_size(tmp_path):
@@ -40,7 +40,7 @@ def test_plain_parallel_folders_of_h5_are_read(tmp_path):
     slide = read_torchmil(tmp_path).slides[0]
     assert np.array_equal(slide.load()[0], rows(4))
     assert slide.patch_size == 256
-    assert bag_labels(tmp_path) == {"a": "1"}
+    assert read_bag_labels(tmp_path) == {"a": "1"}
 
 
 def test_patch_counts_without_any_size_need_one(tmp_path):
