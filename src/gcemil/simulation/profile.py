@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gcemil.bags.cohort import Task
 from gcemil.errors import ConfigError, UsageError
 from gcemil.families import AnchorPrompt, load_family
-from gcemil.resources import read_shipped, shipped_names
+from gcemil.resources import read_shipped
 
 Kind = Literal[
     "tumor", "benign", "stroma", "inflammation", "necrosis", "vessel", "adipose", "muscle", "artifact"
@@ -250,11 +250,6 @@ class Profile(Closed):
 
 def name_mimic(concept: str) -> str:
     return f"mimic of {concept}"
-
-
-def profile_names() -> list[str]:
-    """Every profile that ships with the package."""
-    return shipped_names("simulator")
 
 
 @cache

@@ -13,6 +13,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
+from gcemil.resources import shipped_names
 from gcemil.simulation.draw import STANDARD, colour_table, draw_tissue, vary_dyes
 from gcemil.simulation.drawn_slide import add_pen_mark, build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.label_map import (
@@ -38,7 +39,7 @@ from gcemil.simulation.pixels import (
     simulate_pixels,
     write_pixel_truth,
 )
-from gcemil.simulation.profile import load_profile, profile_names, resolve_dials
+from gcemil.simulation.profile import load_profile, resolve_dials
 from gcemil.simulation.recipes import RECIPES, STROMA, calm_recipe, find_recipe
 from gcemil.simulation.simulate import plan_slides
 from gcemil.simulation.world import draw_world
@@ -197,7 +198,7 @@ def test_asap_holes_come_last():
     ]
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", shipped_names("simulator"))
 def test_small_slides_have_room_for_the_plans_of_every_profile(profile):
     world = world_of(profile)
     for slide in plan_slides(world, profile, 12, (64, 64)):
@@ -302,7 +303,7 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
 
 
 def test_every_concept_of_every_profile_has_a_recipe_of_its_own():
-    for name in profile_names():
+    for name in shipped_names("simulator"):
         profile = load_profile(name)
         known = {concept.name for concept in profile.concepts if concept.imitates is None}
         assert known <= set(RECIPES), known - set(RECIPES)

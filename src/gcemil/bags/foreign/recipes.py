@@ -34,7 +34,7 @@ from gcemil.bags.foreign.source import (
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
 from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, UsageError
-from gcemil.resources import read_shipped, shipped_names
+from gcemil.resources import read_shipped
 
 Roles = Mapping[str, tuple[str, ...]]
 
@@ -93,11 +93,6 @@ class Recipe(_Closed):
     def class_of(self) -> dict[str, str]:
         """Lower-case value of the official table → class."""
         return {value.lower(): one.name for one in self.classes for value in one.values}
-
-
-def recipe_names() -> list[str]:
-    """Every recipe that ships with the package."""
-    return shipped_names("datasets")
 
 
 @cache
