@@ -24,7 +24,7 @@ import errno
 import os
 import sys
 
-LONGEST_MESSAGE = 2000
+_LONGEST_MESSAGE = 2000
 
 
 def printable(text: object) -> str:
@@ -46,8 +46,8 @@ class GcemilError(Exception):
 
 def _shorten(text: str) -> str:
     """Both ends matter: the file stands first, the remedy last."""
-    half = LONGEST_MESSAGE // 2
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"
+    half = _LONGEST_MESSAGE // 2
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
 class UsageError(GcemilError):

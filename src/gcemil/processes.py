@@ -28,12 +28,12 @@ from gcemil.errors import WorkerError
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-SPAWN = multiprocessing.get_context("spawn")
-PLACE_BYTES = 512
+_SPAWN = multiprocessing.get_context("spawn")
+_PLACE_BYTES = 512
 LAST_WORDS_S = 10.0
 """How long an ended worker may take to go before it is killed."""
 POLL_S = 0.5
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 _places: tuple[Any, Any] | None = None
 """In a worker: where it says which slide it works on, and which one it reads."""
@@ -154,11 +154,11 @@ def tell_reading(bag_id: str) -> None:
     _note_place(1, bag_id)
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """This process is to die when its parent does, also when that is killed: it would go on unseen."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have gone before; and other systems have no such signal.
     threading.Thread(target=_wait_for_parent, name="gcemil-parent-watch", daemon=True).start()
 
@@ -196,10 +196,10 @@ class _Worker:
 
     def __init__(self, slot: int, work: Callable[[Any], Any]) -> None:
         self.slot = slot
-        self.link, theirs = SPAWN.Pipe()
-        self._places = (SPAWN.RawArray("c", PLACE_BYTES), SPAWN.RawArray("c", PLACE_BYTES))
+        self.link, theirs = _SPAWN.Pipe()
+        self._places = (_SPAWN.RawArray("c", _PLACE_BYTES), _SPAWN.RawArray("c", _PLACE_BYTES))
         self._killed_before = _memory_kills()
-        self._process: SpawnProcess = SPAWN.Process(
+        self._process: SpawnProcess = _SPAWN.Process(
             target=_serve, args=(theirs, self._places), daemon=True, name=f"gcemil-worker-{slot}"
         )
         self._process.start()
@@ -239,7 +239,7 @@ def _serve(link: Connection, places: tuple[Any, Any]) -> None:
     global _places
     # Ctrl-C reaches the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    _end_with_parent()
     _places = places
     try:
         function = link.recv()
@@ -270,7 +270,7 @@ def _run_job(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
 
 def _note_place(place: int, text: str) -> None:
     if _places is not None:
-        _places[place].value = text.encode()[: PLACE_BYTES - 1]
+        _places[place].value = text.encode()[: _PLACE_BYTES - 1]
 
 
 def _wait_for_parent() -> None:

@@ -20,7 +20,7 @@ FeatureRows = Float[np.ndarray, "n d"]
 CoordRows = Int[np.ndarray, "p 2"]
 RowIndex = Int[np.ndarray, "k"]
 
-SLIDE_GAP_IN_PATCHES = 16
+_SLIDE_GAP_IN_PATCHES = 16
 """Empty patches between two slides of a case: wider than any neighbourhood a host looks at."""
 
 
@@ -115,7 +115,7 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
                 shift = right_edge - int(bag.coords[:, 0].min())
             moved = bag.coords + np.array([shift, 0], dtype=bag.coords.dtype)
             coords.append(moved)
-            right_edge = int(moved[:, 0].max()) + SLIDE_GAP_IN_PATCHES * (
+            right_edge = int(moved[:, 0].max()) + _SLIDE_GAP_IN_PATCHES * (
                 bag.patch_size or coordinate_step(bag.coords)
             )
         spans.append(SlideSpan(bag.bag_id, start, start + len(bag), shift))

@@ -29,8 +29,8 @@ from gcemil.units import LevelZeroPx
 
 Task = Literal["classification", "survival"]
 
-CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
-SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
+_CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
+_SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
 
 
 class CohortCard(BaseModel):
@@ -147,7 +147,7 @@ class Cohort:
     def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
         layout = layout or self.layout(spec)
-        parts = [self._read_features(span.slide_id, rows_in(span, rows)) for span in layout.spans]
+        parts = [self._read_features(span.slide_id, _rows_in(span, rows)) for span in layout.spans]
         chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
 
@@ -200,7 +200,7 @@ class Cohort:
                     )
 
 
-def rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
+def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
     """The rows of a bag that fall into one slide, counted from the slide's first row."""
     return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
 
@@ -250,7 +250,7 @@ def read_card(folder: Path) -> CohortCard:
 
 
 def columns_of(task: Task) -> tuple[str, ...]:
-    return CLASSIFICATION_COLUMNS if task == "classification" else SURVIVAL_COLUMNS
+    return _CLASSIFICATION_COLUMNS if task == "classification" else _SURVIVAL_COLUMNS
 
 
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:

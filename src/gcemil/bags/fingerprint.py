@@ -24,13 +24,13 @@ from gcemil.errors import CohortError, GcemilError, InputError, error_text
 from gcemil.files import read_json, refuse_special, remove_leftovers_of, write_json
 
 CACHE = ".gcemil_hashes.json"
-PAIRS = "anchor_pairs.h5"
+_PAIRS = "anchor_pairs.h5"
 SETTLED_NS = 2 * 10**9
 """A file younger than this may be written again within one tick of its times, so its hash is not kept."""
-ATTEMPTS = 3
+_ATTEMPTS = 3
 LARGE_BYTES, HOLES = 2**28, 100
 """Numbers do not compress a hundredfold, so a large file that takes so little of the disk was never written."""
-MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
+_MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
 PARTS = {
     "card": "cohort.yaml",
     "labels": "the labels",
@@ -100,7 +100,7 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
         "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
         "splits": {path.name: _hash_value(_read_parts(path)) for path in _find_split_files(cohort)},
         "anchors": {name: hashes.of(name) for name in _find_anchor_files(cohort)},
-        "pairs": {name: hashes.of(name) for name in (PAIRS,) if (cohort.folder / name).exists()},
+        "pairs": {name: hashes.of(name) for name in (_PAIRS,) if (cohort.folder / name).exists()},
         "features": {row.slide_id: hashes.of(f"features/{row.slide_id}.h5") for row in cohort.slides},
     }
     hashes.save()
@@ -109,7 +109,7 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
 
 def content_hash(path: Path) -> str:
     """SHA-256 of a whole file, in chunks; read again only when the file was touched since this process read it."""
-    for _ in range(ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         started, mark = time.time_ns(), _read_mark(path)
         if mark in _remembered:
             return _remembered[mark]
@@ -169,8 +169,8 @@ def _read_cache(path: Path) -> dict[str, tuple[Mark, str]]:
 
 
 def _parse_mark(values: Any) -> Mark:
-    if len(values) != len(MARKS) or not all(type(value) is int for value in values):
-        raise ValueError(f"a mark has {len(MARKS)} whole numbers")
+    if len(values) != len(_MARKS) or not all(type(value) is int for value in values):
+        raise ValueError(f"a mark has {len(_MARKS)} whole numbers")
     return tuple(values)
 
 

@@ -27,7 +27,7 @@ Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
 SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
-CARD = "splits.yaml"
+_CARD = "splits.yaml"
 
 
 class SplitCard(BaseModel):
@@ -90,12 +90,12 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
 
 
 def write_split_card(folder: Path, card: SplitCard) -> None:
-    write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
+    write_text(folder / _CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
 
 
-def read_split_card(folder: Path) -> SplitCard | None:
+def _read_split_card(folder: Path) -> SplitCard | None:
     """What splits.yaml says of the folds of a cohort; None where they were made by hand."""
-    path = folder / "splits" / CARD
+    path = folder / "splits" / _CARD
     if not path.is_file():
         return None
     try:
@@ -111,10 +111,10 @@ def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[s
 
     Folds of cross-validation test every slide once. Published splits need not; they are declared in splits.yaml.
     """
-    card = read_split_card(folder)
+    card = _read_split_card(folder)
     if card is not None and sorted(placed) != sorted(card.folds):
         stated, found = (", ".join(map(str, sorted(numbers))) for numbers in (card.folds, placed))
-        return [f"{CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
+        return [f"{_CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
     if len(placed) < 2 or (card is not None and card.kind == "official"):
         return []
     tested: dict[str, list[int]] = {slide_id: [] for parts in placed.values() for slide_id in parts}
@@ -183,7 +183,7 @@ def split_file(folder: Path, index: int) -> Path:
 
 def _is_no_fold(name: str) -> bool:
     """What people keep beside the folds stays when these are replaced."""
-    return name != CARD and not re.fullmatch(r"fold_.*\.csv", name)
+    return name != _CARD and not re.fullmatch(r"fold_.*\.csv", name)
 
 
 def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:

@@ -27,8 +27,8 @@ from gcemil.errors import CohortError, InputError, StoreError
 Row = dict[str, str]
 
 
-N_FOLDS = 5
-TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
+_N_FOLDS = 5
+_TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     for name in card.classes:
         if not cases[name]:
             yield _error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
-        elif len(cases[name]) < N_FOLDS:
+        elif len(cases[name]) < _N_FOLDS:
             yield _warning(
                 name,
-                f"the class has {len(cases[name])} cases, fewer than the {N_FOLDS} folds",
+                f"the class has {len(cases[name])} cases, fewer than the {_N_FOLDS} folds",
                 "Some folds cannot test it; merge classes or use fewer folds.",
             )
 
@@ -350,7 +350,7 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
         return
     remedy = "Write the truth again, or remove the file."
     try:
-        for name in TRUTH_COLUMNS:
+        for name in _TRUTH_COLUMNS:
             if store.has(path, name):
                 read_truth(path, name, n_patches)
     except StoreError as fault:

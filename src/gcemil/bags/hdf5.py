@@ -28,13 +28,13 @@ Array = NDArray[Any]
 
 FREE_BYTES = 64 * 2**20
 """Datasets up to this size are read whatever they claim."""
-MAX_COMPRESSION = 32
+_MAX_COMPRESSION = 32
 """Larger ones claim at most this many times the bytes on the disk where filters are at work; features compress to a half."""
 MAX_ATTRIBUTE_BYTES = 2**20
-MAX_ATTRIBUTE_TEXTS = 256
+_MAX_ATTRIBUTE_TEXTS = 256
 BLOCK_BYTES = 8 * 2**20
 """Rows are read and compared in blocks of about this size."""
-NAMES_SHOWN = 10
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def list_datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Datas
 def get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     item = find_dataset(file, path, name)
     if item is None:
-        names = [*file][: NAMES_SHOWN + 1]
-        listed = ", ".join(names[:NAMES_SHOWN]) + (" …" if len(names) > NAMES_SHOWN else "")
+        names = [*file][: _NAMES_SHOWN + 1]
+        listed = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
         raise StoreError(
             f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
         )
@@ -126,7 +126,7 @@ def refuse_oversized(layout: Layout, path: Path, name: str) -> None:
     if claimed <= FREE_BYTES:
         return
     held = _bytes_on_disk(path)
-    if claimed > held * (MAX_COMPRESSION if layout.is_filtered else 1):
+    if claimed > held * (_MAX_COMPRESSION if layout.is_filtered else 1):
         raise StoreError(
             f"{path}: '{name}' of shape {layout.shape} claims {claimed:,} bytes, but the file has {held:,} on the disk. "
             "It is damaged or made to exhaust memory; extract it again."
@@ -162,7 +162,7 @@ def _bytes_on_disk(path: Path) -> int:
 def read_attribute(holder: Any, key: str, path: Path) -> Any:
     stated = holder.attrs.get_id(key)
     count = math.prod(stated.shape or ())
-    many_texts = stated.dtype.kind == "O" and count > MAX_ATTRIBUTE_TEXTS
+    many_texts = stated.dtype.kind == "O" and count > _MAX_ATTRIBUTE_TEXTS
     if many_texts or count * stated.dtype.itemsize > MAX_ATTRIBUTE_BYTES:
         raise StoreError(f"{path}: its attribute '{key}' of shape {stated.shape} is too large to be read.")
     return to_plain_value(holder.attrs[key])

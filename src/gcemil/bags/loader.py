@@ -23,7 +23,7 @@ from gcemil.bags.bag import Bag, CoordRows, RowIndex, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.processes import tell_reading, tell_slide
 
-BLOCK_SIDE = 4
+_BLOCK_SIDE = 4
 
 
 Sampling = Literal["blocks", "patches"]
@@ -51,7 +51,7 @@ def sample_blocks(coords: CoordRows, step: int, limit: int, generator: Generator
 
 def find_blocks(coords: CoordRows, step: int) -> Int[np.ndarray, "n"]:
     """A number per patch, equal for patches of one 4x4 block."""
-    cells = coords // (step * BLOCK_SIDE)
+    cells = coords // (step * _BLOCK_SIDE)
     _, block = np.unique(cells, axis=0, return_inverse=True)
     return np.asarray(block).reshape(-1)
 

@@ -59,7 +59,7 @@ __all__ = [
 Attributes = Mapping[str, str | int | float | bool]
 
 MAX_TEXT_BYTES = 2**20
-CHUNKS_WALKED = 20_000
+_CHUNKS_WALKED = 20_000
 
 FAULTS = (
     OSError,
@@ -191,7 +191,7 @@ def _walk_attributes(holder: Any, path: Path) -> None:
 def _walk_values(source: NumberDataset) -> None:
     shape, chunks = source.layout.shape, source.layout.chunks
     n_chunks = source.dataset.id.get_num_chunks() if chunks else 0
-    if not shape or (n_chunks <= CHUNKS_WALKED and source.dataset.nbytes <= BLOCK_BYTES):
+    if not shape or (n_chunks <= _CHUNKS_WALKED and source.dataset.nbytes <= BLOCK_BYTES):
         source.read_all()
     elif shape[0]:
         source.read_rows(np.unique([0, shape[0] - 1]))

@@ -31,16 +31,16 @@ from pathlib import Path
 from gcemil.errors import StoreError, WorkerError, error_text
 from gcemil.processes import describe_exit
 
-COMPUTING_LIMIT_S = 3.0
+_COMPUTING_LIMIT_S = 3.0
 """Of the processor, for one file: structure alone takes milliseconds, and a slow disk costs none."""
-WAITING_LIMIT_S = 600.0
+_WAITING_LIMIT_S = 600.0
 IDLE_S = 30.0
-EXIT_WAIT_S = 1.0
+_EXIT_WAIT_S = 1.0
 READY, TAKEN, HARMLESS = "ready", "taken", "done"
 """What the helper says when it has started, before it opens a file, and when that did no harm."""
-MEMORY_LIMIT = 2 * 2**30
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-FIRST_WITH_CHECKSUMS = 2
+_MEMORY_LIMIT = 2 * 2**30
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_FIRST_WITH_CHECKSUMS = 2
 """Version of the superblock, which follows the signature."""
 
 REMEDY = "It is truncated, damaged or no HDF5 file; extract it again."
@@ -58,7 +58,7 @@ def untrusted_files() -> Iterator[None]:
         _all_are_strange.reset(token)
 
 
-def examine_first(path: Path, *, seconds: float = COMPUTING_LIMIT_S) -> None:
+def examine_first(path: Path, *, seconds: float = _COMPUTING_LIMIT_S) -> None:
     """Have the helper look at a file that could harm this process; one that harms the helper is a StoreError."""
     if _all_are_strange.get() or not _has_checksums(path):
         _HELPER.look_at(path, seconds)
@@ -66,9 +66,9 @@ def examine_first(path: Path, *, seconds: float = COMPUTING_LIMIT_S) -> None:
 
 def _has_checksums(path: Path) -> bool:
     with path.open("rb", buffering=0) as file:
-        start = file.read(len(SIGNATURE) + 1)
+        start = file.read(len(_SIGNATURE) + 1)
     # A file that begins otherwise may still be HDF5, with something else in front.
-    return start[:-1] == SIGNATURE and start[-1] >= FIRST_WITH_CHECKSUMS
+    return start[:-1] == _SIGNATURE and start[-1] >= _FIRST_WITH_CHECKSUMS
 
 
 class _Helper:
@@ -122,7 +122,7 @@ class _Helper:
         _close_line(process)
         # Without its line it goes by itself; one that has crashed keeps its own exit code.
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(EXIT_WAIT_S)
+            return process.wait(_EXIT_WAIT_S)
         process.kill()
         return process.wait()
 
@@ -171,7 +171,7 @@ def _accepts_question(process: subprocess.Popen[bytes], question: str) -> bool:
 
 def _read_answer(process: subprocess.Popen[bytes]) -> str | None:
     """Its next line; empty when it died, None when it never comes."""
-    if process.stdout is None or not select.select([process.stdout], [], [], WAITING_LIMIT_S)[0]:
+    if process.stdout is None or not select.select([process.stdout], [], [], _WAITING_LIMIT_S)[0]:
         return None
     return process.stdout.readline().decode().strip()
 
@@ -232,7 +232,7 @@ def _limit_memory() -> None:
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 _HELPER = _Helper()

@@ -29,10 +29,10 @@ from gcemil.features.loaders import (
 Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
-TIMM_PREFIX = "timm:"
-OFFLINE_ENCODER = "efficientnet_lite0"
-NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
+_H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+_TIMM_PREFIX = "timm:"
+_OFFLINE_ENCODER = "efficientnet_lite0"
+_NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EncoderSpec:
     """Side of its usual patch in pixels at 0.5 micrometres."""
 
 
-UNI2_H: dict[str, Any] = {
+_UNI2_H: dict[str, Any] = {
     "img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "init_values": 1e-5, "embed_dim": 1536,
     "mlp_ratio": 2.66667 * 2, "no_embed_class": True, "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "reg_tokens": 8,
     "dynamic_img_size": True,
@@ -64,15 +64,15 @@ ENCODERS: dict[str, EncoderSpec] = {
                                from_timm("resnet50.tv_in1k")),
     "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
                                from_timm("vit_small_patch16_224.dino")),
-    "uni":         EncoderSpec(1024, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
+    "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
                                from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True)),
-    "uni2_h":      EncoderSpec(1536, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
-                               from_timm("hf-hub:MahmoodLab/UNI2-h", **UNI2_H)),
-    "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
-    "virchow2":    EncoderSpec(2560, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
-    "h_optimus_0": EncoderSpec(1536, 224, H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
+    "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
+                               from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H)),
+    "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
+    "virchow2":    EncoderSpec(2560, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
+    "h_optimus_0": EncoderSpec(1536, 224, _H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
                                from_timm("hf-hub:bioptimus/H-optimus-0", init_values=1e-5, dynamic_img_size=False), patch_px=224),
-    "h_optimus_1": EncoderSpec(1536, 224, H_OPTIMUS, NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
+    "h_optimus_1": EncoderSpec(1536, 224, _H_OPTIMUS, _NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
                                from_timm("hf-hub:bioptimus/H-optimus-1", init_values=1e-5, dynamic_img_size=False), patch_px=224),
 }
 # fmt: on
@@ -110,8 +110,8 @@ def load_encoder(name: str, *, source: WeightSource | None = None, device: str |
 
 def find_encoder_spec(name: str) -> EncoderSpec:
     """The line of the table, or what timm says of one of its own models."""
-    if name.startswith(TIMM_PREFIX):
-        return _timm_spec(name.removeprefix(TIMM_PREFIX))
+    if name.startswith(_TIMM_PREFIX):
+        return _timm_spec(name.removeprefix(_TIMM_PREFIX))
     if name not in ENCODERS:
         raise UsageError(
             f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, or any model of timm as 'timm:<name>'."
@@ -156,7 +156,7 @@ def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Modu
     except (
         Exception
     ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {OFFLINE_ENCODER}, which needs no download"
+        offline = f"--encoder {_OFFLINE_ENCODER}, which needs no download"
         raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
 
 

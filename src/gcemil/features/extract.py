@@ -47,7 +47,7 @@ Outcome = TypeVar("Outcome", bound="EncodedSlide | None")
 FeatureArray = Float[np.ndarray, "n d"]
 BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
-FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
+_FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 COLUMNS = ("slide_id", "status", "patches", "message")
 LASTING: dict[Status, Status] = {"already done": "encoded"}
 
@@ -114,7 +114,7 @@ def encode_slides(
 ) -> EncodingReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
-    refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
+    _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
     outcomes: dict[str, EncodedSlide] = {}
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
@@ -161,7 +161,7 @@ def feature_file(out: Path, slide_id: str) -> Path:
     return out / "features" / f"{slide_id}.h5"
 
 
-def refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
+def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
     """A cohort comes from one encoder: the same name and the same weights."""
     if (out / "cohort.yaml").is_file() and (named := read_card(out).encoder) not in (encoder.name, "unknown"):
         raise UsageError(
@@ -335,7 +335,7 @@ def read_feature_origin(path: Path) -> FeatureOrigin:
     root, coords = store.attributes(path), store.attributes(path, "coords")
     missing = [key for key in ("encoder", "encoder_fingerprint") if key not in root]
     missing += [key for key in PATCH_NUMBERS if not is_number(coords.get(key))]
-    dtype = FEATURE_TYPES.get(store.describe(path)["features"].dtype.name)
+    dtype = _FEATURE_TYPES.get(store.describe(path)["features"].dtype.name)
     if missing or dtype is None:
         raise _unknown_origin_error(path, missing[0] if missing else "a known type")
     return FeatureOrigin(

@@ -29,7 +29,7 @@ from gcemil.errors import InputError, MissingExtraError, UsageError
 from gcemil.files import read_json
 
 MISSING = ("nms", "qnms")
-SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 Images = Float[Tensor, "b 3 p p"]
@@ -63,7 +63,7 @@ def repair_torchvision() -> Any:
 def _define_schemas() -> Any:
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in MISSING:
-        library.define(name + SCHEMA)
+        library.define(name + _SCHEMA)
     importlib.import_module("torchvision")
     return library
 

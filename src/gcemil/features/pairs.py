@@ -24,7 +24,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.errors import InputError
 
-DEFAULT_PAIRS = 4000
+_DEFAULT_PAIRS = 4000
 
 
 PairFeatures = Float[np.ndarray, "p d"]
@@ -34,13 +34,13 @@ GivenRows = Float[np.ndarray, "_ _"]
 """Arrays from files, which may not fit each other; that is told in words."""
 FittedMap = Callable[[PairFeatures], PairTargets]
 Fit = Callable[[PairFeatures, PairTargets], FittedMap]
-ALIGNED = 0.5
+_ALIGNED = 0.5
 """Centred cosine and response correlation from which text and feature spaces count as aligned."""
-FEWEST_PAIRS = 10
+_FEWEST_PAIRS = 10
 
 
 def write_pairs(
-    cohort: Path, aligned: Path, *, n_pairs: int = DEFAULT_PAIRS, seed: int = 0
+    cohort: Path, aligned: Path, *, n_pairs: int = _DEFAULT_PAIRS, seed: int = 0
 ) -> tuple[Path, int]:
     """cohort/anchor_pairs.h5 from the feature files of two folders, and how many pairs it holds."""
     names = sorted(path.name for path in (cohort / "features").glob("*.h5"))
@@ -112,7 +112,7 @@ class BridgeReport:
 
     @property
     def aligned(self) -> bool:
-        good = self.centred_cosine >= ALIGNED and self.mean_response_correlation >= ALIGNED
+        good = self.centred_cosine >= _ALIGNED and self.mean_response_correlation >= _ALIGNED
         return good and self.text_sees_images is not False
 
     @property
@@ -123,13 +123,13 @@ class BridgeReport:
             lines.append(
                 "The anchors come from a text encoder that never saw an image, so no patch lies near its own words."
             )
-        if not self.centred_cosine >= ALIGNED:
+        if not self.centred_cosine >= _ALIGNED:
             lines.append(
-                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {ALIGNED}."
+                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {_ALIGNED}."
             )
-        if not self.mean_response_correlation >= ALIGNED:
+        if not self.mean_response_correlation >= _ALIGNED:
             lines.append(
-                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {ALIGNED}."
+                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {_ALIGNED}."
             )
         if lines:
             lines.append(
@@ -170,9 +170,9 @@ def judge_bridge(
 
 
 def _check_pairs(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> None:
-    if len(features) != len(anchor_space) or len(features) < FEWEST_PAIRS:
+    if len(features) != len(anchor_space) or len(features) < _FEWEST_PAIRS:
         raise InputError(
-            f"A report needs at least {FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
+            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
         )
     if anchors.shape[1] != anchor_space.shape[1]:
         raise InputError(

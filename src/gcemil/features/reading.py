@@ -23,7 +23,7 @@ from gcemil.bags.patching import read_patch_file
 from gcemil.slides.grid import PatchBatch, PatchGrid, patch_batches
 from gcemil.slides.reader import SlideReader, open_slide
 
-BATCHES_AHEAD = 2
+_BATCHES_AHEAD = 2
 """Batches that wait for the model, beside as many that are being read."""
 POLL_S = 0.1
 
@@ -61,7 +61,7 @@ def read_ahead(
     jobs: Iterable[SlideJob], *, batch_size: int, patch_px: int, workers: int
 ) -> Generator[Item, None, None]:
     """Every batch of every slide in order, each slide closed by its SlideEnd; close the iterator to stop early."""
-    waiting: Queue[Item | None] = Queue(maxsize=BATCHES_AHEAD)
+    waiting: Queue[Item | None] = Queue(maxsize=_BATCHES_AHEAD)
     stop = Event()
     with ThreadPoolExecutor(workers, thread_name_prefix="patch-reader") as readers:
         feeder = Thread(
@@ -96,7 +96,7 @@ def read_batches(
             pending.append(
                 [readers.submit(_read_rows, slide, grid, part, patch_px) for part in parts if len(part)]
             )
-            if len(pending) > BATCHES_AHEAD:
+            if len(pending) > _BATCHES_AHEAD:
                 yield _join_parts(pending[0])
                 pending.popleft()
         while pending:

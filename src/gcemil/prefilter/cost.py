@@ -32,8 +32,8 @@ from gcemil.prefilter.distil import measure_utility
 from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredictor
 from gcemil.runs.folder import create_task, fold_parts, open_cohort, stacked_targets
 
-COST_FILE = "prefilter_cost.json"
-PREDICTION = "prediction"
+_COST_FILE = "prefilter_cost.json"
+_PREDICTION = "prediction"
 """The part of the work that comes after feature extraction."""
 Seconds = dict[str, float]
 
@@ -121,16 +121,16 @@ class PrefilterCost:
 
 
 def _extraction_seconds(seconds: Seconds) -> float:
-    return sum(spent for part, spent in seconds.items() if part != PREDICTION)
+    return sum(spent for part, spent in seconds.items() if part != _PREDICTION)
 
 
 def write_cost(folder: Path, cost: PrefilterCost) -> None:
-    write_json(folder / COST_FILE, cost.to_json())
+    write_json(folder / _COST_FILE, cost.to_json())
 
 
 def read_cost(folder: Path) -> PrefilterCost | None:
     """What was measured for a fold; None where nothing was."""
-    path = folder / COST_FILE
+    path = folder / _COST_FILE
     if not is_file(path):
         return None
     remedy = "It is no measurement of gcemil; make it again with 'gcemil prefilter --measure'."

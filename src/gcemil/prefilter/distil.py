@@ -67,7 +67,7 @@ from gcemil.tasks import classification
 from gcemil.tasks.task import Task, as_array
 
 Advance = Callable[[int, int], None]
-REPORT = "prefilter.json"
+_REPORT = "prefilter.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class TaughtFold:
             return cut_crops(read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings))
 
 
-def open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
+def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
     card, cohort = open_cohort(run)
     folder = run / f"fold_{fold}"
@@ -159,7 +159,7 @@ def fit_prefilter(
     """Distil, settle, and write the prefilter of one fold; `slides` gives the file of every slide by id."""
     started = time.monotonic()
     sight, promise = settings or PrefilterSettings(), certificate or CertificateSettings()
-    taught = open_taught_fold(run, fold, slides)
+    taught = _open_taught_fold(run, fold, slides)
     n_train, n_val = len(taught.parts.train), len(taught.parts.val)
     tell = on_slide or (lambda done, total: None)
     lessons = []
@@ -190,7 +190,7 @@ def fit_prefilter(
         taught.folder / PREFILTER_FILE, _assemble_prefilter(taught, student, sight, promise, chosen)
     )
     write_json(
-        taught.folder / REPORT,
+        taught.folder / _REPORT,
         {
             **asdict(report),
             "settings": sight.model_dump(mode="json"),

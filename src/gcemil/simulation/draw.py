@@ -25,10 +25,10 @@ from gcemil.simulation.label_map import FINE, LabelMap, scatter, smooth_field, s
 from gcemil.simulation.recipes import Nuclei, Recipe
 from gcemil.slides.reader import Pixels
 
-HEMATOXYLIN = np.array([0.58, 0.76, 0.30])
-EOSIN = np.array([0.13, 0.87, 0.44])
+_HEMATOXYLIN = np.array([0.58, 0.76, 0.30])
+_EOSIN = np.array([0.13, 0.87, 0.44])
 WHITE = np.array([244.0, 242.0, 245.0])
-FULL_DENSITY = 2.1
+_FULL_DENSITY = 2.1
 """Optical density of level 255."""
 
 
@@ -39,12 +39,12 @@ Offsets = Int[np.ndarray, "s s"]
 Shades = Float[np.ndarray, "s s"]
 HALF = 2
 LEVELLED_HEMATOXYLIN, LEVELLED_EOSIN = 78.0, 74.0
-LARGEST_GAIN = 2.0
-THICKNESS_STEPS = 24
-THICKNESS_SPREAD = 0.16
-RED_CELLS = Nuclei(spacing=15, radius=6.6, spread=0.06, elongation=1.1, vesicular=0.25)
-DUST = Nuclei(spacing=12, radius=2.3, spread=0.4, elongation=1.5, vesicular=0)
-GRAINS = Nuclei(spacing=12, radius=3.2, spread=0.3, elongation=1.4)
+_LARGEST_GAIN = 2.0
+_THICKNESS_STEPS = 24
+_THICKNESS_SPREAD = 0.16
+_RED_CELLS = Nuclei(spacing=15, radius=6.6, spread=0.06, elongation=1.1, vesicular=0.25)
+_DUST = Nuclei(spacing=12, radius=2.3, spread=0.4, elongation=1.5, vesicular=0)
+_GRAINS = Nuclei(spacing=12, radius=3.2, spread=0.3, elongation=1.4)
 PartMap = UInt8[np.ndarray, "y x"]
 Own = Bool[np.ndarray, "rows columns"]
 Places = Int[np.ndarray, "k 2"]
@@ -59,7 +59,7 @@ class Dyes:
     white: Float[np.ndarray, "3"]
 
 
-STANDARD = Dyes(HEMATOXYLIN * FULL_DENSITY, EOSIN * FULL_DENSITY, WHITE)
+STANDARD = Dyes(_HEMATOXYLIN * _FULL_DENSITY, _EOSIN * _FULL_DENSITY, WHITE)
 
 
 def vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
@@ -279,11 +279,11 @@ def _add_bodies(
         _stamp_nuclei(hematoxylin, eosin, places, recipe.cells, recipe.mitoses, generator)
     if recipe.red_cells:
         home = SPACE if recipe.architecture == "channels" else MATRIX
-        places = _keep_places_in(_scatter_places(own, RED_CELLS.spacing, generator), parts, home)
+        places = _keep_places_in(_scatter_places(own, _RED_CELLS.spacing, generator), parts, home)
         places = places[generator.random(len(places)) < recipe.red_cells]
-        _stamp_in_any_direction(hematoxylin, eosin, places, RED_CELLS, Stain(10, 185), generator)
+        _stamp_in_any_direction(hematoxylin, eosin, places, _RED_CELLS, Stain(10, 185), generator)
     if recipe.debris:
-        dust = replace(DUST, spacing=(1000 / recipe.debris) ** 0.5)
+        dust = replace(_DUST, spacing=(1000 / recipe.debris) ** 0.5)
         places = _scatter_places(own, dust.spacing, generator)
         _stamp_in_any_direction(hematoxylin, eosin, places, dust, Stain(225, 60), generator)
 
@@ -350,13 +350,13 @@ def _level_stains(
     counts = np.maximum(np.bincount(flat, minlength=len(recipes) + 1), 1)
     height, width = labels.texture.shape
     thickness = smooth_plane(height, width, 70, generator).ravel()
-    step = np.clip((thickness / 2.5 + 1) / 2 * THICKNESS_STEPS, 0, THICKNESS_STEPS - 1).astype(np.uint16)
-    where = flat.astype(np.uint16) * np.uint16(THICKNESS_STEPS) + step
+    step = np.clip((thickness / 2.5 + 1) / 2 * _THICKNESS_STEPS, 0, _THICKNESS_STEPS - 1).astype(np.uint16)
+    where = flat.astype(np.uint16) * np.uint16(_THICKNESS_STEPS) + step
     where = where.reshape(labels.texture.shape).repeat(FINE, axis=0).repeat(FINE, axis=1)
     result = []
     for level, wanted in ((hematoxylin, LEVELLED_HEMATOXYLIN), (eosin, LEVELLED_EOSIN)):
         mean = np.bincount(flat, weights=level[::FINE, ::FINE].ravel(), minlength=len(recipes) + 1) / counts
-        gain = np.clip(wanted / np.maximum(mean, 1), 1 / LARGEST_GAIN, LARGEST_GAIN)
+        gain = np.clip(wanted / np.maximum(mean, 1), 1 / _LARGEST_GAIN, _LARGEST_GAIN)
         gain = np.where([False, *(recipe.levelled for recipe in recipes)], gain, 1.0)
         table = _gain_table(gain.astype(np.float32))
         result.append(table[where, level])
@@ -365,8 +365,8 @@ def _level_stains(
 
 def _gain_table(gain: Float32[np.ndarray, "textures"]) -> UInt8[np.ndarray, "rows 256"]:
     """New level by texture and thickness step (rows) and old level (columns)."""
-    middle = (np.arange(THICKNESS_STEPS) + 0.5) / THICKNESS_STEPS * 2 - 1
-    thickness = np.exp(THICKNESS_SPREAD * 2.5 * middle)
+    middle = (np.arange(_THICKNESS_STEPS) + 0.5) / _THICKNESS_STEPS * 2 - 1
+    thickness = np.exp(_THICKNESS_SPREAD * 2.5 * middle)
     factor = (gain[:, None] * thickness[None, :]).reshape(-1, 1)
     return np.clip(factor * np.arange(256)[None, :], 0, 255).astype(np.uint8)
 
@@ -377,7 +377,7 @@ def _add_pigment(image: Pixels, labels: LabelMap, recipes: Sequence[Recipe], gen
         own = labels.texture == index
         if not recipe.pigment or not own.any():
             continue
-        grains = replace(GRAINS, spacing=(1000 / recipe.pigment) ** 0.5)
+        grains = replace(_GRAINS, spacing=(1000 / recipe.pigment) ** 0.5)
         places = _scatter_places(own, grains.spacing, generator)
         y, x = places[:, 0].astype(np.float32), places[:, 1].astype(np.float32)
         places = places[smooth_field(y, x, 90, generator) > 0.4]

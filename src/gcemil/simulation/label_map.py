@@ -25,7 +25,7 @@ FINE = 4
 SQUARE = PATCH // FINE
 CORE = 0.42
 """Half the width of a square's core, in squares; its corners are round, so it covers 0.62 of the square."""
-RIM = 48
+_RIM = 48
 """Level-0 pixels that a region may reach beyond its squares."""
 MARGIN = 1
 """Empty squares around the tissue."""
@@ -199,7 +199,7 @@ def _grow_borders(planned: Bool[np.ndarray, "rows columns"], generator: Generato
     core = np.abs(offset[:, None]) ** 3 + np.abs(offset[None, :]) ** 3 < CORE**3
     large = _enlarge_grid(planned)
     certain = large & np.tile(core, planned.shape)
-    near = ndimage.distance_transform_edt(~large) <= RIM / FINE if planned.any() else large
+    near = ndimage.distance_transform_edt(~large) <= _RIM / FINE if planned.any() else large
     return certain | (soft & near)
 
 

@@ -76,7 +76,7 @@ class CasePlan:
         return tuple(f"{self.case_id}-s{position + 1}" for position in range(len(self.n_patches)))
 
 
-def draw_case_sizes(n_slides: int, mean: float, generator: Generator) -> list[int]:
+def _draw_case_sizes(n_slides: int, mean: float, generator: Generator) -> list[int]:
     """Slides per case, one to three each, adding up to `n_slides`."""
     sizes: list[int] = []
     while (left := n_slides - sum(sizes)) > 0:
@@ -84,13 +84,13 @@ def draw_case_sizes(n_slides: int, mean: float, generator: Generator) -> list[in
     return sizes
 
 
-def draw_bag_size(bounds: tuple[int, int], generator: Generator) -> int:
+def _draw_bag_size(bounds: tuple[int, int], generator: Generator) -> int:
     """Patches of one slide, log-uniform between the bounds."""
     low, high = bounds
     return int(np.clip(round(float(np.exp(generator.uniform(np.log(low), np.log(high))))), low, high))
 
 
-def draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:
+def _draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:
     """How many patches of the slide are evidence: uniform in the share, whole patches inside the bounds."""
     fewest = max(needed, int(np.ceil(dials.evidence_min * n_patches)))
     most = int(np.floor(dials.evidence_max * n_patches))
@@ -103,7 +103,7 @@ def draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Gen
     return int(np.clip(wanted, fewest, most))
 
 
-def draw_region_count(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:
+def _draw_region_count(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:
     """How many regions these evidence patches form: at least one per concept needed, never of single patches by choice."""
     most = max(needed, min(dials.regions_max, n_patches // 2))
     return int(generator.integers(needed, most + 1))
@@ -115,31 +115,31 @@ def _split_total(total: int, parts: int, generator: Generator) -> Counts:
     return 1 + generator.multinomial(total - parts, shares)
 
 
-def split_evidence(concepts: Iterable[str], n_patches: int, generator: Generator) -> tuple[Region, ...]:
+def _split_evidence(concepts: Iterable[str], n_patches: int, generator: Generator) -> tuple[Region, ...]:
     """These evidence patches split over one region per entry of `concepts`."""
     names = list(concepts)
     sizes = _split_total(n_patches, len(names), generator)
     return tuple(Region(name, "evidence", int(size)) for name, size in zip(names, sizes, strict=True))
 
 
-def plan_bystander(concept: str, n_patches: int, dials: Dials, generator: Generator) -> Region:
+def _plan_bystander(concept: str, n_patches: int, dials: Dials, generator: Generator) -> Region:
     """A region that is not evidence."""
     share = generator.uniform(dials.bystander_min, dials.bystander_max)
     return Region(concept, "bystander", max(1, round(float(share) * n_patches)))
 
 
-def plan_bystanders(
+def _plan_bystanders(
     profile: Profile, group: str, n_patches: int, dials: Dials, generator: Generator
 ) -> list[Region]:
     """Mimics and distractors of one slide whose class (or severity) is `group`."""
     regions = []
     # Drawn whether or not it is used, so that a changed rate leaves the other draws where they were.
     imitated = str(generator.choice(list(profile.kinds)))
-    mimic = plan_bystander(name_mimic(imitated), n_patches, dials, generator)
+    mimic = _plan_bystander(name_mimic(imitated), n_patches, dials, generator)
     if generator.random() < dials.mimic_rate:
         regions.append(mimic)
     for distractor in profile.distractors:
-        region = plan_bystander(distractor.name, n_patches, dials, generator)
+        region = _plan_bystander(distractor.name, n_patches, dials, generator)
         if generator.random() < _distractor_chance(group in distractor.goes_with, dials):
             regions.append(region)
     return regions
@@ -183,7 +183,7 @@ def plan_classification(
     sized = [
         (label, size)
         for label, count in enumerate(class_counts(profile, n_slides))
-        for size in draw_case_sizes(count, dials.slides_per_case, order)
+        for size in _draw_case_sizes(count, dials.slides_per_case, order)
     ]
     cases = [sized[index] for index in order.permutation(len(sized))]
     return [
@@ -203,7 +203,7 @@ def _plan_class_case(
 ) -> CasePlan:
     """One case of a class."""
     generator = stream(seed, "plan", case_id)
-    sizes = [draw_bag_size(patches, generator) for _ in range(n_slides)]
+    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
     regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
     return CasePlan(case_id, tuple(sizes), regions, label)
 
@@ -227,7 +227,7 @@ def _plan_regions(
             regions.append(region)
             others.add(region.concept)
     group = profile.classes[label].name
-    return (*regions, *plan_bystanders(profile, group, n_patches, dials, generator))
+    return (*regions, *_plan_bystanders(profile, group, n_patches, dials, generator))
 
 
 def _plan_evidence(
@@ -238,10 +238,10 @@ def _plan_evidence(
     if not causes:
         return ()
     concepts = choose_concepts(profile, dials, label, generator)
-    total = draw_evidence_size(n_patches, dials, len(concepts), generator)
-    count = draw_region_count(total, dials, len(concepts), generator)
+    total = _draw_evidence_size(n_patches, dials, len(concepts), generator)
+    count = _draw_region_count(total, dials, len(concepts), generator)
     extra = [str(name) for name in generator.choice(concepts, size=count - len(concepts))]
-    return split_evidence([*concepts, *extra], total, generator)
+    return _split_evidence([*concepts, *extra], total, generator)
 
 
 def choose_concepts(profile: Profile, dials: Dials, label: int, generator: Generator) -> list[str]:
@@ -262,7 +262,7 @@ def _plan_decoys(profile: Profile, dials: Dials, n_patches: int, generator: Gene
     if not joint:
         return []
     cause = joint[int(generator.integers(len(joint)))]
-    region = plan_bystander(str(generator.choice(cause)), n_patches, dials, generator)
+    region = _plan_bystander(str(generator.choice(cause)), n_patches, dials, generator)
     return [region] if generator.random() < dials.decoy_rate else []
 
 
@@ -274,7 +274,7 @@ def _plan_comorbid(
     if not earlier:
         return []
     cause = earlier[int(generator.integers(len(earlier)))]
-    region = plan_bystander(cause[0], n_patches, dials, generator)
+    region = _plan_bystander(cause[0], n_patches, dials, generator)
     return [region] if generator.random() < dials.comorbidity else []
 
 
@@ -300,7 +300,7 @@ def plan_survival(
     profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
 ) -> list[CasePlan]:
     """All cases of a cohort with the log-risk that their slides cause."""
-    sizes = draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
+    sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
     return [
         _plan_survival_case(profile, dials, f"{prefix}-{number:04d}", size, patches, seed)
         for number, size in enumerate(sizes)
@@ -312,7 +312,7 @@ def _plan_survival_case(
 ) -> CasePlan:
     generator = stream(seed, "plan", case_id)
     severity = float(generator.random())
-    sizes = [draw_bag_size(patches, generator) for _ in range(n_slides)]
+    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
     regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
     risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
     return CasePlan(case_id, tuple(sizes), regions, risk)
@@ -324,15 +324,15 @@ def _plan_factor_regions(
     """Evidence regions of one slide of a case of this severity, and what distracts from them."""
     harming = [name for name, weight in profile.factors.items() if weight > 0]
     protecting = [name for name, weight in profile.factors.items() if weight < 0]
-    total = draw_evidence_size(n_patches, dials, 1, generator)
+    total = _draw_evidence_size(n_patches, dials, 1, generator)
     concepts = []
-    for _ in range(draw_region_count(total, dials, 1, generator)):
+    for _ in range(_draw_region_count(total, dials, 1, generator)):
         harms = not protecting or (bool(harming) and generator.random() < severity)
         concepts.append(str(generator.choice(harming if harms else protecting)))
     group = SEVERE if severity > 0.5 else "mild"
     return (
-        *split_evidence(concepts, total, generator),
-        *plan_bystanders(profile, group, n_patches, dials, generator),
+        *_split_evidence(concepts, total, generator),
+        *_plan_bystanders(profile, group, n_patches, dials, generator),
     )
 
 

@@ -37,8 +37,8 @@ from gcemil.simulation.profile import (
     plain_words,
 )
 
-ORIGIN_SPREAD = 0.3
-PROMPT_LENGTH = 3.0
+_ORIGIN_SPREAD = 0.3
+_PROMPT_LENGTH = 3.0
 """Prompts lie this far out whatever the dials say of the tissue, as their text encoder never saw the slides."""
 Directions = Float[np.ndarray, "concepts k"]
 Vector = Float[np.ndarray, "k"]
@@ -46,7 +46,7 @@ Latents = Float[np.ndarray, "n k"]
 Embeddings = Float32[np.ndarray, "m a"]
 Bank = tuple[Embeddings, list[str]]
 """Embeddings and the wording of each."""
-KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
+_KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
     "tumor": ("tumor",),
     "normal": ("benign", "stroma"),
     "epithelium": ("tumor", "benign"),
@@ -113,7 +113,7 @@ def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: 
         lengths=np.array([_concept_length(concept, dials) for concept in profile.concepts]),
         covariance_root=_covariance_root(draws("covariance"), rank, dials.covariance_decay),
         site_shifts=dials.site_shift * draws("sites").standard_normal((dials.sites, rank)),
-        origin=ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
+        origin=_ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
         encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank) * np.sqrt(feature_dim / rank),
         anchor_map=draws("anchor map").standard_normal((anchor_dim, rank)) / np.sqrt(rank),
         image_gap=gap,
@@ -154,7 +154,7 @@ def _covariance_root(draws: Generator, rank: int, decay: float) -> Float[np.ndar
 
 def _prompt_norm(anchor_dim: int, rank: int) -> float:
     """Expected length of a prompt before gap and noise."""
-    return float(PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
+    return float(_PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
 
 
 def _draw_orthonormal(draws: Generator, rows: int, columns: int) -> Float[np.ndarray, "{rows} {columns}"]:
@@ -219,7 +219,7 @@ def embed_generic(world: World) -> Bank:
     directions = []
     for prompt in family_prompts(GENERIC_FAMILY):
         kinds = next(
-            KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in KINDS_BY_WORD
+            _KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in _KINDS_BY_WORD
         )
         together = np.sum([world.kind_direction(kind) for kind in kinds], axis=0)
         directions.append(together / np.linalg.norm(together))
@@ -241,6 +241,6 @@ def _embed_prompts(world: World, family: str, directions: Sequence[Vector]) -> B
     text_gap = dials.modality_gap * norm * _draw_unit(world.draws("text gap"), anchor_dim)
     draws = [world.draws("prompt", family, plain_words(prompt.concept)) for prompt in prompts]
     noise = np.stack([_draw_unit(draw, anchor_dim) for draw in draws])
-    concepts = PROMPT_LENGTH * np.stack(directions) @ world.anchor_map.T
+    concepts = _PROMPT_LENGTH * np.stack(directions) @ world.anchor_map.T
     embeddings = concepts + text_gap + dials.prompt_noise * norm * noise
     return embeddings.astype(np.float32), [prompt.wording for prompt in prompts]

@@ -30,7 +30,7 @@ Sides = tuple[float, float]
 """Width and height."""
 
 
-LARGEST_MAGNIFIED = 1.2
+_LARGEST_MAGNIFIED = 1.2
 """A slide coarser than asked for by more than this factor has no such detail to show."""
 PatchBatch = UInt8[np.ndarray, "b p p 3"]
 
@@ -131,17 +131,17 @@ class PatchGrid:
 def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None) -> PatchGrid:
     """Every patch inside the scanned part that holds enough tissue; none where there is none."""
     chosen = settings or PatchSettings()
-    refuse_coarse(slide, chosen)
+    _refuse_coarse(slide, chosen)
     bounds = slide.bounds
     columns = patch_positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
-    share = measure_tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
+    share = _measure_tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
     kept = share >= chosen.min_tissue
     return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
 
 
-def measure_tissue_share(
+def _measure_tissue_share(
     coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask
 ) -> Float[np.ndarray, "n"]:
     """Share of tissue in each square patch of this level-0 side."""
@@ -150,8 +150,8 @@ def measure_tissue_share(
     return covered_share(tissue.kept, corners, (side / scale_x, side / scale_y))
 
 
-def refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
-    if slide.mpp > settings.target_mpp * LARGEST_MAGNIFIED:
+def _refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
+    if slide.mpp > settings.target_mpp * _LARGEST_MAGNIFIED:
         raise InputError(
             f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."

@@ -20,12 +20,12 @@ from gcemil.slides.contours import trace_outlines
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
-MASK_MPP = 8.0
+_MASK_MPP = 8.0
 SUFFIXES = (".png", ".geojson", ".json")
-SHAPE_TOLERANCE = 0.02
-FARTHEST = 1e9
+_SHAPE_TOLERANCE = 0.02
+_FARTHEST = 1e9
 """Level-0 pixels; beyond any slide."""
-TISSUE_COLOR = [0, 170, 90]
+_TISSUE_COLOR = [0, 170, 90]
 
 Mask = Bool[np.ndarray, "h w"]
 Corners = Float[np.ndarray, "k 2"]
@@ -44,7 +44,7 @@ def find_mask_file(folder: Path, slide_id: str) -> Path:
     )
 
 
-def read_mask(path: Path, slide: SlideReader, *, mpp: float = MASK_MPP) -> TissueMask:
+def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> TissueMask:
     """The tissue that a picture or a GeoJSON file marks."""
     kept = (
         _read_picture_mask(path, slide.bounds)
@@ -122,7 +122,7 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
                     "objectType": "annotation",
                     "name": f"tissue {number}",
                     "tissue_id": number,
-                    "classification": {"name": "Tissue", "color": TISSUE_COLOR},
+                    "classification": {"name": "Tissue", "color": _TISSUE_COLOR},
                 },
             }
         )
@@ -134,7 +134,7 @@ def _read_picture_mask(path: Path, bounds: Bounds) -> Mask:
     height, width = kept.shape
     # The tolerance allows for a side that was rounded to whole pixels when the picture was made small.
     wanted, found = bounds.width / bounds.height, width / height
-    if abs(found / wanted - 1) > SHAPE_TOLERANCE + 1 / min(width, height):
+    if abs(found / wanted - 1) > _SHAPE_TOLERANCE + 1 / min(width, height):
         raise InputError(
             f"The mask {path} is {width} x {height}, of another shape than the slide's {bounds.width} x {bounds.height}. "
             "It must show the whole slide, in any size."
@@ -158,7 +158,7 @@ def _walk_geometries(content: Any) -> Iterator[dict[str, Any]]:
 
 def _check_coordinate(number: Any) -> float:
     """A coordinate that a slide can have."""
-    if not abs(value := float(number)) < FARTHEST:
+    if not abs(value := float(number)) < _FARTHEST:
         raise ValueError(f"{value} is no position on a slide")
     return value
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 FINEST_MPP, COARSEST_MPP = 0.02, 20.0
 """What a scanner can have meant; a photograph's 72 dpi would be 353 micrometres per pixel."""
-LEVEL_TOLERANCE = 1.01
+_LEVEL_TOLERANCE = 1.01
 """A level may be coarser than asked for by this factor: scanners state 4.0004 where they mean 4."""
-MICRONS_AT_ONE_X = 10.0
+_MICRONS_AT_ONE_X = 10.0
 """A pixel spans about 10 micrometres divided by the objective's power: 0.5 at 20x, 0.25 at 40x."""
 
 
 Pixels = UInt8[np.ndarray, "h w 3"]
-LARGEST_ANISOTROPY = 1.02
+_LARGEST_ANISOTROPY = 1.02
 """Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
 SLIDE_EXTENSIONS = (
     *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
@@ -58,7 +58,7 @@ def is_plausible(mpp: float) -> bool:
 
 def magnification(mpp: float) -> int:
     """The nominal objective power of this pixel size, at least 1."""
-    return max(1, round(MICRONS_AT_ONE_X / mpp))
+    return max(1, round(_MICRONS_AT_ONE_X / mpp))
 
 
 def physical_side(pixels: PatchPx, target_mpp: float) -> Microns:
@@ -86,7 +86,7 @@ def patch_positions(
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
     """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
-    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * LEVEL_TOLERANCE]
+    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE]
     return max(fitting, key=lambda level: downsamples[level], default=0)
 
 
@@ -208,7 +208,7 @@ def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
     known = [side for side in sides if side is not None and is_plausible(side)]
     if len(known) < 2:
         return known[0] if known and None in sides else None
-    if max(known) / min(known) > LARGEST_ANISOTROPY:
+    if max(known) / min(known) > _LARGEST_ANISOTROPY:
         raise InputError(
             f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches would be distorted. "
             "Resample the slide, or leave it out."

@@ -16,10 +16,10 @@ from scipy import ndimage
 from gcemil.errors import UsageError
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
-BINS = 256
+_BINS = 256
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
 """Glass is at least this bright and at most this tinted."""
-MARGIN_OVER_TINT = 0.02
+_MARGIN_OVER_TINT = 0.02
 
 Mask = Bool[np.ndarray, "h w"]
 Channel = Float[np.ndarray, "h w"]
@@ -86,9 +86,9 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     """Tissue on an overview of `rules.mpp`."""
     hue, saturation, value = hue_saturation_value(image)
     smooth = ndimage.median_filter(saturation, size=3)
-    threshold = saturation_threshold(smooth, value, rules)
+    threshold = _saturation_threshold(smooth, value, rules)
     per_pixel = (rules.mpp / 1000) ** 2
-    ink = is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
+    ink = _is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
     rejected = ndimage.binary_dilation(
         drop_small_pieces(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
     )
@@ -99,7 +99,7 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     )
 
 
-def saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
+def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
     """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
     glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
     held = float(np.clip(otsu_threshold(saturation), rules.saturation_floor, rules.saturation_ceiling))
@@ -107,7 +107,7 @@ def saturation_threshold(saturation: Channel, value: Channel, rules: TissueSetti
         return held
     tint = float(np.median(glass))
     # Four times the usual deviation: glass is even, tissue is not.
-    return max(held, tint + 4 * float(np.median(np.abs(glass - tint))) + MARGIN_OVER_TINT)
+    return max(held, tint + 4 * float(np.median(np.abs(glass - tint))) + _MARGIN_OVER_TINT)
 
 
 def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
@@ -131,7 +131,7 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 def otsu_threshold(values: Channel) -> float:
     """The value in [0, 1] that parts the pixels into two groups of the largest variance between them."""
-    counts, edges = np.histogram(values, bins=BINS, range=(0, 1))
+    counts, edges = np.histogram(values, bins=_BINS, range=(0, 1))
     centres = (edges[:-1] + edges[1:]) / 2
     below = np.cumsum(counts)
     above = below[-1] - below
@@ -143,7 +143,7 @@ def otsu_threshold(values: Channel) -> float:
     return float(edges[1 + int(np.argmax(between))])
 
 
-def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
+def _is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
     """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
     green = (hue > 60) & (hue < 190) & (saturation > 0.18)
     # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.

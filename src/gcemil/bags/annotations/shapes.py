@@ -36,7 +36,7 @@ from gcemil.slides.grid import box_shares
 Role = Literal["tumour", "exclusion"]
 Vertices = Float[np.ndarray, "v 2"]
 
-GROUP_ROLES: dict[str, Role] = {
+_GROUP_ROLES: dict[str, Role] = {
     "_0": "tumour",
     "_1": "tumour",
     "Tumor": "tumour",
@@ -46,9 +46,9 @@ GROUP_ROLES: dict[str, Role] = {
     "None": "exclusion",
     "normal": "exclusion",
 }
-AREAS = {"Polygon", "Spline", "Rectangle"}
+_AREAS = {"Polygon", "Spline", "Rectangle"}
 """Types that enclose something; dots and measurements do not."""
-FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
+_FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +72,12 @@ def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFil
     """The polygons of a file; `roles` adds the meaning of further groups, or changes it."""
     root = _parse_xml(path)
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
-    meaning = {**GROUP_ROLES, **(roles or {})}
+    meaning = {**_GROUP_ROLES, **(roles or {})}
     polygons, skipped = [], []
     for position, element in enumerate(root.iter("Annotation")):
         name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
         kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
-        if kind not in AREAS or len(vertices) < 3:
+        if kind not in _AREAS or len(vertices) < 3:
             skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
             continue
         polygons.append(AnnotatedPolygon(name, group, _find_role(group, parents, meaning, path), vertices))
@@ -87,7 +87,7 @@ def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFil
 def _parse_xml(path: Path) -> ElementTree.Element:
     """The root of the document, declarations of types and entities refused."""
     text = read_text(path)
-    if any(word in text for word in FORBIDDEN):
+    if any(word in text for word in _FORBIDDEN):
         raise InputError(
             f"{path} declares a document type or an entity, which ASAP never writes. It is not read; export it again."
         )
@@ -134,9 +134,9 @@ Corners = Int[np.ndarray, "n 2"]
 Overlap = Float[np.ndarray, "n"]
 Canvas = Bool[np.ndarray, "height width"]
 
-SAMPLES = 32
+_SAMPLES = 32
 """Sample cells per side of a patch."""
-STRIP = 8
+_STRIP = 8
 """Patch rows painted at a time."""
 BLOCK = 512
 """Patches of such a strip painted at a time: memory is bounded however far apart they lie."""
@@ -158,7 +158,7 @@ def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotat
     rows = np.flatnonzero(
         _touches_polygons(coords, patch_size, [one for one in polygons if one.role == "tumour"])
     )
-    blocks = coords[rows] // (np.array([BLOCK, STRIP]) * patch_size)
+    blocks = coords[rows] // (np.array([BLOCK, _STRIP]) * patch_size)
     for block in np.unique(blocks, axis=0):
         own = rows[(blocks == block).all(axis=1)]
         overlap[own] = _sample_overlap(coords[own], patch_size, polygons)
@@ -254,15 +254,15 @@ def _touches_polygons(
 
 def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Overlap of patches that lie close enough together for one canvas."""
-    origin, pixel = coords.min(axis=0), patch_size / SAMPLES
+    origin, pixel = coords.min(axis=0), patch_size / _SAMPLES
     low = (coords - origin) / pixel
-    width, height = (np.ceil(low.max(axis=0)).astype(int) + SAMPLES).tolist()
+    width, height = (np.ceil(low.max(axis=0)).astype(int) + _SAMPLES).tolist()
     canvas = np.zeros((height, width), dtype=bool)
     for role in ("tumour", "exclusion"):
         for polygon in polygons:
             if polygon.role == role:
                 _paint_polygon(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
-    return box_shares(canvas, low, low + SAMPLES)
+    return box_shares(canvas, low, low + _SAMPLES)
 
 
 def _paint_polygon(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:

@@ -82,9 +82,9 @@ def _label_components(cells: Cells) -> Numbers:
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
-ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
+_ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
 """In the order of preference: outlines are finer than masks."""
-CONCEPTS = ("none", "tumour")
+_CONCEPTS = ("none", "tumour")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None
 
 
 def _find_annotation(folder: Path, slide_id: str) -> Path | None:
-    candidates = (folder / f"{slide_id}{ending}" for ending in ENDINGS)
+    candidates = (folder / f"{slide_id}{ending}" for ending in _ENDINGS)
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -243,7 +243,7 @@ def _build_truth(
     attributes: dict[str, str | int | float | bool] = {
         "source": source,
         "min_overlap": min_overlap,
-        "concepts": json.dumps(CONCEPTS),
+        "concepts": json.dumps(_CONCEPTS),
     }
     if mpp is not None:
         attributes["microns_per_pixel"] = float(mpp)

@@ -25,7 +25,7 @@ from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import whole_folder
 
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What systems and file systems without symbolic links say."""
 
 
@@ -219,7 +219,7 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
         try:
             target.symlink_to(slide.path.resolve())
         except OSError as error:
-            remedy = "Import with --copy." if error.errno in NO_LINKS else write_remedy(error)
+            remedy = "Import with --copy." if error.errno in _NO_LINKS else write_remedy(error)
             raise StoreError(
                 f"{target} cannot be a link to {slide.path} ({error_text(error)}). {remedy}"
             ) from error

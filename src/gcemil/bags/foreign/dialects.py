@@ -15,14 +15,14 @@ from gcemil.bags.cohort import Task
 from gcemil.bags.tables import RawTable
 from gcemil.errors import CohortError, UsageError
 
-ID_COLUMNS = (
+_ID_COLUMNS = (
     ("slide_id", "case_id"),
     ("FILENAME", "PATIENT"),
     ("slide", "patient"),
     ("slide_path", "case_id"),
     ("ID", "Case"),
 )
-FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
+_FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _use_chosen_columns(table: RawTable, choice: Choice) -> Columns | None:
         raise UsageError("Survival needs both columns: give --time and --event.")
     if not wanted and (choice.target is None or choice.target not in table.columns):
         return None
-    ids = next((pair for pair in ID_COLUMNS if pair[0] in table.columns), None)
+    ids = next((pair for pair in _ID_COLUMNS if pair[0] in table.columns), None)
     if ids is None or not table.has(*wanted):
         listed = ", ".join(name or "(index)" for name in table.columns)
         raise UsageError(f"{table.path} lacks a slide column, or one of the columns named; it has: {listed}.")
@@ -186,8 +186,8 @@ def _use_chosen_columns(table: RawTable, choice: Choice) -> Columns | None:
 
 def find_fold_columns(table: RawTable) -> list[str]:
     """fold_0, fold_1, … in order."""
-    found = [name for name in table.columns if FOLD_COLUMN.match(name)]
-    return sorted(found, key=lambda name: int(FOLD_COLUMN.findall(name)[0]))
+    found = [name for name in table.columns if _FOLD_COLUMN.match(name)]
+    return sorted(found, key=lambda name: int(_FOLD_COLUMN.findall(name)[0]))
 
 
 def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:

@@ -28,7 +28,7 @@ from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import InputError, UsageError, error_text
 from gcemil.files import read_json
 
-SAMPLE = 16
+_SAMPLE = 16
 Layouts = dict[str, store.Layout]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -161,7 +161,7 @@ def _inspect_trident_job(path: Path) -> Inspection:
 def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
     """A folder of feature files, by a sample of them."""
     files = sorted(found for found in path.rglob("*") if found.suffix in {".h5", ".pt", ".npy"})
-    sample = files[:: max(1, len(files) // SAMPLE)][:SAMPLE]
+    sample = files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]
     seen = [inspect(found) for found in sample]
     first = seen[0]
     kinds = sorted({one.kind for one in seen})

@@ -16,8 +16,8 @@ from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id,
 from gcemil.bags.tables import RawTable, check_slide_id, is_missing, read_raw_table, stack_tables
 from gcemil.errors import CohortError, UsageError
 
-HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
-NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
+_HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
+_NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 _SPLIT_FOLDER = re.compile(r"k=\d+$")
 
 
@@ -110,7 +110,7 @@ def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
     word = text.strip().lower().removesuffix(".0")
-    return 1 if word in HAPPENED else 0 if word in NOT_HAPPENED else None
+    return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 
 
 def parse_time(text: str) -> float | None:

@@ -25,11 +25,11 @@ def find_layout(folder: Path) -> FeatureLayout | None:
         if layout.owns_folder(folder, names):
             return layout
     if first := find_first_h5(folder):
-        return find_file_layout(first)
+        return _find_file_layout(first)
     return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
 
 
-def find_file_layout(path: Path) -> FeatureLayout | None:
+def _find_file_layout(path: Path) -> FeatureLayout | None:
     """The layout of an HDF5 feature file."""
     datasets = set(store.describe(path))
     attributes = store.attributes(path, "coords") if "coords" in datasets else {}

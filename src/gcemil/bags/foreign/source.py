@@ -24,8 +24,8 @@ from gcemil.errors import CohortError
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
-FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
-_KNOWN = SLIDE_EXTENSIONS + FEATURE_EXTENSIONS
+_FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
+_KNOWN = SLIDE_EXTENSIONS + _FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
 
@@ -36,7 +36,7 @@ Truth = dict[str, NDArray[Any]]
 Facts = tuple[tuple[str, str], ...]
 Mpp = float | Mapping[str, float] | None
 """Micrometres per level-0 pixel: of all slides, or by slide."""
-LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
+_LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 
 
 def plain_id(name: str) -> str:
@@ -193,7 +193,7 @@ def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
 def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     """Float features and integer coordinates under our names."""
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
-    return layouts["features"].dtype in LINKABLE_DTYPES and whole
+    return layouts["features"].dtype in _LINKABLE_DTYPES and whole
 
 
 def load_features(path: Path) -> Rows:
@@ -204,7 +204,7 @@ def load_features(path: Path) -> Rows:
 
 def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:
     """float16 and float32 as they are, anything else as float32."""
-    return values if values.dtype in LINKABLE_DTYPES else values.astype(np.float32)
+    return values if values.dtype in _LINKABLE_DTYPES else values.astype(np.float32)
 
 
 def require_one_encoder(found: Iterable[str], path: Path) -> str:

@@ -20,12 +20,12 @@ from gcemil.bags.tables import RawTable, is_missing, read_raw_table
 from gcemil.errors import CohortError, InputError
 from gcemil.files import read_json
 
-PART_NAMES: dict[str, Part] = {
+_PART_NAMES: dict[str, Part] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
+_SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
 
 IdParts = dict[str, Part]
 
@@ -72,7 +72,7 @@ def read_splits(path: Path) -> SplitTable:
 def has_splits(table: RawTable) -> bool:
     """Whether a label table carries its own splits."""
     return bool(find_fold_columns(table) or find_wide_parts(table)) or any(
-        table.has(*pair) for pair in SPLIT_COLUMNS
+        table.has(*pair) for pair in _SPLIT_COLUMNS
     )
 
 
@@ -125,9 +125,9 @@ def _find_part_files(folder: Path) -> list[Path]:
 
 
 def _read_fold_files(files: list[Path]) -> list[IdParts]:
-    if len(files) == 1 and files[0].stem not in PART_NAMES:
+    if len(files) == 1 and files[0].stem not in _PART_NAMES:
         return _read_fold_table(read_raw_table(files[0]))
-    tables = {PART_NAMES[path.stem]: read_raw_table(path) for path in files}
+    tables = {_PART_NAMES[path.stem]: read_raw_table(path) for path in files}
     for table in tables.values():
         _refuse_nameless(table)
     pairs = [(row["slide_id"], part) for part, table in tables.items() for row in table.rows]
@@ -143,7 +143,7 @@ def _read_fold_table(table: RawTable) -> list[IdParts]:
     if columns := find_fold_columns(table):
         _refuse_nameless(table)
         return [_collect_fold(_read_parts(table, "slide_id", column), table.path) for column in columns]
-    for ids, part in SPLIT_COLUMNS:
+    for ids, part in _SPLIT_COLUMNS:
         if table.has(ids, part):
             return [_collect_fold(_read_parts(table, ids, part), table.path)]
     if not (parts := find_wide_parts(table)):
@@ -153,13 +153,13 @@ def _read_fold_table(table: RawTable) -> list[IdParts]:
     if _is_boolean(table, parts):
         index = table.columns[0]
         pairs = [
-            (row[index], PART_NAMES[part])
+            (row[index], _PART_NAMES[part])
             for row in table.rows
             for part in parts
             if row[part].lower() == "true"
         ]
     else:
-        pairs = [(name, PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
+        pairs = [(name, _PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
     return [_collect_fold(pairs, table.path)]
 
 
@@ -172,10 +172,10 @@ def _read_parts(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]
     for row in table.rows:
         if is_missing(row[column]):
             continue
-        part = PART_NAMES.get(row[column].lower())
+        part = _PART_NAMES.get(row[column].lower())
         if part is None:
             raise CohortError(
-                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(PART_NAMES)}."
+                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(_PART_NAMES)}."
             )
         pairs.append((row[ids], part))
     return pairs
@@ -197,7 +197,7 @@ def _read_stamp_folds(path: Path) -> list[IdParts]:
             f"{path} is no STAMP splits.json ({error!r}): it needs 'splits' with train_patients and test_patients."
         ) from error
     return [
-        _collect_fold([(name, PART_NAMES[part]) for name, part in pairs_of_fold], path)
+        _collect_fold([(name, _PART_NAMES[part]) for name, part in pairs_of_fold], path)
         for pairs_of_fold in pairs
     ]
 

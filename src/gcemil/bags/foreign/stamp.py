@@ -39,8 +39,8 @@ from gcemil.units import LevelZeroPx, Microns
 
 MicronRows = Float[np.ndarray, "n 2"]
 
-OLDEST_STRIDE_PX = 224
-OLDEST_TILE_UM = 256.0
+_OLDEST_STRIDE_PX = 224
+_OLDEST_TILE_UM = 256.0
 
 
 def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) -> ForeignFolder:
@@ -89,8 +89,8 @@ def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) 
     if tile is not None and attributes.get("unit") == "um":
         return Microns(tile), 1.0
     stride = tile or grid_stride(coords)
-    if stride is not None and round(stride) == OLDEST_STRIDE_PX:
-        return Microns(OLDEST_TILE_UM), OLDEST_TILE_UM / OLDEST_STRIDE_PX
+    if stride is not None and round(stride) == _OLDEST_STRIDE_PX:
+        return Microns(_OLDEST_TILE_UM), _OLDEST_TILE_UM / _OLDEST_STRIDE_PX
     raise CohortError(
         f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. Preprocess it with a newer STAMP."
     )

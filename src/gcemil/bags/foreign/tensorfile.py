@@ -10,7 +10,7 @@ from gcemil.bags.bag import FeatureRows
 from gcemil.errors import StoreError
 from gcemil.files import refuse_special
 
-MAX_BESIDE = 2**20
+_MAX_BESIDE = 2**20
 
 
 def read_tensor_shape(path: Path) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def _refuse_ballast(path: Path) -> None:
     """Beside the numbers a tensor has a few hundred bytes; all that is there would be read, and checked, at every opening."""
     with zipfile.ZipFile(path) as archive:
         beside = sum(entry.file_size for entry in archive.infolist() if "/data/" not in entry.filename)
-    if beside > MAX_BESIDE:
+    if beside > _MAX_BESIDE:
         raise StoreError(
-            f"{path} holds {beside:,} bytes beside its numbers; one tensor needs less than {MAX_BESIDE:,}. Save the tensor alone."
+            f"{path} holds {beside:,} bytes beside its numbers; one tensor needs less than {_MAX_BESIDE:,}. Save the tensor alone."
         )

@@ -31,7 +31,7 @@ from gcemil.bags.foreign.source import (
 from gcemil.errors import CohortError, UsageError
 from gcemil.units import LevelZeroPx
 
-PREFIX = "features_"
+_PREFIX = "features_"
 RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
 OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
@@ -75,8 +75,8 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
         f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
     ]
     found = require_one_encoder(encoders, folder)
-    if found == "unknown" and folder.name.startswith(PREFIX):
-        found = folder.name.removeprefix(PREFIX)
+    if found == "unknown" and folder.name.startswith(_PREFIX):
+        found = folder.name.removeprefix(_PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
     return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
 
@@ -87,11 +87,11 @@ def _find_features_folder(source: Path, encoder: str | None = None) -> Path:
         return source
     found = sorted(
         path
-        for pattern in (f"{PREFIX}*", f"*_overlap/{PREFIX}*")
+        for pattern in (f"{_PREFIX}*", f"*_overlap/{_PREFIX}*")
         for path in source.glob(pattern)
         if path.is_dir()
     )
-    wanted = [path for path in found if encoder is None or path.name == f"{PREFIX}{encoder}"]
+    wanted = [path for path in found if encoder is None or path.name == f"{_PREFIX}{encoder}"]
     if not wanted:
         names = ", ".join(str(path.relative_to(source)) for path in found) or "none"
         raise CohortError(
