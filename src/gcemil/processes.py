@@ -79,9 +79,11 @@ class WorkerPool(Generic[Job, Answer]):
             worker.end()
 
     def has_room(self) -> bool:
+        """Whether a job can be given without waiting."""
         return bool(self._free or self._slots)
 
     def submit(self, job: Job) -> None:
+        """Give a job to a worker that is free."""
         worker = self._ready_worker()
         worker.link.send(job)
         self._busy[worker.link] = (worker, job)

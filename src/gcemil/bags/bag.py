@@ -63,6 +63,7 @@ class Bag:
 
     @property
     def slide_ids(self) -> tuple[str, ...]:
+        """The slides of the bag, in the order of their rows."""
         return tuple(span.slide_id for span in self.spans)
 
     def rows_of(self, slide_id: str) -> slice:
@@ -81,6 +82,7 @@ class Bag:
 
     def take_rows(self, rows: RowIndex) -> Bag:
         """The bag restricted to sorted rows; a slide without a row left keeps an empty span."""
+        # The rows are sorted, so a span keeps what lies between the places of its two ends.
         edges = [int(np.searchsorted(rows, edge)) for span in self.spans for edge in (span.start, span.stop)]
         spans = tuple(
             replace(span, start=start, stop=stop)
@@ -111,6 +113,7 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
     for position, bag in enumerate(ordered):
         shift = 0
         if bag.coords is not None:
+            # The first slide stays where it is; each further one begins a gap to the right of the one before.
             if position:
                 shift = right_edge - int(bag.coords[:, 0].min())
             moved = bag.coords + np.array([shift, 0], dtype=bag.coords.dtype)

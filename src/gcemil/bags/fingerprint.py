@@ -78,10 +78,12 @@ class CohortRecord:
         return found
 
     def to_json(self) -> dict[str, Any]:
+        """The record as it is kept beside a run."""
         return {"fingerprint": self.fingerprint, "parts": self.parts}
 
     @classmethod
     def from_json(cls, value: Any, source: Path) -> CohortRecord:
+        """A record that `to_json` made; `source` is the file that messages name."""
         try:
             record = cls({part: dict(value["parts"][part]) for part in PARTS})
             is_whole = record.fingerprint == value["fingerprint"]
@@ -141,6 +143,7 @@ class _Hashes:
             if name in cache and cache[name][0] == mark:
                 _remembered[mark] = cache[name][1]
         found = content_hash(path)
+        # A file touched meanwhile has the right hash for now, but not one to keep.
         if _is_settled(mark, started) and _read_mark(path) == mark:
             self._found[name] = (mark, found)
         return found

@@ -49,6 +49,7 @@ class Fold:
     part_of: dict[str, Part]
 
     def slides(self, part: Part) -> list[str]:
+        """The slides of one part, in the order of the cohort."""
         return [slide_id for slide_id, own in self.part_of.items() if own == part]
 
 
@@ -65,6 +66,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise CohortError(f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds.")
     generator = np.random.default_rng(seed)
     fold_of = _deal_cases(_group_by_stratum(groups), n_folds, generator)
+    # Every other case of the next fold validates; the rest of that fold trains.
     validates = {name: bool(position % 2) for name, position in _number_within_folds(fold_of).items()}
     folds = []
     for k in range(n_folds):
@@ -90,6 +92,7 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
 
 
 def write_split_card(folder: Path, card: SplitCard) -> None:
+    """splits.yaml beside the folds."""
     write_text(folder / _CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
 
 
@@ -145,6 +148,7 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
             raise CohortError(
                 f"{path}: slide '{row['slide_id']}' has split '{row['split']}'; use train, val or test."
             )
+        # A published split may name slides that this cohort leaves out.
         if row["slide_id"] in known:
             part_of[row["slide_id"]] = row["split"]
     if missing := sorted(known - set(part_of)):
@@ -178,6 +182,7 @@ def fold_indices(folder: Path) -> list[int]:
 
 
 def split_file(folder: Path, index: int) -> Path:
+    """Where a fold lies in a cohort folder."""
     return folder / "splits" / f"fold_{index}.csv"
 
 
@@ -211,6 +216,7 @@ def _deal_cases(
     fold_of: dict[str, int] = {}
     position = 0
     for key in sorted(strata):
+        # Sorted, so that the order of slides.csv does not change the folds.
         names = sorted(strata[key])
         for index in generator.permutation(len(names)):
             fold_of[names[index]] = position % n_folds

@@ -33,6 +33,8 @@ _TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 @dataclass(frozen=True)
 class Problem:
+    """What is wrong with a cohort, and what to do about it."""
+
     level: Literal["error", "warning"]
     where: str
     """The slide, case, class or file it is about."""
@@ -74,6 +76,7 @@ def _is_plain(slide_id: str) -> bool:
 
 
 def select_errors(problems: list[Problem]) -> list[Problem]:
+    """The problems that stop training."""
     return [problem for problem in problems if problem.level == "error"]
 
 

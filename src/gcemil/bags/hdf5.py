@@ -54,6 +54,7 @@ class Layout:
 
     @property
     def holds_numbers(self) -> bool:
+        """Whether readers of gcemil can use the values."""
         return is_number_type(self.dtype)
 
 
@@ -66,6 +67,7 @@ def is_number_type(dtype: np.dtype[Any]) -> bool:
 
 
 def list_datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Every top-level dataset with its name; links are refused."""
     for name in file:
         item = get_member(file, path, name)
         if isinstance(item, h5py.Dataset):
@@ -74,6 +76,7 @@ def list_datasets(file: h5py.File, path: Path) -> Iterator[tuple[str, h5py.Datas
 
 
 def get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
+    """The dataset of this name; a missing one is an error that names those there are."""
     item = find_dataset(file, path, name)
     if item is None:
         names = [*file][: _NAMES_SHOWN + 1]
@@ -98,6 +101,7 @@ def find_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
 
 
 def get_member(group: h5py.Group, path: Path, name: str) -> Any:
+    """A member of a group that is stored in this very file."""
     # A link would make the file read another place, wherever it says: another file, or a pipe that never answers.
     if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
         raise StoreError(
@@ -107,6 +111,7 @@ def get_member(group: h5py.Group, path: Path, name: str) -> Any:
 
 
 def refuse_external_data(dataset: h5py.Dataset, path: Path, name: str) -> None:
+    """Refuse a dataset whose values lie in another file."""
     plan = dataset.id.get_create_plist()
     if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
         raise StoreError(
@@ -115,6 +120,7 @@ def refuse_external_data(dataset: h5py.Dataset, path: Path, name: str) -> None:
 
 
 def layout_of(dataset: h5py.Dataset) -> Layout:
+    """What a dataset looks like, without reading it."""
     shape = dataset.shape
     is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
     return Layout((0,) if shape is None else shape, dataset.dtype, dataset.chunks, is_filtered)
@@ -159,7 +165,8 @@ def _bytes_on_disk(path: Path) -> int:
     return held
 
 
-def read_attribute(holder: Any, key: str, path: Path) -> Any:
+def read_attribute(holder: h5py.HLObject, key: str, path: Path) -> Any:
+    """One attribute as a plain Python value; a huge one is refused."""
     stated = holder.attrs.get_id(key)
     count = math.prod(stated.shape or ())
     many_texts = stated.dtype.kind == "O" and count > _MAX_ATTRIBUTE_TEXTS
@@ -197,6 +204,7 @@ class NumberDataset:
         self._descriptor: int = file.id.get_vfd_handle()
 
     def read_all(self) -> Array:
+        """The whole dataset."""
         if not self.layout.shape:
             return to_native(self.dataset[()])
         return self._read_range(0, self.layout.shape[0])
@@ -212,6 +220,7 @@ class NumberDataset:
             yield self._read_range(start, min(start + step, n_rows))
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> Array:
+        """Some rows (sorted, distinct)."""
         n_rows = self.layout.shape[0] if self.layout.shape else 0
         if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
             raise StoreError(

@@ -121,6 +121,7 @@ class ReadAhead:
         return len(self._waiting) < self._ahead and held < HELD_BYTES
 
     def put(self, item: Item, size: int = 0) -> None:
+        """Add what was read, with its size in bytes."""
         with self._turn:
             self._waiting.append((item, size))
             self._turn.notify_all()
@@ -136,6 +137,7 @@ class ReadAhead:
             return item
 
     def stop(self) -> None:
+        """Let the reader thread end: nobody takes any more."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()

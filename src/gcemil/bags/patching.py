@@ -69,6 +69,7 @@ class PatchOrigin:
 
 
 def patches_path(out: Path, settings: PatchSettings, slide_id: str) -> Path:
+    """Where the patch file of a slide lies."""
     return out / settings.folder_name / "patches" / f"{slide_id}{PATCHES_SUFFIX}"
 
 
@@ -134,6 +135,7 @@ def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
 
 
 def is_number(value: Any) -> bool:
+    """Whether an attribute is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -167,6 +169,7 @@ class SlideOutcome:
 
     @property
     def is_problem(self) -> bool:
+        """Whether somebody should look at the slide."""
         return self.status in {"no tissue", "failed"}
 
 
@@ -181,6 +184,7 @@ class PatchingReport:
 
     @property
     def problems(self) -> tuple[SlideOutcome, ...]:
+        """The slides that have no patches."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
 
@@ -328,6 +332,7 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:
+    """The table of outcomes of one kind of patch."""
     return out / settings.folder_name / "patching.csv"
 
 

@@ -182,7 +182,7 @@ def _translate_faults(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} cannot be read as HDF5 ({error_text(error)}). {REMEDY}") from error
 
 
-def _walk_attributes(holder: Any, path: Path) -> None:
+def _walk_attributes(holder: h5py.HLObject, path: Path) -> None:
     for key in holder.attrs:
         with suppress(StoreError, LookupError, ValueError, TypeError, AttributeError):
             read_attribute(holder, key, path)
@@ -321,7 +321,7 @@ def _copy_dataset(source: NumberDataset, file: h5py.File, name: str) -> None:
     _copy_attributes(source.dataset, target)
 
 
-def _copy_attributes(source: Any, target: Any) -> None:
+def _copy_attributes(source: h5py.HLObject, target: h5py.HLObject) -> None:
     for key, value in source.attrs.items():
         target.attrs[key] = value
 
@@ -347,7 +347,7 @@ def _verify_dataset(file: h5py.File, path: Path, name: str, expected: Iterator[A
         start = stop
 
 
-def _verify_attributes(holder: Any, expected: Mapping[str, Any], path: Path) -> None:
+def _verify_attributes(holder: h5py.HLObject, expected: Mapping[str, Any], path: Path) -> None:
     for key, value in expected.items():
         if repr(to_plain_value(holder.attrs[key])) != repr(to_plain_value(value)):
             raise _write_error(path, f"its attribute '{key}' was not stored as it was given")

@@ -128,6 +128,7 @@ class RawTable:
     rows: tuple[dict[str, str], ...]
 
     def has(self, *columns: str) -> bool:
+        """Whether the table has all these columns."""
         return all(column in self.columns for column in columns)
 
     def values(self, column: str) -> list[str]:
@@ -136,6 +137,7 @@ class RawTable:
 
 
 def is_missing(text: str) -> bool:
+    """Whether a cell says nothing, in the words that tables use for it."""
     return text.strip().lower() in MISSING
 
 

@@ -36,6 +36,7 @@ def write_cohort_tables(
     anchors: str | None = None,
 ) -> CohortTables:
     """cohort.yaml and slides.csv for the slides that have both features and a label."""
+    # A slide that failed is left out here and named among the lines.
     rows = [row for row in table.rows if feature_file(out, row.slide_id).is_file()]
     if not rows:
         raise CohortError(

@@ -91,6 +91,7 @@ class PatchEncoder:
 
     @property
     def precision(self) -> str:
+        """The type in which the network computes."""
         return "float16 mixed" if self.device.type == "cuda" else "float32"
 
     @torch.inference_mode()

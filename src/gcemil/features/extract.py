@@ -80,6 +80,7 @@ class EncodedSlide:
 
     @property
     def is_problem(self) -> bool:
+        """Whether somebody should look at the slide."""
         return self.status in {"no patches", "failed"}
 
 
@@ -94,6 +95,7 @@ class EncodingReport:
 
     @property
     def problems(self) -> tuple[EncodedSlide, ...]:
+        """The slides that have no features."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
     @property
@@ -158,6 +160,7 @@ def encode_patches(
 
 
 def feature_file(out: Path, slide_id: str) -> Path:
+    """Where the features of a slide lie."""
     return out / "features" / f"{slide_id}.h5"
 
 
@@ -226,6 +229,7 @@ def _known_outcome(
             "no patches",
             message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
         )
+    # Patches belong to the bytes of a slide, not to its name.
     if read_origin(job.patches).slide != file_fingerprint(job.path):
         raise InputError(
             f"{job.patches} was made from another file than {job.path}. Patch it again with 'gcemil patch --force'."

@@ -107,11 +107,13 @@ class BridgeReport:
 
     @property
     def mean_response_correlation(self) -> float:
+        """Mean over the anchors that have one."""
         known = [value for value in self.response_correlation if value == value]
         return float(np.mean(known)) if known else float("nan")
 
     @property
     def aligned(self) -> bool:
+        """Whether grounding in the prompts can be relied on."""
         good = self.centred_cosine >= _ALIGNED and self.mean_response_correlation >= _ALIGNED
         return good and self.text_sees_images is not False
 

@@ -90,6 +90,7 @@ class PrefilterCost:
 
     @property
     def relative_utility(self) -> float | None:
+        """Task metric with the prefilter over that without; None where that is 0."""
         return self.prefilter_utility / self.full_utility if self.full_utility else None
 
     @property
@@ -104,10 +105,12 @@ class PrefilterCost:
 
     @property
     def mean_change(self) -> float:
+        """Mean |change| of the prediction over the slides."""
         return fmean(slide.change for slide in self.slides)
 
     @property
     def sentence(self) -> str:
+        """The measurement in one line."""
         relative = "undefined" if self.relative_utility is None else f"{self.relative_utility:.3f}x"
         return (
             f"fold {self.fold}, {len(self.slides)} test slides: time {self.end_to_end_time:.3f}x, utility {relative}, keep rate "
@@ -116,6 +119,7 @@ class PrefilterCost:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The measurement with the figures derived from it."""
         derived = ("end_to_end_time", "extraction_time", "relative_utility", "fall_back", "encoded", "mean_change")  # fmt: skip
         return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
 
@@ -125,6 +129,7 @@ def _extraction_seconds(seconds: Seconds) -> float:
 
 
 def write_cost(folder: Path, cost: PrefilterCost) -> None:
+    """The measurement beside the prefilter of its fold."""
     write_json(folder / _COST_FILE, cost.to_json())
 
 

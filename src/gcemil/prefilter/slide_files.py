@@ -76,6 +76,7 @@ class PatchSource:
 
     @property
     def n_encoded(self) -> int:
+        """Patches that went through the encoder so far."""
         return int(self._known.sum())
 
     def encode(self, rows: Int[np.ndarray, "k"]) -> None:
@@ -103,6 +104,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to one part of the work."""
         before = self.clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - before

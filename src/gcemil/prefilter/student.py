@@ -286,6 +286,7 @@ class FittedPrefilter:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def certifies(self, doubt: float) -> bool:
+        """Whether a prediction of this doubt is trusted."""
         return self.doubt_limit is not None and doubt <= self.doubt_limit
 
 

@@ -139,6 +139,7 @@ def _stamp_bodies(
     flat_h, flat_e = hematoxylin.reshape(-1), eosin.reshape(-1)
     reach = max(int(max(abs(s.dy).max(), abs(s.dx).max())) for s in bank)
     inside = (points >= reach).all(axis=1) & (points < np.array([height, width]) - reach).all(axis=1)
+    # Bodies of one sprite side by side, so that each sprite is stamped once.
     order = np.argsort(which[inside], kind="stable")
     points, which = points[inside][order], which[inside][order]
     edges = np.searchsorted(which, np.arange(len(bank) + 1))
@@ -215,6 +216,7 @@ def draw_tissue(labels: LabelMap, recipes: Sequence[Recipe], dyes: Dyes, generat
         _add_bodies(hematoxylin, eosin, parts, labels.texture == index, recipes[index - 1], generator)
     _blur_regions(hematoxylin, eosin, labels, recipes)
     hematoxylin, eosin = _level_stains(hematoxylin, eosin, labels, recipes, generator)
+    # Both levels as one number, the row of the colour table.
     index = hematoxylin.astype(np.uint16)
     index <<= 8
     index |= eosin
@@ -355,6 +357,7 @@ def _level_stains(
     where = where.reshape(labels.texture.shape).repeat(FINE, axis=0).repeat(FINE, axis=1)
     result = []
     for level, wanted in ((hematoxylin, LEVELLED_HEMATOXYLIN), (eosin, LEVELLED_EOSIN)):
+        # One pixel in sixteen is enough for a mean.
         mean = np.bincount(flat, weights=level[::FINE, ::FINE].ravel(), minlength=len(recipes) + 1) / counts
         gain = np.clip(wanted / np.maximum(mean, 1), 1 / _LARGEST_GAIN, _LARGEST_GAIN)
         gain = np.where([False, *(recipe.levelled for recipe in recipes)], gain, 1.0)

@@ -169,6 +169,7 @@ def write_drawn_slide(
 
 
 def slide_path(folder: Path, slide_id: str) -> Path:
+    """Where a drawn slide lies."""
     return folder / "slides" / f"{slide_id}.tif"
 
 
@@ -184,5 +185,6 @@ def _save_mask(path: Path, mask: UInt8[np.ndarray, "h w"]) -> None:
 
 
 def read_drawn_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
+    """The numbers in a mask that was written with a drawn slide."""
     mask: UInt8[np.ndarray, "h w"] = read_picture(path, "L")
     return mask

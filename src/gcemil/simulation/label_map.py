@@ -143,6 +143,7 @@ class LabelMap:
 
     @property
     def tissue(self) -> Bool[np.ndarray, "h w"]:
+        """Where there is tissue."""
         return self.texture > 0
 
 

@@ -68,6 +68,7 @@ def grow_regions(neighbours: Neighbours, sizes: Sequence[int], generator: Genera
     """Disjoint regions numbered from 1 in the order of `sizes`, 0 elsewhere; None when one of them finds no room."""
     region = np.zeros(len(neighbours), dtype=np.int64)
     free = np.ones(len(neighbours), dtype=bool)
+    # The constant keeps regions compact, the random part makes them ragged.
     cost = 0.3 + generator.exponential(size=len(neighbours))
     for number, size in enumerate(sizes, start=1):
         members = _place_region(neighbours, free, cost, size, generator)
@@ -76,6 +77,7 @@ def grow_regions(neighbours: Neighbours, sizes: Sequence[int], generator: Genera
         region[members] = number
         around = neighbours[members].ravel()
         free[members] = False
+        # What lies around a region is taken as well, so that no two regions touch.
         free[around[around >= 0]] = False
     return region
 
@@ -128,6 +130,7 @@ class Layout:
 
     @property
     def evidence(self) -> Bool[np.ndarray, "n"]:
+        """Which patches are evidence."""
         return self.region > 0
 
 

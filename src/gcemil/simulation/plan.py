@@ -73,6 +73,7 @@ class CasePlan:
 
     @property
     def slide_ids(self) -> tuple[str, ...]:
+        """The slides of the case, numbered from 1."""
         return tuple(f"{self.case_id}-s{position + 1}" for position in range(len(self.n_patches)))
 
 

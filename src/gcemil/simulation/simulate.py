@@ -140,6 +140,7 @@ def _is_same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
+    """Refuse sizes and seeds that no cohort can have."""
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     if slides is not None and slides < 1:

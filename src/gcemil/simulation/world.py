@@ -80,6 +80,7 @@ class World:
 
     @property
     def latent_dim(self) -> int:
+        """Rank of the latent space."""
         return self.encoder.shape[1]
 
     def draws(self, *words: str | int) -> Generator:
@@ -87,6 +88,7 @@ class World:
         return stream(self.seed, self.profile.name, *words)
 
     def kind_direction(self, kind: str) -> Vector:
+        """The direction that all concepts of a kind share."""
         return _draw_unit(self.draws("kind", kind), self.latent_dim)
 
     def direction_of(self, concept: str) -> Vector:
@@ -184,6 +186,7 @@ def _draw_variation(world: World, layout: Layout, generator: Generator) -> Laten
     smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)
     white = generator.standard_normal((n_patches, world.latent_dim))
     noise = np.sqrt(dials.spatial_correlation) * smooth + np.sqrt(1 - dials.spatial_correlation) * white
+    # Minus the square, so that the mean square of the level stays 1.
     level = np.exp(dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2)
     return level[:, None] * (noise @ world.covariance_root.T)
 
@@ -209,6 +212,7 @@ def view_in_anchor_space(world: World, latents: Latents, generator: Generator) -
 
 
 def embed_specific(world: World) -> Bank:
+    """The prompts of the profile's own disease family."""
     family = world.profile.family
     return _embed_prompts(
         world, family, [world.direction_of(prompt.concept) for prompt in family_prompts(family)]
@@ -216,6 +220,7 @@ def embed_specific(world: World) -> Bank:
 
 
 def embed_generic(world: World) -> Bank:
+    """Prompts of pathology in general, which see kinds of tissue only."""
     directions = []
     for prompt in family_prompts(GENERIC_FAMILY):
         kinds = next(
@@ -227,6 +232,7 @@ def embed_generic(world: World) -> Bank:
 
 
 def embed_unrelated(world: World) -> Bank:
+    """The prompts of another organ, which see nothing here."""
     family = world.profile.unrelated_family
     draws = [
         world.draws("unrelated", family, plain_words(prompt.concept)) for prompt in family_prompts(family)

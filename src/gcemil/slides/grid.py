@@ -93,10 +93,12 @@ class PatchSettings:
 
     @property
     def side(self) -> Microns:
+        """Side of a patch in micrometres."""
         return physical_side(PatchPx(self.patch_px), self.target_mpp)
 
     @property
     def step(self) -> Microns:
+        """From one patch to the next, in micrometres."""
         return physical_side(PatchPx(self.patch_px - self.overlap_px), self.target_mpp)
 
     @property
@@ -151,6 +153,7 @@ def _measure_tissue_share(
 
 
 def _refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
+    """Refuse a slide that has less detail than the patches ask for."""
     if slide.mpp > settings.target_mpp * _LARGEST_MAGNIFIED:
         raise InputError(
             f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "

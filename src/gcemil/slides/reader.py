@@ -53,6 +53,7 @@ LARGEST_READ = 4096
 
 
 def is_plausible(mpp: float) -> bool:
+    """Whether a scanner can have meant this pixel size."""
     return FINEST_MPP <= mpp <= COARSEST_MPP
 
 
@@ -207,6 +208,7 @@ def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
     sides = [_parse_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
     known = [side for side in sides if side is not None and is_plausible(side)]
     if len(known) < 2:
+        # One side stands for both, unless the other is stated and absurd.
         return known[0] if known and None in sides else None
     if max(known) / min(known) > _LARGEST_ANISOTROPY:
         raise InputError(

@@ -85,6 +85,7 @@ def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> T
 def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     """Tissue on an overview of `rules.mpp`."""
     hue, saturation, value = hue_saturation_value(image)
+    # Noise of the scanner is coloured too, pixel by pixel.
     smooth = ndimage.median_filter(saturation, size=3)
     threshold = _saturation_threshold(smooth, value, rules)
     per_pixel = (rules.mpp / 1000) ** 2

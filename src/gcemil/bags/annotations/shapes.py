@@ -63,6 +63,8 @@ class AnnotatedPolygon:
 
 @dataclass(frozen=True, eq=False)
 class AsapFile:
+    """The polygons of an ASAP file, and what was left out of it."""
+
     polygons: tuple[AnnotatedPolygon, ...]
     skipped: tuple[str, ...]
     """A line for every annotation that encloses no area."""

@@ -157,6 +157,7 @@ def write_cohort(
         anchors=anchors,
         provenance={**(provenance or {}), **_describe_provenance(folder, table, lines, join.excluded)},
     )
+    # Before anything is written.
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
     with whole_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
@@ -217,6 +218,7 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
         store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
         try:
+            # Absolute: a given path is relative to where the command runs, not to the link.
             target.symlink_to(slide.path.resolve())
         except OSError as error:
             remedy = "Import with --copy." if error.errno in _NO_LINKS else write_remedy(error)

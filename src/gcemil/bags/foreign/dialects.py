@@ -50,6 +50,7 @@ class Columns:
 
     @property
     def task(self) -> Task:
+        """Survival where there is a time."""
         return "classification" if self.time is None else "survival"
 
 
@@ -67,6 +68,7 @@ def _own(table: RawTable, choice: Choice) -> Columns | None:
 
 
 def _clam(table: RawTable, choice: Choice) -> Columns | None:
+    # With columns of folds the table is one of Patho-Bench.
     if not table.has("slide_id", "label") or find_fold_columns(table):
         return None
     return Columns(
@@ -200,6 +202,7 @@ def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
     fitting = {name: columns for name, columns in found.items() if choice.task in {None, columns.task}}
     if len(fitting) == 1:
         name, columns = next(iter(fitting.items()))
+        # A target that the dialect does not read must not be passed over in silence.
         if choice.target is not None and not (columns.event or "").startswith(choice.target):
             raise UsageError(f"{table.path} has no target column '{choice.target}'.")
         return name, columns

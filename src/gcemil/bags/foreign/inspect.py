@@ -53,6 +53,7 @@ class Inspection:
     next_command: str | None
 
     def lines(self) -> list[str]:
+        """The finding as text."""
         lines = [f"{self.path}: {self.title}", *(f"  {name}: {value}" for name, value in self.facts)]
         lines += [f"  problem: {problem}" for problem in self.problems]
         return [*lines, *([f"  next: {self.next_command}"] if self.next_command else [])]

@@ -65,6 +65,7 @@ def _build_label_table(
             excluded.append(f"slide '{slide_id}': {target}")
             continue
         row = replace(target, slide_id=slide_id, case_id=_read_case(line, columns, slide_id))
+        # A table may repeat a line, but not contradict itself.
         if rows.setdefault(slide_id, row) != row:
             raise CohortError(
                 f"{raw.path}: slide '{slide_id}' stands twice with different targets. Correct the table."
@@ -109,6 +110,7 @@ def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
 
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
+    # pandas writes 1.0 for 1 in a column with gaps.
     word = text.strip().lower().removesuffix(".0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 

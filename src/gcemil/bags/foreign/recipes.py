@@ -67,6 +67,8 @@ class Expected(_Closed):
 
 
 class Recipe(_Closed):
+    """One dataset of the paper: where its labels stand and what they mean."""
+
     name: str
     title: str
     source: str
@@ -87,6 +89,7 @@ class Recipe(_Closed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The classes in their order."""
         return tuple(one.name for one in self.classes)
 
     @property
@@ -199,6 +202,7 @@ def _read_classes(
     slides_of = _group_slides(slide_ids) if not by_slide else {}
     for line in table.rows:
         name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
+        # pandas writes 3.0 for 3 in a column with gaps.
         value = class_of.get(line[label].lower().removesuffix(".0"))
         if value is None:
             excluded.append(

@@ -42,6 +42,7 @@ _LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 def plain_id(name: str) -> str:
     """The last part of a path without known slide and feature extensions."""
     base = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    # There may be several, as in slide.svs.h5.
     while extension := next((e for e in _KNOWN if base.lower().endswith(e) and len(base) > len(e)), None):
         base = base[: -len(extension)]
     return base
@@ -72,6 +73,7 @@ def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...
 
 
 def is_tcga(name: str) -> bool:
+    """Whether the name begins with a TCGA barcode."""
     return _TCGA.match(name) is not None
 
 
@@ -101,6 +103,8 @@ class ForeignSlide:
 
 @dataclass(frozen=True, eq=False)
 class ForeignFolder:
+    """A features folder of another tool: its slides, their encoder, and what had to be assumed."""
+
     tool: str
     path: Path
     slides: tuple[ForeignSlide, ...]
@@ -192,6 +196,7 @@ def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
 
 def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     """Float features and integer coordinates under our names."""
+    # Fractions would have to be rounded, which a link cannot do.
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
     return layouts["features"].dtype in _LINKABLE_DTYPES and whole
 

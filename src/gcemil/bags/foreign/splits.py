@@ -41,6 +41,8 @@ class SplitTable:
 
 @dataclass(frozen=True)
 class PlacedFolds:
+    """Folds of a cohort, the slides that none of them names, and what was assumed."""
+
     folds: tuple[Fold, ...]
     unplaced: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -230,6 +232,7 @@ def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[s
         raise CohortError(
             f"{table.path}: its ids are slides as well as cases of the cohort, so the splits can be read in two ways. Use distinct ids."
         )
+    # Equal counts are left only where every slide is its own case.
     unit = "slide" if as_slides >= as_cases else "case"
     known = max(as_slides, as_cases)
     lines = [f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."]

@@ -45,6 +45,7 @@ _OLDEST_TILE_UM = 256.0
 
 def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) -> ForeignFolder:
     """The slides below an extractor folder of STAMP."""
+    # STAMP keeps the folders of the slides below that of the extractor.
     files = sorted(source.rglob("*.h5"))
     if not files:
         raise CohortError(f"{source} holds no .h5 files. Run 'stamp preprocess', or point elsewhere.")
@@ -100,6 +101,7 @@ def _read_slide(
     path: Path, slide_id: str, attributes: dict[str, Any], mpp: Mpp, patch_size: int | None
 ) -> tuple[ForeignSlide, Microns | None]:
     layouts = store.describe(path)
+    # Files without coordinates call their features patch_embeddings.
     key = "feats" if "feats" in layouts else "patch_embeddings"
     n_patches, dim = check_feature_shape(path, layouts, key)
     if "coords" not in layouts or n_patches == 0:

@@ -14,6 +14,7 @@ _MAX_BESIDE = 2**20
 
 
 def read_tensor_shape(path: Path) -> tuple[int, ...]:
+    """Shape of the tensor in a .pt file."""
     return tuple(_load_tensor(path).shape)
 
 

@@ -37,6 +37,8 @@ from gcemil.units import LevelZeroPx
 
 @dataclass(frozen=True)
 class BagFolders:
+    """The parallel folders of a torchmil dataset."""
+
     features: Path
     labels: Path | None
     patch_labels: Path | None

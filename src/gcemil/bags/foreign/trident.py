@@ -115,6 +115,7 @@ def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     )
     if direct:
         return LevelZeroPx(direct)
+    # Rounded down, as TRIDENT does it.
     return LevelZeroPx(max(1, size * own // target)) if size and own and target else None
 
 
