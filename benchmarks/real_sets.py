@@ -16,9 +16,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import yaml
+from classic_sets import CLASSIC_SETS, WHEEL, write_classic_cohort
 
 from gcemil.bags import store
-from gcemil.bags.classic import CLASSIC_SETS, WHEEL, write_classic_cohort
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, make_folds, write_folds
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--wheel", type=Path, default=ROOT / ".cache" / "wheels" / WHEEL)
+    parser.add_argument("--wheel", type=Path, default=WHEEL)
     parser.add_argument("--out", type=Path, help="keep the cohorts and runs here")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

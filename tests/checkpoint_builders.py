@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from gcemil.features.loaders import _with_layers, import_timm
+from gcemil.features.loaders import _resolve_layers, import_timm
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28, "patch_size": 14}
 
@@ -35,7 +35,7 @@ def write_timm_folder(folder: Path, name: str) -> torch.nn.Module:
     architecture, options = LAYOUTS[name]
     arguments = {**TINY, **options}
     torch.manual_seed(0)
-    network = timm.create_model(architecture, num_classes=0, **_with_layers(arguments)).eval()
+    network = timm.create_model(architecture, num_classes=0, **_resolve_layers(arguments)).eval()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), folder / "model.safetensors")
     card = {"architecture": architecture, "num_classes": 0, "num_features": 16, "model_args": arguments}

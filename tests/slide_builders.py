@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gcemil.simulation.drawn_slide import write_pyramid
+from gcemil.simulation.drawn_slide import write_pyramid_tiff
 from gcemil.slides.reader import Bounds
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +94,7 @@ def tissue_image(
 
 
 def write_slide(path: Path, image: np.ndarray | None = None, mpp: float = 0.5) -> Path:
-    write_pyramid(path, tissue_image() if image is None else image, mpp)
+    write_pyramid_tiff(path, tissue_image() if image is None else image, mpp)
     return path
 
 

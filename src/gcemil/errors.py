@@ -24,7 +24,7 @@ import errno
 import os
 import sys
 
-LONGEST_MESSAGE = 2000
+_LONGEST_MESSAGE = 2000
 
 
 def printable(text: object) -> str:
@@ -41,13 +41,13 @@ class GcemilError(Exception):
         # Not a pattern of spaces: on a megabyte of them it takes hours.
         lines = [line.strip() for line in super().__str__().split("\n")]
         text = " ".join(line for line in lines if line)
-        return _shortened(printable(_shortened(text)))
+        return _shorten(printable(_shorten(text)))
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Both ends matter: the file stands first, the remedy last."""
-    half = LONGEST_MESSAGE // 2
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"
+    half = _LONGEST_MESSAGE // 2
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
 class UsageError(GcemilError):

@@ -44,10 +44,12 @@ class AnchorFamily(BaseModel):
 
     @property
     def concepts(self) -> tuple[str, ...]:
+        """The short keys of the prompts."""
         return tuple(prompt.concept for prompt in self.prompts)
 
     @property
     def wordings(self) -> tuple[str, ...]:
+        """What a text encoder sees of the prompts."""
         return tuple(prompt.wording for prompt in self.prompts)
 
 

@@ -28,12 +28,12 @@ from gcemil.errors import WorkerError
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-SPAWN = multiprocessing.get_context("spawn")
-PLACE_BYTES = 512
+_SPAWN = multiprocessing.get_context("spawn")
+_PLACE_BYTES = 512
 LAST_WORDS_S = 10.0
 """How long an ended worker may take to go before it is killed."""
 POLL_S = 0.5
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 
 _places: tuple[Any, Any] | None = None
 """In a worker: where it says which slide it works on, and which one it reads."""
@@ -79,9 +79,11 @@ class WorkerPool(Generic[Job, Answer]):
             worker.end()
 
     def has_room(self) -> bool:
+        """Whether a job can be given without waiting."""
         return bool(self._free or self._slots)
 
     def submit(self, job: Job) -> None:
+        """Give a job to a worker that is free."""
         worker = self._ready_worker()
         worker.link.send(job)
         self._busy[worker.link] = (worker, job)
@@ -89,7 +91,7 @@ class WorkerPool(Generic[Job, Answer]):
     def ended(self, timeout: float) -> list[Ended[Job, Answer]]:
         """What ended since the last call; waits up to `timeout` seconds for something to end."""
         links = [link for link in wait(list(self._busy), timeout) if isinstance(link, Connection)]
-        return [self._received(link) for link in links]
+        return [self._receive_answer(link) for link in links]
 
     def _ready_worker(self) -> _Worker:
         """One that waits for work, or a new one; a waiting one may have died meanwhile."""
@@ -103,7 +105,7 @@ class WorkerPool(Generic[Job, Answer]):
         with environment(self._variables(slot)):
             return _Worker(slot, self._work)
 
-    def _received(self, link: Connection) -> Ended[Job, Answer]:
+    def _receive_answer(self, link: Connection) -> Ended[Job, Answer]:
         worker, job = self._busy.pop(link)
         try:
             done, value = link.recv()
@@ -146,19 +148,19 @@ def run_jobs(
 
 def tell_slide(bag_id: str) -> None:
     """Leave word of the slide that is worked on, for the case that this worker dies."""
-    _leave_word(0, bag_id)
+    _note_place(0, bag_id)
 
 
 def tell_reading(bag_id: str) -> None:
     """Leave word of the slide that is being read."""
-    _leave_word(1, bag_id)
+    _note_place(1, bag_id)
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """This process is to die when its parent does, also when that is killed: it would go on unseen."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have gone before; and other systems have no such signal.
     threading.Thread(target=_wait_for_parent, name="gcemil-parent-watch", daemon=True).start()
 
@@ -196,10 +198,10 @@ class _Worker:
 
     def __init__(self, slot: int, work: Callable[[Any], Any]) -> None:
         self.slot = slot
-        self.link, theirs = SPAWN.Pipe()
-        self._places = (SPAWN.RawArray("c", PLACE_BYTES), SPAWN.RawArray("c", PLACE_BYTES))
+        self.link, theirs = _SPAWN.Pipe()
+        self._places = (_SPAWN.RawArray("c", _PLACE_BYTES), _SPAWN.RawArray("c", _PLACE_BYTES))
         self._killed_before = _memory_kills()
-        self._process: SpawnProcess = SPAWN.Process(
+        self._process: SpawnProcess = _SPAWN.Process(
             target=_serve, args=(theirs, self._places), daemon=True, name=f"gcemil-worker-{slot}"
         )
         self._process.start()
@@ -239,7 +241,7 @@ def _serve(link: Connection, places: tuple[Any, Any]) -> None:
     global _places
     # Ctrl-C reaches the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    _end_with_parent()
     _places = places
     try:
         function = link.recv()
@@ -252,10 +254,10 @@ def _serve(link: Connection, places: tuple[Any, Any]) -> None:
             return
         tell_slide("")
         tell_reading("")
-        link.send(_answered(function, job))
+        link.send(_run_job(function, job))
 
 
-def _answered(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
+def _run_job(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
     """Whether the job succeeded, and its answer or what it raised."""
     try:
         return True, function(job)
@@ -268,9 +270,9 @@ def _answered(function: Callable[[Any], Any], job: Any) -> tuple[bool, Any]:
         return False, error
 
 
-def _leave_word(place: int, text: str) -> None:
+def _note_place(place: int, text: str) -> None:
     if _places is not None:
-        _places[place].value = text.encode()[: PLACE_BYTES - 1]
+        _places[place].value = text.encode()[: _PLACE_BYTES - 1]
 
 
 def _wait_for_parent() -> None:
@@ -284,12 +286,12 @@ def _memory_kills() -> int:
     """Processes that Linux ended for want of memory, in our control group where it counts them."""
     with suppress(OSError, ValueError, IndexError):
         group = Path("/proc/self/cgroup").read_text(encoding="ascii").split("::", 1)[1].splitlines()[0]
-        return _counted(Path(f"/sys/fs/cgroup{group}/memory.events"))
+        return _count_kills(Path(f"/sys/fs/cgroup{group}/memory.events"))
     with suppress(OSError, ValueError):
-        return _counted(Path("/proc/vmstat"))
+        return _count_kills(Path("/proc/vmstat"))
     return 0
 
 
-def _counted(path: Path) -> int:
+def _count_kills(path: Path) -> int:
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return sum(int(words[1]) for words in lines if words[0] == "oom_kill")

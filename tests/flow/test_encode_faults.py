@@ -164,7 +164,7 @@ def test_a_full_disk_at_a_summary_is_told_and_costs_no_features(batch, monkeypat
     assert not list((batch / "out").rglob("*.partial"))
 
 
-@pytest.mark.parametrize("step", ["typed", "file_fingerprint", "settings_fingerprint"])
+@pytest.mark.parametrize("step", ["cast_features", "file_fingerprint", "settings_fingerprint"])
 def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
     write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
     patching.patch_slides([batch / "slides"], batch / "out")

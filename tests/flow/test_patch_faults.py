@@ -131,7 +131,7 @@ def test_a_full_disk_at_the_summary_is_told_and_costs_no_coordinates(batch, monk
     assert "No space left on device" in report.notes[0]
 
 
-@pytest.mark.parametrize("step", ["find_tissue", "kept_picture", "write_patch_file"])
+@pytest.mark.parametrize("step", ["find_tissue", "draw_kept_tissue", "write_patch_file"])
 def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
     write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
     whole = getattr(patching, step)

@@ -19,7 +19,7 @@ from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.cost import measured
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.features.as_cohort import write_drawn_tables
+from gcemil.features.cohort_tables import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.files import write_table

@@ -23,7 +23,7 @@ from gcemil.cli.main import app
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import MARGIN, TITLE_HEIGHT, draw_overlay
 from gcemil.exports.overlay import read_thumbnail as read_picture
-from gcemil.simulation.drawn_slide import write_pyramid
+from gcemil.simulation.drawn_slide import write_pyramid_tiff
 from gcemil.simulation.pixels import read_pixel_truth
 from gcemil.slides.reader import open_slide
 
@@ -70,7 +70,7 @@ def scanned_at_40x(slide: Path, outlines: Path, folder: Path):
     """The same glass under a scanner with pixels half as wide, annotated in its own pixels."""
     with open_slide(slide) as reader:
         pixels = reader.region(0, 0, 0, *reader.dimensions)
-    write_pyramid(folder / "slides" / slide.name, pixels.repeat(2, axis=0).repeat(2, axis=1), 0.25)
+    write_pyramid_tiff(folder / "slides" / slide.name, pixels.repeat(2, axis=0).repeat(2, axis=1), 0.25)
     tree = ElementTree.parse(outlines)
     for vertex in tree.iter("Coordinate"):
         for axis in ("X", "Y"):

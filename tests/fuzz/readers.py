@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import torch
 import yaml
+from benchmarks import classic_sets as classic
 from PIL import Image
 from typer.main import get_command
 
@@ -27,7 +28,7 @@ import foreign_builders as foreign
 import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
-from gcemil.bags import arrays, classic, guards, store
+from gcemil.bags import arrays, guards, store
 from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
 from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
 from gcemil.bags.annotations.truth import MaskReading, write_truth
@@ -37,9 +38,9 @@ from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.splits import placed_folds, read_splits
+from gcemil.bags.foreign.recipes import import_recipe
+from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
-from gcemil.bags.recipes import import_recipe
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.estimate import expected_seconds
@@ -61,7 +62,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.exports.certificate import read_certificate
 from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
-from gcemil.features.origin import encoded_grid, feature_origin
+from gcemil.features.extract import read_encoded_grid, read_feature_origin
 from gcemil.features.pairs import write_pairs
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
@@ -372,7 +373,7 @@ def read_foreign_splits(folder: Path) -> None:
     sources = [folder / name for name in ("clam", "bool", "panther", "own", "splits.json", "torchmil.csv")]
     each(
         *(partial(inspect, source) for source in sources),
-        *(lambda source=source: placed_folds(read_splits(source), rows) for source in sources),
+        *(lambda source=source: match_folds(read_splits(source), rows) for source in sources),
     )
 
 
@@ -584,7 +585,7 @@ def build_patches(folder: Path) -> None:
 
 
 def read_patches(folder: Path, damaged: Sequence[Path]) -> None:
-    readers = (read_patch_file, read_origin, inspect, feature_origin, encoded_grid)
+    readers = (read_patch_file, read_origin, inspect, read_feature_origin, read_encoded_grid)
     each(*(partial(reader, path) for path in damaged for reader in readers))
 
 
@@ -768,7 +769,7 @@ def build_networks(folder: Path) -> None:
         "patches": PatchSettings(),
         "rules": "r",
     }
-    from gcemil.features.origin import FeatureOrigin
+    from gcemil.features.extract import FeatureOrigin
 
     fitted = FittedPrefilter(
         Student(4).eval(), PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}

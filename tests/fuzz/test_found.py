@@ -20,10 +20,10 @@ from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.inspect import inspect
+from gcemil.bags.foreign.recipes import _read_camelyon16
 from gcemil.bags.foreign.splits import read_splits
-from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
+from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.recipes import _read_camelyon16
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import CohortError, InputError, RunError, StoreError
@@ -90,11 +90,11 @@ def test_text_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_file_with_ballast_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save(torch.ones(3, 4), path)
-    assert tensor_shape(path) == (3, 4)
+    assert read_tensor_shape(path) == (3, 4)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/more", bytes(2**21))
     with pytest.raises(StoreError, match="beside its numbers"):
-        tensor_shape(path)
+        read_tensor_shape(path)
 
 
 def test_a_checkpoint_that_memory_cannot_map_is_named(

@@ -12,12 +12,13 @@ from scipy.stats import spearmanr
 
 from gcemil.bags import store
 from gcemil.bags.tables import check_slide_id
+from gcemil.resources import shipped_names
 from gcemil.simulation.layout import draw_layout
-from gcemil.simulation.profile import Dials, load_profile, profile_names
+from gcemil.simulation.plan import draw_outcomes, plan_classification, plan_survival, true_label
+from gcemil.simulation.profile import Dials, load_profile
 from gcemil.simulation.simulate import simulate
-from gcemil.simulation.targets import draw_outcomes, plan_classification, plan_survival, true_label
 
-PROFILES = {name: load_profile(name) for name in profile_names()}
+PROFILES = {name: load_profile(name) for name in shipped_names("simulator")}
 CLASSIFIED = sorted(name for name, profile in PROFILES.items() if profile.task == "classification")
 SEEDS = st.integers(0, 10_000)
 DIALS = st.fixed_dictionaries(

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from gcemil.bags import store
 from gcemil.errors import StoreError
 
-LARGEST_COORDINATE = 10**9
+_LARGEST_COORDINATE = 10**9
 """Thousands of times the longest side of a scanned slide."""
-LARGEST_SHARE = 1.001
+_LARGEST_SHARE = 1.001
 """An overlap is a quotient of areas, which rounding may carry past 1."""
 
 
@@ -35,15 +35,15 @@ def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
         raise StoreError(
             f"{path}: 'features' is one number, not (patches, dimension). Extract the slide again."
         )
-    return features.shape[0], None if coords is None else checked_coords(coords, path)
+    return features.shape[0], None if coords is None else check_coords(coords, path)
 
 
 def read_coords(path: Path) -> NDArray[np.int64]:
     """The coordinates of a feature or patch file."""
-    return checked_coords(store.read(path, "coords"), path)
+    return check_coords(store.read(path, "coords"), path)
 
 
-def checked_coords(coords: store.Array, path: Path) -> NDArray[np.int64]:
+def check_coords(coords: store.Array, path: Path) -> NDArray[np.int64]:
     """Coordinates as int64; ones that no patch of a slide can have are refused."""
     if problem := coords_problem(coords):
         raise StoreError(f"{path}: {problem}. Extract the slide again, or convert it with 'gcemil import'.")
@@ -65,7 +65,7 @@ def coords_problem(coords: store.Array) -> str | None:
             return f"coordinates are fractions such as {coords.max():.2f}: they look like micrometres"
     if (low := coords.min()) < 0:
         return f"a coordinate is {low:g}, but level-0 pixels count from the corner of the slide"
-    if (high := coords.max()) > LARGEST_COORDINATE:
+    if (high := coords.max()) > _LARGEST_COORDINATE:
         return f"a coordinate is {high:g}, farther than any slide reaches"
     return None
 
@@ -78,7 +78,7 @@ def stated_number(attributes: Mapping[str, Any], name: str) -> float | None:
         found = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
         return None
-    return found if 0 < found <= LARGEST_COORDINATE else None
+    return found if 0 < found <= _LARGEST_COORDINATE else None
 
 
 def features_problem(layout: store.Layout) -> str | None:
@@ -97,12 +97,12 @@ def read_truth(path: Path, name: str, n_patches: int) -> store.Array:
         raise StoreError(
             f"{path}: '{name}' has shape {values.shape} for {n_patches} patches in the features. Write the truth again."
         )
-    if problem := truth_problem(name, values):
+    if problem := _truth_problem(name, values):
         raise StoreError(f"{path}: {problem}. Write the truth again.")
     return values
 
 
-def truth_problem(name: str, values: store.Array) -> str | None:
+def _truth_problem(name: str, values: store.Array) -> str | None:
     """Why this cannot be a column of truth; None when it can."""
     if not len(values):
         return None
@@ -111,11 +111,11 @@ def truth_problem(name: str, values: store.Array) -> str | None:
         return f"'{name}' is {values[np.argmin(finite)]} at patch {int(np.argmin(finite))}"
     low, high = float(values.min()), float(values.max())
     if name == "overlap":
-        is_wrong, meaning = low < 0 or high > LARGEST_SHARE, "a share from 0 to 1"
+        is_wrong, meaning = low < 0 or high > _LARGEST_SHARE, "a share from 0 to 1"
     elif name == "evidence":
         is_wrong, meaning = not np.isin(values, (0, 1)).all(), "0 or 1"
     else:
-        is_wrong = low < 0 or high > LARGEST_COORDINATE or not np.array_equal(values, np.round(values))
+        is_wrong = low < 0 or high > _LARGEST_COORDINATE or not np.array_equal(values, np.round(values))
         meaning = "a whole number from 0"
     return f"'{name}' lies between {low:g} and {high:g}, but it is {meaning}" if is_wrong else None
 

@@ -20,7 +20,7 @@ FeatureRows = Float[np.ndarray, "n d"]
 CoordRows = Int[np.ndarray, "p 2"]
 RowIndex = Int[np.ndarray, "k"]
 
-SLIDE_GAP_IN_PATCHES = 16
+_SLIDE_GAP_IN_PATCHES = 16
 """Empty patches between two slides of a case: wider than any neighbourhood a host looks at."""
 
 
@@ -63,6 +63,7 @@ class Bag:
 
     @property
     def slide_ids(self) -> tuple[str, ...]:
+        """The slides of the bag, in the order of their rows."""
         return tuple(span.slide_id for span in self.spans)
 
     def rows_of(self, slide_id: str) -> slice:
@@ -79,8 +80,9 @@ class Bag:
         shift = next(span.shift for span in self.spans if span.slide_id == slide_id)
         return self.coords[self.rows_of(slide_id)] - np.array([shift, 0], dtype=self.coords.dtype)
 
-    def sampled(self, rows: RowIndex) -> Bag:
+    def take_rows(self, rows: RowIndex) -> Bag:
         """The bag restricted to sorted rows; a slide without a row left keeps an empty span."""
+        # The rows are sorted, so a span keeps what lies between the places of its two ends.
         edges = [int(np.searchsorted(rows, edge)) for span in self.spans for edge in (span.start, span.stop)]
         spans = tuple(
             replace(span, start=start, stop=stop)
@@ -111,11 +113,12 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
     for position, bag in enumerate(ordered):
         shift = 0
         if bag.coords is not None:
+            # The first slide stays where it is; each further one begins a gap to the right of the one before.
             if position:
                 shift = right_edge - int(bag.coords[:, 0].min())
             moved = bag.coords + np.array([shift, 0], dtype=bag.coords.dtype)
             coords.append(moved)
-            right_edge = int(moved[:, 0].max()) + SLIDE_GAP_IN_PATCHES * (
+            right_edge = int(moved[:, 0].max()) + _SLIDE_GAP_IN_PATCHES * (
                 bag.patch_size or coordinate_step(bag.coords)
             )
         spans.append(SlideSpan(bag.bag_id, start, start + len(bag), shift))

@@ -29,8 +29,8 @@ from gcemil.units import LevelZeroPx
 
 Task = Literal["classification", "survival"]
 
-CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
-SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
+_CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
+_SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
 
 
 class CohortCard(BaseModel):
@@ -75,6 +75,8 @@ class BagSpec:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
+    """A cohort folder: its card, its slides, and the bags they form."""
+
     folder: Path
     card: CohortCard
     slides: tuple[SlideRow, ...]
@@ -97,15 +99,18 @@ class Cohort:
             columns.append("site")
         rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
         write_table(self.folder / "slides.csv", columns, rows)
+        # Without defaults: the card says only what somebody decided.
         written = self.card.model_dump(mode="json", exclude_defaults=True)
         write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
 
     @property
     def n_outputs(self) -> int:
+        """Outputs of a model for this cohort: one per class, or one risk."""
         return len(self.card.classes) if self.card.task == "classification" else 1
 
     @property
     def bag_unit(self) -> Literal["slide", "case"]:
+        """Whether a bag is a slide or a case."""
         return self.card.bag_unit or ("slide" if self.card.task == "classification" else "case")
 
     @cached_property
@@ -122,9 +127,11 @@ class Cohort:
         )
 
     def feature_file(self, slide_id: str) -> Path:
+        """Where the features of a slide lie."""
         return self.folder / "features" / f"{slide_id}.h5"
 
     def truth_file(self, slide_id: str) -> Path:
+        """Where the truth of a slide lies, if there is any."""
         return self.folder / "truth" / f"{slide_id}.h5"
 
     def slide_file(self, slide_id: str) -> Path | None:
@@ -146,13 +153,15 @@ class Cohort:
 
     def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
+        # The layout is cheap, and says which rows of which file are wanted.
         layout = layout or self.layout(spec)
-        parts = [self._read_features(span.slide_id, rows_in(span, rows)) for span in layout.spans]
-        chosen = layout if rows is None else layout.sampled(rows)
+        parts = [self._read_features(span.slide_id, _rows_in(span, rows)) for span in layout.spans]
+        chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     @property
     def patch_size(self) -> LevelZeroPx | None:
+        """Side of a patch in level-0 pixels, where the card says it."""
         size = self.card.patch_size_level0
         return None if size is None else LevelZeroPx(size)
 
@@ -200,7 +209,7 @@ class Cohort:
                     )
 
 
-def rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
+def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
     """The rows of a bag that fall into one slide, counted from the slide's first row."""
     return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
 
@@ -230,6 +239,7 @@ def find_patch_size(folder: Path, card: CohortCard | None, slide_id: str, coords
 
 
 def read_card(folder: Path) -> CohortCard:
+    """The checked cohort.yaml of a folder."""
     path = folder / "cohort.yaml"
     if not is_file(path):
         raise CohortError(
@@ -250,7 +260,8 @@ def read_card(folder: Path) -> CohortCard:
 
 
 def columns_of(task: Task) -> tuple[str, ...]:
-    return CLASSIFICATION_COLUMNS if task == "classification" else SURVIVAL_COLUMNS
+    """The columns that slides.csv must have for a task."""
+    return _CLASSIFICATION_COLUMNS if task == "classification" else _SURVIVAL_COLUMNS
 
 
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
@@ -265,6 +276,7 @@ def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow
             )
         return SlideRow(slide_id, case_id, label=row["label"], site=site)
     try:
+        # Tables that went through pandas say 1.0 for an event.
         time, event = float(row["time"]), float(row["event"])
     except ValueError as error:
         raise CohortError(

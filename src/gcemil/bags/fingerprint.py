@@ -24,13 +24,13 @@ from gcemil.errors import CohortError, GcemilError, InputError, error_text
 from gcemil.files import read_json, refuse_special, remove_leftovers_of, write_json
 
 CACHE = ".gcemil_hashes.json"
-PAIRS = "anchor_pairs.h5"
+_PAIRS = "anchor_pairs.h5"
 SETTLED_NS = 2 * 10**9
 """A file younger than this may be written again within one tick of its times, so its hash is not kept."""
-ATTEMPTS = 3
+_ATTEMPTS = 3
 LARGE_BYTES, HOLES = 2**28, 100
 """Numbers do not compress a hundredfold, so a large file that takes so little of the disk was never written."""
-MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
+_MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
 PARTS = {
     "card": "cohort.yaml",
     "labels": "the labels",
@@ -58,7 +58,7 @@ class CohortRecord:
     @property
     def fingerprint(self) -> str:
         """One hash of everything."""
-        return _digest({part: dict(hashes) for part, hashes in self.parts.items()})
+        return _hash_value({part: dict(hashes) for part, hashes in self.parts.items()})
 
     def differences(self, now: CohortRecord) -> list[str]:
         """What is not as it was, in words."""
@@ -78,10 +78,12 @@ class CohortRecord:
         return found
 
     def to_json(self) -> dict[str, Any]:
+        """The record as it is kept beside a run."""
         return {"fingerprint": self.fingerprint, "parts": self.parts}
 
     @classmethod
     def from_json(cls, value: Any, source: Path) -> CohortRecord:
+        """A record that `to_json` made; `source` is the file that messages name."""
         try:
             record = cls({part: dict(value["parts"][part]) for part in PARTS})
             is_whole = record.fingerprint == value["fingerprint"]
@@ -96,11 +98,11 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
     """The cohort as it is now; `run` is a folder for hashes that cannot be kept in the cohort's."""
     hashes = _Hashes(cohort.folder, run)
     parts = {
-        "card": {"cohort.yaml": _digest(_card(cohort))},
-        "labels": {"slides.csv": _digest([asdict(row) | {"site": None} for row in cohort.slides])},
-        "splits": {path.name: _digest(_placed(path)) for path in _split_files(cohort)},
-        "anchors": {name: hashes.of(name) for name in _anchor_files(cohort)},
-        "pairs": {name: hashes.of(name) for name in (PAIRS,) if (cohort.folder / name).exists()},
+        "card": {"cohort.yaml": _hash_value(_describe_card(cohort))},
+        "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
+        "splits": {path.name: _hash_value(_read_parts(path)) for path in _find_split_files(cohort)},
+        "anchors": {name: hashes.of(name) for name in _find_anchor_files(cohort)},
+        "pairs": {name: hashes.of(name) for name in (_PAIRS,) if (cohort.folder / name).exists()},
         "features": {row.slide_id: hashes.of(f"features/{row.slide_id}.h5") for row in cohort.slides},
     }
     hashes.save()
@@ -109,8 +111,8 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
 
 def content_hash(path: Path) -> str:
     """SHA-256 of a whole file, in chunks; read again only when the file was touched since this process read it."""
-    for _ in range(ATTEMPTS):
-        started, mark = time.time_ns(), _marked(path)
+    for _ in range(_ATTEMPTS):
+        started, mark = time.time_ns(), _read_mark(path)
         if mark in _remembered:
             return _remembered[mark]
         try:
@@ -118,7 +120,7 @@ def content_hash(path: Path) -> str:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error_text(error)}).") from error
-        if _marked(path) == mark:
+        if _read_mark(path) == mark:
             if _is_settled(mark, started):
                 _remembered[mark] = found
             return found
@@ -136,12 +138,13 @@ class _Hashes:
 
     def of(self, name: str) -> str:
         path, started = self._folder / name, time.time_ns()
-        mark = _marked(path)
+        mark = _read_mark(path)
         for cache in self._kept:
             if name in cache and cache[name][0] == mark:
                 _remembered[mark] = cache[name][1]
         found = content_hash(path)
-        if _is_settled(mark, started) and _marked(path) == mark:
+        # A file touched meanwhile has the right hash for now, but not one to keep.
+        if _is_settled(mark, started) and _read_mark(path) == mark:
             self._found[name] = (mark, found)
         return found
 
@@ -161,24 +164,26 @@ class _Hashes:
 def _read_cache(path: Path) -> dict[str, tuple[Mark, str]]:
     try:
         content = read_json(path)
-        return {str(name): (_mark(values[:-1]), _sha256(values[-1])) for name, values in content.items()}
+        return {
+            str(name): (_parse_mark(values[:-1]), _parse_hash(values[-1])) for name, values in content.items()
+        }
     except (GcemilError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return {}
 
 
-def _mark(values: Any) -> Mark:
-    if len(values) != len(MARKS) or not all(type(value) is int for value in values):
-        raise ValueError(f"a mark has {len(MARKS)} whole numbers")
+def _parse_mark(values: Any) -> Mark:
+    if len(values) != len(_MARKS) or not all(type(value) is int for value in values):
+        raise ValueError(f"a mark has {len(_MARKS)} whole numbers")
     return tuple(values)
 
 
-def _sha256(value: Any) -> str:
+def _parse_hash(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 64:
         raise ValueError("a hash has 64 characters")
     return value
 
 
-def _marked(path: Path) -> Mark:
+def _read_mark(path: Path) -> Mark:
     try:
         refuse_special(path)
         found = path.stat()
@@ -207,20 +212,20 @@ def _is_settled(mark: Mark, now_ns: int) -> bool:
     return max(mark[1], mark[2]) + SETTLED_NS < now_ns
 
 
-def _card(cohort: Cohort) -> dict[str, Any]:
+def _describe_card(cohort: Cohort) -> dict[str, Any]:
     """What the card says of the data; its name and history decide nothing."""
     return cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
 
 
-def _split_files(cohort: Cohort) -> Iterable[Path]:
+def _find_split_files(cohort: Cohort) -> Iterable[Path]:
     return [split_file(cohort.folder, index) for index in fold_indices(cohort.folder)]
 
 
-def _placed(path: Path) -> list[list[str]]:
+def _read_parts(path: Path) -> list[list[str]]:
     return sorted([row["slide_id"], row["split"]] for row in read_table(path, ("slide_id", "split")))
 
 
-def _anchor_files(cohort: Cohort) -> list[str]:
+def _find_anchor_files(cohort: Cohort) -> list[str]:
     """The bank the card names, and everything that may serve as one."""
     named = cohort.card.anchors or ""
     return sorted(
@@ -230,5 +235,5 @@ def _anchor_files(cohort: Cohort) -> list[str]:
     )
 
 
-def _digest(value: Any) -> str:
+def _hash_value(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

@@ -27,7 +27,7 @@ Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
 SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
-CARD = "splits.yaml"
+_CARD = "splits.yaml"
 
 
 class SplitCard(BaseModel):
@@ -49,6 +49,7 @@ class Fold:
     part_of: dict[str, Part]
 
     def slides(self, part: Part) -> list[str]:
+        """The slides of one part, in the order of the cohort."""
         return [slide_id for slide_id, own in self.part_of.items() if own == part]
 
 
@@ -64,8 +65,9 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     if len(groups) < n_folds:
         raise CohortError(f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds.")
     generator = np.random.default_rng(seed)
-    fold_of = _dealt(_strata(groups), n_folds, generator)
-    validates = {name: bool(position % 2) for name, position in _position_in_fold(fold_of).items()}
+    fold_of = _deal_cases(_group_by_stratum(groups), n_folds, generator)
+    # Every other case of the next fold validates; the rest of that fold trains.
+    validates = {name: bool(position % 2) for name, position in _number_within_folds(fold_of).items()}
     folds = []
     for k in range(n_folds):
         parts: dict[str, Part] = {}
@@ -90,12 +92,13 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
 
 
 def write_split_card(folder: Path, card: SplitCard) -> None:
-    write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
+    """splits.yaml beside the folds."""
+    write_text(folder / _CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False))
 
 
-def read_split_card(folder: Path) -> SplitCard | None:
+def _read_split_card(folder: Path) -> SplitCard | None:
     """What splits.yaml says of the folds of a cohort; None where they were made by hand."""
-    path = folder / "splits" / CARD
+    path = folder / "splits" / _CARD
     if not path.is_file():
         return None
     try:
@@ -111,10 +114,10 @@ def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[s
 
     Folds of cross-validation test every slide once. Published splits need not; they are declared in splits.yaml.
     """
-    card = read_split_card(folder)
+    card = _read_split_card(folder)
     if card is not None and sorted(placed) != sorted(card.folds):
         stated, found = (", ".join(map(str, sorted(numbers))) for numbers in (card.folds, placed))
-        return [f"{CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
+        return [f"{_CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
     if len(placed) < 2 or (card is not None and card.kind == "official"):
         return []
     tested: dict[str, list[int]] = {slide_id: [] for parts in placed.values() for slide_id in parts}
@@ -145,6 +148,7 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
             raise CohortError(
                 f"{path}: slide '{row['slide_id']}' has split '{row['split']}'; use train, val or test."
             )
+        # A published split may name slides that this cohort leaves out.
         if row["slide_id"] in known:
             part_of[row["slide_id"]] = row["split"]
     if missing := sorted(known - set(part_of)):
@@ -178,15 +182,16 @@ def fold_indices(folder: Path) -> list[int]:
 
 
 def split_file(folder: Path, index: int) -> Path:
+    """Where a fold lies in a cohort folder."""
     return folder / "splits" / f"fold_{index}.csv"
 
 
 def _is_no_fold(name: str) -> bool:
     """What people keep beside the folds stays when these are replaced."""
-    return name != CARD and not re.fullmatch(r"fold_.*\.csv", name)
+    return name != _CARD and not re.fullmatch(r"fold_.*\.csv", name)
 
 
-def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
+def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
     """Cases by label, or by event and the quartile of their time among cases with that event."""
     strata: dict[tuple[str, int], list[str]] = defaultdict(list)
     times = {
@@ -204,11 +209,14 @@ def _strata(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str
     return strata
 
 
-def _dealt(strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator) -> dict[str, int]:
+def _deal_cases(
+    strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator
+) -> dict[str, int]:
     """Round-robin over the folds, going on where the last stratum stopped, so that folds stay equal in size."""
     fold_of: dict[str, int] = {}
     position = 0
     for key in sorted(strata):
+        # Sorted, so that the order of slides.csv does not change the folds.
         names = sorted(strata[key])
         for index in generator.permutation(len(names)):
             fold_of[names[index]] = position % n_folds
@@ -216,7 +224,7 @@ def _dealt(strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Ge
     return fold_of
 
 
-def _position_in_fold(fold_of: dict[str, int]) -> dict[str, int]:
+def _number_within_folds(fold_of: dict[str, int]) -> dict[str, int]:
     """A running number per case within its fold, in the order of dealing, so that halves are stratified too."""
     counters: dict[int, int] = defaultdict(int)
     positions = {}

@@ -20,19 +20,21 @@ from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import CohortCard, columns_of, read_card
 from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, InputError, StoreError
 
 Row = dict[str, str]
 
 
-N_FOLDS = 5
-TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
+_N_FOLDS = 5
+_TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 
 @dataclass(frozen=True)
 class Problem:
+    """What is wrong with a cohort, and what to do about it."""
+
     level: Literal["error", "warning"]
     where: str
     """The slide, case, class or file it is about."""
@@ -60,7 +62,7 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     # An id that is a path would be looked for outside the cohort.
     within = [row for row in rows if _is_plain(row["slide_id"])]
     # Files before splits: what is gone is told first, because nothing else helps before it is back.
-    with strangers_files():
+    with untrusted_files():
         problems += _file_problems(within, card, folder, on_slide)
     return [*problems, *_split_problems(rows, card, folder)]
 
@@ -74,6 +76,7 @@ def _is_plain(slide_id: str) -> bool:
 
 
 def select_errors(problems: list[Problem]) -> list[Problem]:
+    """The problems that stop training."""
     return [problem for problem in problems if problem.level == "error"]
 
 
@@ -113,10 +116,10 @@ def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     for name in card.classes:
         if not cases[name]:
             yield _error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
-        elif len(cases[name]) < N_FOLDS:
+        elif len(cases[name]) < _N_FOLDS:
             yield _warning(
                 name,
-                f"the class has {len(cases[name])} cases, fewer than the {N_FOLDS} folds",
+                f"the class has {len(cases[name])} cases, fewer than the {_N_FOLDS} folds",
                 "Some folds cannot test it; merge classes or use fewer folds.",
             )
 
@@ -350,7 +353,7 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
         return
     remedy = "Write the truth again, or remove the file."
     try:
-        for name in TRUTH_COLUMNS:
+        for name in _TRUTH_COLUMNS:
             if store.has(path, name):
                 read_truth(path, name, n_patches)
     except StoreError as fault:

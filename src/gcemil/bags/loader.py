@@ -23,7 +23,7 @@ from gcemil.bags.bag import Bag, CoordRows, RowIndex, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.processes import tell_reading, tell_slide
 
-BLOCK_SIDE = 4
+_BLOCK_SIDE = 4
 
 
 Sampling = Literal["blocks", "patches"]
@@ -44,14 +44,14 @@ def sample_blocks(coords: CoordRows, step: int, limit: int, generator: Generator
     """At most `limit` patches as whole random 4x4 blocks of the grid; the last block is cut to the limit."""
     if len(coords) <= limit:
         return np.arange(len(coords))
-    block = block_of_patch(coords, step)
+    block = find_blocks(coords, step)
     rank = generator.permutation(block.max() + 1)[block]
     return np.sort(np.argsort(rank, kind="stable")[:limit])
 
 
-def block_of_patch(coords: CoordRows, step: int) -> Int[np.ndarray, "n"]:
+def find_blocks(coords: CoordRows, step: int) -> Int[np.ndarray, "n"]:
     """A number per patch, equal for patches of one 4x4 block."""
-    cells = coords // (step * BLOCK_SIDE)
+    cells = coords // (step * _BLOCK_SIDE)
     _, block = np.unique(cells, axis=0, return_inverse=True)
     return np.asarray(block).reshape(-1)
 
@@ -77,7 +77,7 @@ def load_bags(
                 if not ready.wait_for_room():
                     return
                 tell_reading(spec.bag_id)
-                bag = sampled_bag(cohort, spec, rule=rule, epoch=epoch)
+                bag = read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)
                 tell_reading("")
                 ready.put((spec, bag), bag.features.nbytes)
                 # The thread must not keep a bag alive while it waits for the next turn.
@@ -121,6 +121,7 @@ class ReadAhead:
         return len(self._waiting) < self._ahead and held < HELD_BYTES
 
     def put(self, item: Item, size: int = 0) -> None:
+        """Add what was read, with its size in bytes."""
         with self._turn:
             self._waiting.append((item, size))
             self._turn.notify_all()
@@ -136,12 +137,13 @@ class ReadAhead:
             return item
 
     def stop(self) -> None:
+        """Let the reader thread end: nobody takes any more."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
 
 
-def sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:
+def read_sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:
     """The bag, restricted to the patches that this seed and epoch draw for it."""
     layout = cohort.layout(spec)
     if rule.limit is None or len(layout) <= rule.limit:

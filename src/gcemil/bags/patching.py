@@ -37,9 +37,15 @@ from gcemil.bags.tables import file_fingerprint, read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
 from gcemil.files import checked, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
-from gcemil.slides.mask_files import mask_file, read_mask, tissue_geojson
+from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
-from gcemil.slides.thumbnails import SheetEntry, contact_sheets, kept_picture, save_jpeg, thumbnail
+from gcemil.slides.thumbnails import (
+    SheetEntry,
+    draw_contact_sheets,
+    draw_kept_tissue,
+    read_thumbnail,
+    save_jpeg,
+)
 from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
 
 PATCHES_SUFFIX = "_patches.h5"
@@ -63,6 +69,7 @@ class PatchOrigin:
 
 
 def patches_path(out: Path, settings: PatchSettings, slide_id: str) -> Path:
+    """Where the patch file of a slide lies."""
     return out / settings.folder_name / "patches" / f"{slide_id}{PATCHES_SUFFIX}"
 
 
@@ -128,6 +135,7 @@ def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
 
 
 def is_number(value: Any) -> bool:
+    """Whether an attribute is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -161,6 +169,7 @@ class SlideOutcome:
 
     @property
     def is_problem(self) -> bool:
+        """Whether somebody should look at the slide."""
         return self.status in {"no tissue", "failed"}
 
 
@@ -175,6 +184,7 @@ class PatchingReport:
 
     @property
     def problems(self) -> tuple[SlideOutcome, ...]:
+        """The slides that have no patches."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
 
@@ -191,7 +201,7 @@ def patch_slides(
     slides = find_slides(sources)
     outcomes = []
     for done, (slide_id, path) in enumerate(slides.items(), start=1):
-        outcomes.append(outcome_of(path, slide_id, out, chosen, force=force))
+        outcomes.append(try_patching(path, slide_id, out, chosen, force=force))
         if on_slide is not None:
             on_slide(done, len(slides))
     notes = write_summary(out, chosen.patches, outcomes)
@@ -219,7 +229,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def outcome_of(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
+def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
     """Patch one slide; whatever goes wrong with it is its outcome and nobody else's."""
     try:
         return patch_slide(path, slide_id, out, rules, force=force)
@@ -232,7 +242,7 @@ def patch_slide(
     path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool = False
 ) -> SlideOutcome:
     """Coordinates and pictures of one slide, unless it has them already."""
-    mask = None if rules.masks is None else mask_file(rules.masks, slide_id)
+    mask = None if rules.masks is None else find_mask_file(rules.masks, slide_id)
     origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
     target = patches_path(out, rules.patches, slide_id)
     table = rules.mpp if isinstance(rules.mpp, Mapping) else {}
@@ -240,7 +250,7 @@ def patch_slide(
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
             return SlideOutcome(
-                slide_id, "already done", len(_finished(target, origin, slide.mpp)), slide.mpp
+                slide_id, "already done", len(_find_finished(target, origin, slide.mpp)), slide.mpp
             )
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
@@ -253,7 +263,7 @@ def patch_slide(
     return SlideOutcome(slide_id, "patched", len(grid), grid.mpp)
 
 
-def _finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
+def _find_finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
     """The patches of an earlier run, which must have been made from the same slide by the same rules."""
     found, grid = read_origin(target), read_patch_file(target)
     for what, is_same in (
@@ -282,9 +292,9 @@ def _write_pictures(
     out: Path, slide_id: str, slide: SlideReader, tissue: TissueMask, grid: PatchGrid
 ) -> None:
     """The thumbnail, what was kept of it, and the outlines of the tissue."""
-    small = thumbnail(slide)
+    small = read_thumbnail(slide)
     save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
-    save_jpeg(_picture_file(out, slide_id), kept_picture(small, tissue, grid))
+    save_jpeg(_picture_file(out, slide_id), draw_kept_tissue(small, tissue, grid))
     outlines = json.dumps(tissue_geojson(tissue, slide_id)).encode()
     write_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
 
@@ -311,7 +321,9 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
     rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:
-        for number, sheet in enumerate(contact_sheets([_entry_of(outcome, out) for outcome in outcomes])):
+        for number, sheet in enumerate(
+            draw_contact_sheets([_sheet_entry(outcome, out) for outcome in outcomes])
+        ):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_table(summary_file(out, settings), COLUMNS, rows)
     except (OSError, StoreError) as error:
@@ -320,6 +332,7 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:
+    """The table of outcomes of one kind of patch."""
     return out / settings.folder_name / "patching.csv"
 
 
@@ -342,7 +355,7 @@ def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
     return SlideOutcome(slide_id, "already done", len(grid), grid.mpp)
 
 
-def _entry_of(outcome: SlideOutcome, out: Path) -> SheetEntry:
+def _sheet_entry(outcome: SlideOutcome, out: Path) -> SheetEntry:
     detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
     picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
     return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)

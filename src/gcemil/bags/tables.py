@@ -19,17 +19,17 @@ from gcemil.errors import CohortError, InputError, MissingExtraError
 from gcemil.files import is_file, read_text, refuse_special
 
 MAX_TABLE_BYTES = 64 * 2**20
-MAX_LINES = 500_000
-MAX_CELLS = 5_000_000
+_MAX_LINES = 500_000
+_MAX_CELLS = 5_000_000
 """Of a table in memory, gaps filled: a wide header above many short lines is a small file and a huge table."""
-LONGEST_ID = 200
+_LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
 
 
-MAX_WORKBOOK_BYTES = 200_000_000
-HONEST_RATIO = 100
+_MAX_WORKBOOK_BYTES = 200_000_000
+_HONEST_RATIO = 100
 """An Excel file unpacks to forty times its size at most; one that unpacks to far more is no table of slides."""
-SMALL_WORKBOOK = 10_000_000
+_SMALL_WORKBOOK = 10_000_000
 MISSING = frozenset(
     {"", "nan", "na", "n/a", "none", "null", "'--", "--", "not reported", "unknown", "not available"}
 )
@@ -79,9 +79,9 @@ def text_lines(text: str, path: Path, *, delimiters: str = ",") -> Iterator[list
 
 def _refuse_huge_table(path: Path, lines: int, width: int, cells: int = 0) -> None:
     """Stop before a table that no cohort needs fills the memory."""
-    if lines > MAX_LINES or max(cells, lines * width) > MAX_CELLS:
+    if lines > _MAX_LINES or max(cells, lines * width) > _MAX_CELLS:
         raise CohortError(
-            f"{path} has more than {MAX_LINES:,} lines or {MAX_CELLS:,} cells. Keep the lines and columns that are needed."
+            f"{path} has more than {_MAX_LINES:,} lines or {_MAX_CELLS:,} cells. Keep the lines and columns that are needed."
         )
 
 
@@ -98,9 +98,9 @@ def _refuse_double_columns(path: Path, names: Iterable[str]) -> None:
 def check_slide_id(slide_id: str, table: Path) -> str:
     """The id as a plain file name: it must never lead out of the cohort's own folder."""
     unsafe = not slide_id or slide_id in {".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
-    if unsafe or len(slide_id.encode()) > LONGEST_ID:
+    if unsafe or len(slide_id.encode()) > _LONGEST_ID:
         raise CohortError(
-            f"{table}: '{slide_id[:LONGEST_ID]}' cannot be a slide id; use a plain name of at most {LONGEST_ID} bytes "
+            f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at most {_LONGEST_ID} bytes "
             "without '/', '\\' and control characters."
         )
     return slide_id
@@ -128,6 +128,7 @@ class RawTable:
     rows: tuple[dict[str, str], ...]
 
     def has(self, *columns: str) -> bool:
+        """Whether the table has all these columns."""
         return all(column in self.columns for column in columns)
 
     def values(self, column: str) -> list[str]:
@@ -136,6 +137,7 @@ class RawTable:
 
 
 def is_missing(text: str) -> bool:
+    """Whether a cell says nothing, in the words that tables use for it."""
     return text.strip().lower() in MISSING
 
 
@@ -201,7 +203,7 @@ def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
 def _refuse_bomb(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-    limit = min(MAX_WORKBOOK_BYTES, max(SMALL_WORKBOOK, HONEST_RATIO * path.stat().st_size))
+    limit = min(_MAX_WORKBOOK_BYTES, max(_SMALL_WORKBOOK, _HONEST_RATIO * path.stat().st_size))
     if size > limit:
         raise CohortError(
             f"{path} unpacks to {size:,} bytes; at most {limit:,} are read of it. Save the sheet as CSV."

@@ -97,14 +97,14 @@ def fit_bridge(
 
     from gcemil.bags import arrays, store
     from gcemil.cli.console import print_json, print_table, say
-    from gcemil.features.pairs import bridge_report
+    from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_text
 
     bank = cohort / "anchors.h5"
     anchors, prompts = arrays.read_anchors(bank)
     features, anchor_space = arrays.read_pairs(_pairs_file(cohort))
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
-    report = bridge_report(
+    report = judge_bridge(
         features,
         anchor_space,
         anchors,

@@ -48,7 +48,7 @@ def annotate(
     """
     from gcemil.bags.annotations.truth import MaskReading, write_truth
     from gcemil.bags.cohort import Cohort
-    from gcemil.bags.foreign.stamp import given_mpp
+    from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.cli.console import print_json, say
 
     report = write_truth(
@@ -58,7 +58,7 @@ def annotate(
         min_overlap=min_overlap,
         roles=group_roles(group),
         masks=MaskReading(downsample, mask_values(tumour_values)),
-        microns_per_pixel=None if mpp is None else given_mpp(mpp),
+        microns_per_pixel=None if mpp is None else parse_mpp(mpp),
         replace=force,
     )
     if as_json:

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from gcemil.bags.patching import PatchingRules
-    from gcemil.features.as_cohort import CohortTables
+    from gcemil.features.cohort_tables import CohortTables
     from gcemil.features.encoders import EncoderSpec, PatchEncoder
     from gcemil.slides.grid import PatchSettings
 
@@ -66,7 +66,7 @@ def encode(
     from gcemil.bags.patching import PatchingRules, find_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.errors import GcemilError
-    from gcemil.features.encoders import encoder_spec, load_encoder
+    from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings, encode_slides
     from gcemil.features.loaders import WeightSource
     from gcemil.files import working_in
@@ -75,7 +75,7 @@ def encode(
     if device is not None:
         pick_device(device)
     found = find_slides(slides)
-    chosen = _patches(out, encoder_spec(encoder), patch_size, target_mpp)
+    chosen = _patches(out, find_encoder_spec(encoder), patch_size, target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
     with working_in(out):
@@ -155,10 +155,10 @@ def _patch_missing(
     """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
     from gcemil.bags.patching import (
         known_outcome,
-        outcome_of,
         patches_path,
         read_summary,
         summary_file,
+        try_patching,
         write_summary,
     )
     from gcemil.cli.console import progress
@@ -169,7 +169,7 @@ def _patch_missing(
     outcomes = []
     with progress("patching slides") as advance:
         for done, (slide_id, path) in enumerate(missing.items(), start=1):
-            outcomes.append(outcome_of(path, slide_id, out, rules, force=False))
+            outcomes.append(try_patching(path, slide_id, out, rules, force=False))
             advance(done, len(missing))
     notes: tuple[str, ...] = ()
     new = {outcome.slide_id: outcome for outcome in outcomes}
@@ -195,7 +195,7 @@ def _tables(
     """cohort.yaml and slides.csv where the labels are known."""
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.label_tables import read_labels
-    from gcemil.features.as_cohort import is_drawn, write_cohort_tables, write_drawn_tables
+    from gcemil.features.cohort_tables import is_drawn, write_cohort_tables, write_drawn_tables
 
     if labels is not None:
         choice = Choice(task=None if task is None else task.value, target=target)

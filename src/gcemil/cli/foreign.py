@@ -72,11 +72,11 @@ def import_(
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
-    from gcemil.bags.foreign.stamp import given_mpp
-    from gcemil.bags.recipes import import_recipe
+    from gcemil.bags.foreign.recipes import import_recipe
+    from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.cli.console import print_json, say
 
-    resolution = None if mpp is None else given_mpp(mpp)
+    resolution = None if mpp is None else parse_mpp(mpp)
     if recipe is not None:
         report = import_recipe(
             recipe,

@@ -34,7 +34,7 @@ def patch(
 
     Example: gcemil patch slides/ --out cohorts/mine
     """
-    from gcemil.bags.foreign.stamp import given_mpp
+    from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.bags.patching import PatchingRules, patch_slides
     from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.errors import UsageError
@@ -46,7 +46,7 @@ def patch(
     rules = PatchingRules(
         patches=PatchSettings(patch_size, target_mpp, overlap, min_tissue),
         masks=masks,
-        mpp=None if mpp is None else given_mpp(mpp),
+        mpp=None if mpp is None else parse_mpp(mpp),
     )
     with working_in(out), progress("patching slides") as advance:
         report = patch_slides(slides, out, rules, force=force, on_slide=advance)

@@ -17,7 +17,7 @@ def repack(
     Example: gcemil repack cohorts/bracs
     """
     from gcemil.bags import store
-    from gcemil.bags.strangers import strangers_files
+    from gcemil.bags.untrusted import untrusted_files
     from gcemil.cli.console import progress, say
     from gcemil.errors import InputError
 
@@ -26,7 +26,7 @@ def repack(
         raise InputError(f"{path} holds no .h5 file.")
     links = [file for file in files if file.is_symlink()]
     done = 0
-    with strangers_files(), progress("repacking") as advance:
+    with untrusted_files(), progress("repacking") as advance:
         for index, file in enumerate(files, start=1):
             if not file.is_symlink():
                 done += store.repack(file)

@@ -29,7 +29,7 @@ def dropped_patches(bag: Bag, share: float, *, generator: Generator) -> Perturbe
         raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
     n_kept = max(1, round((1 - share) * len(bag)))
     rows = np.sort(generator.choice(len(bag), size=n_kept, replace=False))
-    return PerturbedBag(bag.sampled(rows), rows)
+    return PerturbedBag(bag.take_rows(rows), rows)
 
 
 def noisy_features(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:

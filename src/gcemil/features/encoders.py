@@ -22,17 +22,17 @@ from gcemil.features.loaders import (
     efficientnet_lite0,
     from_timm,
     import_timm,
-    missing_weights,
+    missing_weights_error,
     virchow2,
 )
 
 Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
-TIMM_PREFIX = "timm:"
-OFFLINE_ENCODER = "efficientnet_lite0"
-NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
+_H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+_TIMM_PREFIX = "timm:"
+_OFFLINE_ENCODER = "efficientnet_lite0"
+_NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EncoderSpec:
     """Side of its usual patch in pixels at 0.5 micrometres."""
 
 
-UNI2_H: dict[str, Any] = {
+_UNI2_H: dict[str, Any] = {
     "img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "init_values": 1e-5, "embed_dim": 1536,
     "mlp_ratio": 2.66667 * 2, "no_embed_class": True, "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "reg_tokens": 8,
     "dynamic_img_size": True,
@@ -64,15 +64,15 @@ ENCODERS: dict[str, EncoderSpec] = {
                                from_timm("resnet50.tv_in1k")),
     "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
                                from_timm("vit_small_patch16_224.dino")),
-    "uni":         EncoderSpec(1024, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
+    "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
                                from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True)),
-    "uni2_h":      EncoderSpec(1536, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
-                               from_timm("hf-hub:MahmoodLab/UNI2-h", **UNI2_H)),
-    "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
-    "virchow2":    EncoderSpec(2560, 224, IMAGENET, NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
-    "h_optimus_0": EncoderSpec(1536, 224, H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
+    "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
+                               from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H)),
+    "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
+    "virchow2":    EncoderSpec(2560, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
+    "h_optimus_0": EncoderSpec(1536, 224, _H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
                                from_timm("hf-hub:bioptimus/H-optimus-0", init_values=1e-5, dynamic_img_size=False), patch_px=224),
-    "h_optimus_1": EncoderSpec(1536, 224, H_OPTIMUS, NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
+    "h_optimus_1": EncoderSpec(1536, 224, _H_OPTIMUS, _NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
                                from_timm("hf-hub:bioptimus/H-optimus-1", init_values=1e-5, dynamic_img_size=False), patch_px=224),
 }
 # fmt: on
@@ -91,6 +91,7 @@ class PatchEncoder:
 
     @property
     def precision(self) -> str:
+        """The type in which the network computes."""
         return "float16 mixed" if self.device.type == "cuda" else "float32"
 
     @torch.inference_mode()
@@ -105,13 +106,13 @@ class PatchEncoder:
 
 def load_encoder(name: str, *, source: WeightSource | None = None, device: str | None = None) -> PatchEncoder:
     """The encoder of this name with its weights; a GPU is used where there is one."""
-    return ready_encoder(name, encoder_spec(name), source=source, device=device)
+    return prepare_encoder(name, find_encoder_spec(name), source=source, device=device)
 
 
-def encoder_spec(name: str) -> EncoderSpec:
+def find_encoder_spec(name: str) -> EncoderSpec:
     """The line of the table, or what timm says of one of its own models."""
-    if name.startswith(TIMM_PREFIX):
-        return timm_spec(name.removeprefix(TIMM_PREFIX))
+    if name.startswith(_TIMM_PREFIX):
+        return _timm_spec(name.removeprefix(_TIMM_PREFIX))
     if name not in ENCODERS:
         raise UsageError(
             f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, or any model of timm as 'timm:<name>'."
@@ -119,7 +120,7 @@ def encoder_spec(name: str) -> EncoderSpec:
     return ENCODERS[name]
 
 
-def timm_spec(model: str) -> EncoderSpec:
+def _timm_spec(model: str) -> EncoderSpec:
     """How timm prepares pixels for one of its models; the width is measured once it is loaded."""
     timm = import_timm()
     if not timm.is_model(model):
@@ -132,12 +133,12 @@ def timm_spec(model: str) -> EncoderSpec:
     )
 
 
-def ready_encoder(
+def prepare_encoder(
     name: str, spec: EncoderSpec, *, source: WeightSource | None = None, device: str | None = None
 ) -> PatchEncoder:
     """The weights loaded, tried on one blank patch, and hashed."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = _loaded(name, spec, source or WeightSource()).eval().requires_grad_(False).to(chosen)
+    network = _load_network(name, spec, source or WeightSource()).eval().requires_grad_(False).to(chosen)
     encoder = PatchEncoder(name, spec, network, chosen, "")
     width = encoder(np.zeros((1, spec.input_px, spec.input_px, 3), dtype=np.uint8)).shape[-1]
     if spec.dim not in (0, width):
@@ -145,10 +146,10 @@ def ready_encoder(
             f"These weights give {width} features per patch, '{name}' has {spec.dim}. Give the weights of {spec.page}."
         )
     measured = replace(spec, dim=width)
-    return replace(encoder, spec=measured, fingerprint=_fingerprint(network, measured))
+    return replace(encoder, spec=measured, fingerprint=_encoder_fingerprint(network, measured))
 
 
-def _loaded(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
+def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
     try:
         return spec.load(source)
     except GcemilError:
@@ -156,11 +157,11 @@ def _loaded(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
     except (
         Exception
     ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {OFFLINE_ENCODER}, which needs no download"
-        raise missing_weights(name, spec.page, spec.licence, offline, error) from error
+        offline = f"--encoder {_OFFLINE_ENCODER}, which needs no download"
+        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
 
 
-def _fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
+def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
     prepared = {key: value for key, value in asdict(spec).items() if key in ("dim", "input_px", "colours")}
     digest = hashlib.sha256(repr(sorted(prepared.items())).encode())
     digest.update(weights_fingerprint(network).encode())

@@ -5,6 +5,9 @@ features/<slide>.h5   features (n, d) · coords (n, 2) with the attributes of th
                       settings_fingerprint (all of these and the type), precision, gcemil
 encoding.csv          one line per slide: patches, what went wrong
 
+Files of `gcemil encode` say all it takes to encode a new slide in the same way, which `read_feature_origin` reads back. Simulated and
+imported ones do not, and nothing can be encoded to match them.
+
 A feature file is written last and whole, so a slide that has one is done, and an interrupted batch goes on where it stopped. A slide
 that fails is a line in the result. Features of two encoders never meet in one folder.
 """
@@ -12,10 +15,10 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -26,12 +29,14 @@ from jaxtyping import Float, Int
 
 from gcemil import __version__
 from gcemil.bags import store
+from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import read_card
-from gcemil.bags.patching import patches_path, read_origin
+from gcemil.bags.patching import PATCH_NUMBERS, is_number, patches_path, read_origin, stated_settings
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
-from gcemil.features.encoders import PatchEncoder
-from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, batches_of, read_ahead
+from gcemil.features.encoders import PatchEncoder, load_encoder
+from gcemil.features.loaders import WeightSource
+from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, read_ahead, read_batches
 from gcemil.files import write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
@@ -40,8 +45,9 @@ FeatureType = Literal["float16", "float32"]
 Status = Literal["encoded", "already done", "no patches", "failed"]
 Outcome = TypeVar("Outcome", bound="EncodedSlide | None")
 FeatureArray = Float[np.ndarray, "n d"]
-Answers = Float[np.ndarray, "_ d"]
+BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
+_FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 COLUMNS = ("slide_id", "status", "patches", "message")
 LASTING: dict[Status, Status] = {"already done": "encoded"}
 
@@ -74,6 +80,7 @@ class EncodedSlide:
 
     @property
     def is_problem(self) -> bool:
+        """Whether somebody should look at the slide."""
         return self.status in {"no patches", "failed"}
 
 
@@ -88,6 +95,7 @@ class EncodingReport:
 
     @property
     def problems(self) -> tuple[EncodedSlide, ...]:
+        """The slides that have no features."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
     @property
@@ -108,23 +116,23 @@ def encode_slides(
 ) -> EncodingReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
-    refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
+    _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
     outcomes: dict[str, EncodedSlide] = {}
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
         job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
-        known = _guarded(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
+        known = _catch_failure(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
         if known is None:
             jobs.append(job)
         else:
             outcomes[slide_id] = known
     tell = on_slide or (lambda done, total: None)
     tell(len(outcomes), len(slides))
-    for outcome in _encoded(jobs, out, encoder, chosen):
+    for outcome in _encode_jobs(jobs, out, encoder, chosen):
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return EncodingReport(out, ordered, _summarised(out / "encoding.csv", ordered))
+    return EncodingReport(out, ordered, _write_summary(out / "encoding.csv", ordered))
 
 
 def encode_patches(
@@ -138,7 +146,7 @@ def encode_patches(
     """Features of an open slide in memory, of all patches or of these rows of the grid: whoever chooses patches enters here."""
     chosen = settings or EncodeSettings()
     with ThreadPoolExecutor(chosen.workers) as readers:
-        batches = batches_of(
+        batches = read_batches(
             slide,
             grid,
             readers,
@@ -148,14 +156,15 @@ def encode_patches(
             rows=rows,
         )
         with closing(batches):
-            return stacked([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
+            return stack_batches([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
 
 
 def feature_file(out: Path, slide_id: str) -> Path:
+    """Where the features of a slide lie."""
     return out / "features" / f"{slide_id}.h5"
 
 
-def refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
+def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
     """A cohort comes from one encoder: the same name and the same weights."""
     if (out / "cohort.yaml").is_file() and (named := read_card(out).encoder) not in (encoder.name, "unknown"):
         raise UsageError(
@@ -177,11 +186,11 @@ def settings_fingerprint(encoder: PatchEncoder, patches_fingerprint: str, dtype:
     return hashlib.sha256(f"{encoder.fingerprint} {patches_fingerprint} {dtype}".encode()).hexdigest()
 
 
-def stacked(parts: list[Answers], dim: int, dtype: FeatureType) -> FeatureArray:
+def stack_batches(parts: list[BatchFeatures], dim: int, dtype: FeatureType) -> FeatureArray:
     """The batches of one slide as one array, which must be finite in the type asked for."""
     if not parts:
         return np.empty((0, dim), dtype)
-    features = np.concatenate([typed(part, dtype) for part in parts])
+    features = np.concatenate([cast_features(part, dtype) for part in parts])
     if not np.isfinite(features).all():
         raise InputError(
             f"Some features are not finite as {dtype}. Use --dtype float32, or check the encoder's weights."
@@ -189,13 +198,13 @@ def stacked(parts: list[Answers], dim: int, dtype: FeatureType) -> FeatureArray:
     return features
 
 
-def typed(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
+def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
     """The features in the type asked for; what overflows becomes infinite and is told once the slide is whole."""
     with np.errstate(over="ignore"):
         return features.astype(dtype)
 
 
-def _summarised(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
+def _write_summary(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
     """The table of outcomes; that it could not be written is told, as the features are safe by now.
 
     It says what a slide has, not which command gave it.
@@ -220,6 +229,7 @@ def _known_outcome(
             "no patches",
             message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
         )
+    # Patches belong to the bytes of a slide, not to its name.
     if read_origin(job.patches).slide != file_fingerprint(job.path):
         raise InputError(
             f"{job.patches} was made from another file than {job.path}. Patch it again with 'gcemil patch --force'."
@@ -235,7 +245,7 @@ def _known_outcome(
     return EncodedSlide(job.slide_id, "already done", store.describe(target)["features"].shape[0])
 
 
-def _encoded(
+def _encode_jobs(
     jobs: list[SlideJob], out: Path, encoder: PatchEncoder, settings: EncodeSettings
 ) -> Iterator[EncodedSlide]:
     """The outcomes of these slides, one after the other."""
@@ -245,35 +255,35 @@ def _encoded(
         patch_px=encoder.spec.input_px,
         workers=settings.workers,
     )
-    parts: list[Answers] = []
+    parts: list[BatchFeatures] = []
     with closing(stream):
         for item in stream:
             if isinstance(item, SlideBatch):
-                parts.append(_answers(encoder, item, settings))
+                parts.append(_encode_batch(encoder, item, settings))
                 continue
             whole, parts = parts, []
-            yield _guarded(item.job, partial(_written, item, whole, out, encoder, settings))
+            yield _catch_failure(item.job, partial(_write_features, item, whole, out, encoder, settings))
 
 
-def _answers(encoder: PatchEncoder, batch: SlideBatch, settings: EncodeSettings) -> Answers:
+def _encode_batch(encoder: PatchEncoder, batch: SlideBatch, settings: EncodeSettings) -> BatchFeatures:
     try:
-        return typed(encoder(batch.pixels), settings.dtype)
+        return cast_features(encoder(batch.pixels), settings.dtype)
     except torch.OutOfMemoryError as error:
         raise UsageError(
             f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
         ) from error
 
 
-def _written(
+def _write_features(
     end: SlideEnd,
-    parts: list[Answers],
+    parts: list[BatchFeatures],
     out: Path,
     encoder: PatchEncoder,
     settings: EncodeSettings,
 ) -> EncodedSlide:
     if end.error is not None or end.grid is None:
         raise end.error or InputError(f"{end.job.patches} holds no grid.")
-    features = stacked(parts, encoder.spec.dim, settings.dtype)
+    features = stack_batches(parts, encoder.spec.dim, settings.dtype)
     patches_fingerprint = file_fingerprint(end.job.patches)
     attributes: dict[str, str | int | float | bool] = {
         "encoder": encoder.name,
@@ -295,7 +305,7 @@ def _written(
     return EncodedSlide(end.job.slide_id, "encoded", len(features))
 
 
-def _guarded(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSlide:
+def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSlide:
     """Whatever goes wrong with a slide is its outcome and nobody else's."""
     try:
         return work()
@@ -304,3 +314,78 @@ def _guarded(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSli
             describe_fault(error, path=job.path) or f"{job.path}: {type(error).__name__}: {error_text(error)}"
         )
         return EncodedSlide(job.slide_id, "failed", message=reason)
+
+
+# What a feature file says of its making
+
+
+@dataclass(frozen=True)
+class FeatureOrigin:
+    """All it takes to make features of a new slide that match those of a cohort."""
+
+    encoder: str
+    fingerprint: str
+    """Of the encoder's weights and of how it takes pixels."""
+    dtype: FeatureType
+    patches: PatchSettings
+    rules: str = field(compare=False)
+    """Hash of the tissue rules and patch settings of `gcemil patch`; a mask of a slide's own is in it."""
+
+
+def read_feature_origin(path: Path) -> FeatureOrigin:
+    """The origin that a feature file states."""
+    if not store.has(path, "features") or not store.has(path, "coords"):
+        raise _unknown_origin_error(path, "coords")
+    root, coords = store.attributes(path), store.attributes(path, "coords")
+    missing = [key for key in ("encoder", "encoder_fingerprint") if key not in root]
+    missing += [key for key in PATCH_NUMBERS if not is_number(coords.get(key))]
+    dtype = _FEATURE_TYPES.get(store.describe(path)["features"].dtype.name)
+    if missing or dtype is None:
+        raise _unknown_origin_error(path, missing[0] if missing else "a known type")
+    return FeatureOrigin(
+        encoder=str(root["encoder"]),
+        fingerprint=str(root["encoder_fingerprint"]),
+        dtype=dtype,
+        patches=stated_settings(coords),
+        rules=str(coords.get("rules_fingerprint")),
+    )
+
+
+def require_one_origin(paths: Iterable[Path]) -> FeatureOrigin:
+    """The origin that all these files share."""
+    found = {path: read_feature_origin(path) for path in paths}
+    (first, origin), *others = found.items()
+    for path, other in others:
+        if other != origin:
+            raise InputError(
+                f"{path} was not made as {first} was: another encoder, type or kind of patch. Encode the cohort again in one go."
+            )
+    return origin
+
+
+def read_encoded_grid(path: Path) -> PatchGrid:
+    """The patches of a feature file, row by row; their share of tissue is not kept there and given as 1."""
+    origin = read_feature_origin(path)
+    coords = read_coords(path)
+    mpp = float(store.attributes(path, "coords")["level0_mpp"])
+    return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
+
+
+def load_matching_encoder(
+    origin: FeatureOrigin, *, source: WeightSource | None = None, device: str | None = None
+) -> PatchEncoder:
+    """The encoder of this origin, which must have the very weights that made the features."""
+    encoder = load_encoder(origin.encoder, source=source, device=device)
+    if encoder.fingerprint != origin.fingerprint:
+        raise InputError(
+            f"The weights of '{origin.encoder}' here are not those that made the features of the run. "
+            "Give the same weights with --weights, or encode the cohort and train again."
+        )
+    return encoder
+
+
+def _unknown_origin_error(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{path} does not state '{what}': simulated or imported features have no encoder that new slides could be put through. "
+        "Encode the slides with 'gcemil encode' and train on that cohort."
+    )

@@ -29,7 +29,7 @@ from gcemil.errors import InputError, MissingExtraError, UsageError
 from gcemil.files import read_json
 
 MISSING = ("nms", "qnms")
-SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 Images = Float[Tensor, "b 3 p p"]
@@ -56,14 +56,14 @@ def repair_torchvision() -> Any:
         # Only after a failure: where torchvision's own library loads, a second definition would be refused.
         if "torchvision::" not in str(error):
             raise
-        return _defined_schemas()
+        return _define_schemas()
     return None
 
 
-def _defined_schemas() -> Any:
+def _define_schemas() -> Any:
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in MISSING:
-        library.define(name + SCHEMA)
+        library.define(name + _SCHEMA)
     importlib.import_module("torchvision")
     return library
 
@@ -132,10 +132,10 @@ def from_timm(name: str, **options: Any) -> Loader:
         timm = import_timm()
         chosen = {"num_classes": 0, **options}
         if source.folder is None:
-            return timm.create_model(name, pretrained=True, **_with_layers(chosen))
+            return timm.create_model(name, pretrained=True, **_resolve_layers(chosen))
         # What the folder says of its own weights overrules what the page usually holds.
-        chosen |= _model_arguments(source.folder)
-        return timm.create_model(f"local-dir:{source.folder}", pretrained=True, **_with_layers(chosen))
+        chosen |= _read_model_arguments(source.folder)
+        return timm.create_model(f"local-dir:{source.folder}", pretrained=True, **_resolve_layers(chosen))
 
     return load
 
@@ -169,7 +169,7 @@ def load_titan(source: WeightSource) -> Any:
     )
 
 
-def missing_weights(name: str, page: str, licence: str, offline: str, error: Exception) -> InputError:
+def missing_weights_error(name: str, page: str, licence: str, offline: str, error: Exception) -> InputError:
     """One sentence for all the ways in which weights cannot be had."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(
@@ -178,7 +178,7 @@ def missing_weights(name: str, page: str, licence: str, offline: str, error: Exc
     )
 
 
-def _with_layers(options: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve_layers(options: Mapping[str, Any]) -> dict[str, Any]:
     """Layers by name become the layers themselves, so that the table needs neither timm nor torch."""
     layers = importlib.import_module("timm.layers")
     known = {"SwiGLUPacked": layers.SwiGLUPacked, "SiLU": nn.SiLU}
@@ -187,7 +187,7 @@ def _with_layers(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_arguments(folder: Path) -> dict[str, Any]:
+def _read_model_arguments(folder: Path) -> dict[str, Any]:
     try:
         card = read_json(folder / "config.json")
         return dict(card.get("model_args") or {})

@@ -24,7 +24,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.errors import InputError
 
-DEFAULT_PAIRS = 4000
+_DEFAULT_PAIRS = 4000
 
 
 PairFeatures = Float[np.ndarray, "p d"]
@@ -34,13 +34,13 @@ GivenRows = Float[np.ndarray, "_ _"]
 """Arrays from files, which may not fit each other; that is told in words."""
 FittedMap = Callable[[PairFeatures], PairTargets]
 Fit = Callable[[PairFeatures, PairTargets], FittedMap]
-ALIGNED = 0.5
+_ALIGNED = 0.5
 """Centred cosine and response correlation from which text and feature spaces count as aligned."""
-FEWEST_PAIRS = 10
+_FEWEST_PAIRS = 10
 
 
 def write_pairs(
-    cohort: Path, aligned: Path, *, n_pairs: int = DEFAULT_PAIRS, seed: int = 0
+    cohort: Path, aligned: Path, *, n_pairs: int = _DEFAULT_PAIRS, seed: int = 0
 ) -> tuple[Path, int]:
     """cohort/anchor_pairs.h5 from the feature files of two folders, and how many pairs it holds."""
     names = sorted(path.name for path in (cohort / "features").glob("*.h5"))
@@ -51,7 +51,7 @@ def write_pairs(
         )
     generator = np.random.default_rng(seed)
     per_slide = -(-n_pairs // len(shared))
-    parts = [_slide_pairs(cohort, aligned, name, per_slide, generator) for name in shared]
+    parts = [_read_slide_pairs(cohort, aligned, name, per_slide, generator) for name in shared]
     features, anchor_space = (np.concatenate(side) for side in zip(*parts, strict=True))
     if not len(features):
         raise InputError(
@@ -63,11 +63,11 @@ def write_pairs(
     return path, len(features)
 
 
-def _slide_pairs(
+def _read_slide_pairs(
     cohort: Path, aligned: Path, name: str, wanted: int, generator: np.random.Generator
 ) -> tuple[Float[np.ndarray, "p d"], Float[np.ndarray, "p a"]]:
     first, second = cohort / "features" / name, aligned / "features" / name
-    left, right = _matching(read_coords(first), read_coords(second))
+    left, right = _match_rows(read_coords(first), read_coords(second))
     chosen = np.sort(generator.choice(len(left), min(wanted, len(left)), replace=False))
     left, right = left[chosen], right[chosen]
     order = np.argsort(right)
@@ -76,16 +76,16 @@ def _slide_pairs(
     return store.read(first, "features", left).astype(np.float32), anchor_space.astype(np.float32)
 
 
-def _matching(
+def _match_rows(
     first: Int[np.ndarray, "n 2"], second: Int[np.ndarray, "k 2"]
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "q"]]:
     """Rows of equal coordinates, sorted by the first."""
-    _, left, right = np.intersect1d(_keys(first), _keys(second), return_indices=True)
+    _, left, right = np.intersect1d(_position_keys(first), _position_keys(second), return_indices=True)
     order = np.argsort(left)
     return left[order], right[order]
 
 
-def _keys(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n"]:
+def _position_keys(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n"]:
     """One number per position."""
     wide = coords.astype(np.int64)
     return np.asarray((wide[:, 0] << 32) + wide[:, 1])
@@ -107,12 +107,14 @@ class BridgeReport:
 
     @property
     def mean_response_correlation(self) -> float:
+        """Mean over the anchors that have one."""
         known = [value for value in self.response_correlation if value == value]
         return float(np.mean(known)) if known else float("nan")
 
     @property
     def aligned(self) -> bool:
-        good = self.centred_cosine >= ALIGNED and self.mean_response_correlation >= ALIGNED
+        """Whether grounding in the prompts can be relied on."""
+        good = self.centred_cosine >= _ALIGNED and self.mean_response_correlation >= _ALIGNED
         return good and self.text_sees_images is not False
 
     @property
@@ -123,13 +125,13 @@ class BridgeReport:
             lines.append(
                 "The anchors come from a text encoder that never saw an image, so no patch lies near its own words."
             )
-        if not self.centred_cosine >= ALIGNED:
+        if not self.centred_cosine >= _ALIGNED:
             lines.append(
-                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {ALIGNED}."
+                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {_ALIGNED}."
             )
-        if not self.mean_response_correlation >= ALIGNED:
+        if not self.mean_response_correlation >= _ALIGNED:
             lines.append(
-                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {ALIGNED}."
+                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {_ALIGNED}."
             )
         if lines:
             lines.append(
@@ -138,7 +140,7 @@ class BridgeReport:
         return tuple(lines)
 
 
-def bridge_report(
+def judge_bridge(
     features: GivenRows,
     anchor_space: GivenRows,
     anchors: GivenRows,
@@ -149,7 +151,7 @@ def bridge_report(
     seed: int = 0,
 ) -> BridgeReport:
     """Judge a way to fit bridges on pairs it has not seen; every pair is held out once."""
-    _check(features, anchor_space, anchors)
+    _check_pairs(features, anchor_space, anchors)
     parts = np.array_split(np.random.default_rng(seed).permutation(len(features)), folds)
     guessed, constant = np.empty_like(anchor_space), np.empty_like(anchor_space)
     for held_out in parts:
@@ -162,15 +164,17 @@ def bridge_report(
         cosine=_mean_cosine(guessed, anchor_space),
         constant_cosine=_mean_cosine(constant, anchor_space),
         centred_cosine=_mean_cosine(guessed - constant, anchor_space - constant),
-        response_correlation=_correlations(_responses(guessed, anchors), _responses(anchor_space, anchors)),
+        response_correlation=_column_correlations(
+            _anchor_responses(guessed, anchors), _anchor_responses(anchor_space, anchors)
+        ),
         text_sees_images=text_sees_images,
     )
 
 
-def _check(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> None:
-    if len(features) != len(anchor_space) or len(features) < FEWEST_PAIRS:
+def _check_pairs(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> None:
+    if len(features) != len(anchor_space) or len(features) < _FEWEST_PAIRS:
         raise InputError(
-            f"A report needs at least {FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
+            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
         )
     if anchors.shape[1] != anchor_space.shape[1]:
         raise InputError(
@@ -182,19 +186,21 @@ def _check(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> 
 
 
 def _mean_cosine(left: PairTargets, right: PairTargets) -> float:
-    return float((_unit(left) * _unit(right)).sum(axis=1).mean())
+    return float((_normalise_rows(left) * _normalise_rows(right)).sum(axis=1).mean())
 
 
-def _responses(rows: PairTargets, anchors: Anchors) -> Float[np.ndarray, "p m"]:
-    return _unit(rows) @ _unit(anchors).T
+def _anchor_responses(rows: PairTargets, anchors: Anchors) -> Float[np.ndarray, "p m"]:
+    return _normalise_rows(rows) @ _normalise_rows(anchors).T
 
 
-def _unit(rows: Float[np.ndarray, "r a"]) -> Float[np.ndarray, "r a"]:
+def _normalise_rows(rows: Float[np.ndarray, "r a"]) -> Float[np.ndarray, "r a"]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def _correlations(left: Float[np.ndarray, "p m"], right: Float[np.ndarray, "p m"]) -> tuple[float, ...]:
+def _column_correlations(
+    left: Float[np.ndarray, "p m"], right: Float[np.ndarray, "p m"]
+) -> tuple[float, ...]:
     """Pearson's r column by column."""
     first, second = left - left.mean(axis=0), right - right.mean(axis=0)
     spread = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))

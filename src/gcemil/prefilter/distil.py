@@ -29,7 +29,7 @@ from gcemil.bags.patching import PatchingRules, rules_fingerprint
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag
-from gcemil.features.origin import FeatureOrigin, encoded_grid, one_origin
+from gcemil.features.extract import FeatureOrigin, read_encoded_grid, require_one_origin
 from gcemil.files import write_json
 from gcemil.model import GceMil
 from gcemil.prefilter.certificate import (
@@ -66,7 +66,7 @@ from gcemil.tasks import classification
 from gcemil.tasks.task import Task, as_array, create_task, stacked_targets
 
 Advance = Callable[[int, int], None]
-REPORT = "prefilter.json"
+_REPORT = "prefilter.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +84,13 @@ class TaughtFold:
 
     def crops(self, slide_id: str, settings: PrefilterSettings) -> Crops:
         """The low-magnification view around every patch of a slide, in the order of its features."""
-        grid = encoded_grid(self.cohort.feature_file(slide_id))
+        grid = read_encoded_grid(self.cohort.feature_file(slide_id))
         # The pixel size that placed the patches, not the one the file may state.
         with open_slide(self.slides[slide_id], mpp=grid.mpp) as slide:
             return cut_crops(read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings))
 
 
-def open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
+def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
     card, cohort = open_cohort(run)
     folder = RunFolder(run).fold(fold).path
@@ -99,7 +99,7 @@ def open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taught
         raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
     parts = fold_parts(cohort, read_fold(cohort, fold))
     needed = [slide_id for spec in (*parts.train, *parts.val) for slide_id in spec.slide_ids]
-    origin = one_origin(cohort.feature_file(slide_id) for slide_id in needed)
+    origin = require_one_origin(cohort.feature_file(slide_id) for slide_id in needed)
     _refuse_missing(needed, slides, cohort)
     return TaughtFold(
         folder,
@@ -158,7 +158,7 @@ def fit_prefilter(
     """Distil, settle, and write the prefilter of one fold; `slides` gives the file of every slide by id."""
     started = time.monotonic()
     sight, promise = settings or PrefilterSettings(), certificate or CertificateSettings()
-    taught = open_taught_fold(run, fold, slides)
+    taught = _open_taught_fold(run, fold, slides)
     n_train, n_val = len(taught.parts.train), len(taught.parts.val)
     tell = on_slide or (lambda done, total: None)
     lessons = []
@@ -189,7 +189,7 @@ def fit_prefilter(
         taught.folder / PREFILTER_FILE, _assemble_prefilter(taught, student, sight, promise, chosen)
     )
     write_json(
-        taught.folder / REPORT,
+        taught.folder / _REPORT,
         {
             **asdict(report),
             "settings": sight.model_dump(mode="json"),

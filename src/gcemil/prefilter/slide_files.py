@@ -25,9 +25,14 @@ from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.extract import EncodeSettings, encode_patches
+from gcemil.features.extract import (
+    EncodeSettings,
+    FeatureOrigin,
+    encode_patches,
+    load_matching_encoder,
+    read_feature_origin,
+)
 from gcemil.features.loaders import WeightSource
-from gcemil.features.origin import FeatureOrigin, feature_origin, matching_encoder
 from gcemil.model import GceMil
 from gcemil.prefilter.certificate import KeptAnswer, answer_from_kept
 from gcemil.prefilter.student import (
@@ -71,6 +76,7 @@ class PatchSource:
 
     @property
     def n_encoded(self) -> int:
+        """Patches that went through the encoder so far."""
         return int(self._known.sum())
 
     def encode(self, rows: Int[np.ndarray, "k"]) -> None:
@@ -98,6 +104,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to one part of the work."""
         before = self.clock()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - before
@@ -157,7 +164,7 @@ class SlidePredictor:
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
-        ready = encoder if encoder is not None else matching_encoder(origin, source=source)
+        ready = encoder if encoder is not None else load_matching_encoder(origin, source=source)
         if ready.fingerprint != origin.fingerprint:
             raise UsageError(
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
@@ -200,9 +207,9 @@ class SlidePredictor:
         if len(answers) < len(self.folds):
             return self._whole(source, slide_id, watch, "full", certified=False)
         first = answers[0]
-        evidence = slide_evidence(_wrapped_model(self.folds[0]), bag.sampled(first.rows), first.explanation)[
-            0
-        ]
+        evidence = slide_evidence(
+            _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
+        )[0]
         logits = [answer.logits for answer in answers]
         return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
 
@@ -251,7 +258,7 @@ def is_slide_file(path: Path) -> bool:
 def read_run_origin(run: Path) -> FeatureOrigin:
     """How the features were made that a run was trained on."""
     _, cohort = open_cohort(run)
-    return feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
+    return read_feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 
 def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from gcemil.config import Settings
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.features.origin import FeatureOrigin
+from gcemil.features.extract import FeatureOrigin
 from gcemil.files import checked, is_file, parse_json, write_bytes
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
@@ -45,15 +45,15 @@ DensityTable = Float[np.ndarray, "3 256"]
 Densities = Float[Tensor, "n 3 p p"]
 
 WHITE = 255
-FLATTEST = 0.02
+_FLATTEST = 0.02
 """Deviations of the density below this are the noise of a blank slide and are not blown up to 1."""
 
 
 SCORED_AT_ONCE = 512
 """Crops in one pass of the student, so that a slide of any size needs the same memory."""
-SMALLEST_CROP = 8
+_SMALLEST_CROP = 8
 PREFILTER_FILE = "prefilter.safetensors"
-HEADER_KEY = "gcemil_prefilter"
+_HEADER_KEY = "gcemil_prefilter"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def density_table(crops: Crops) -> DensityTable:
     share = counts / max(1, counts[0].sum())
     mean = share @ density
     deviation = np.sqrt(np.maximum(share @ density**2 - mean**2, 0))
-    table = (density - mean[:, None]) / np.maximum(deviation, FLATTEST)[:, None]
+    table = (density - mean[:, None]) / np.maximum(deviation, _FLATTEST)[:, None]
     return table.astype(np.float32)
 
 
@@ -137,7 +137,7 @@ class PrefilterSettings(Settings):
 
     def crop_px(self, patches: PatchSettings) -> int:
         """Side of a crop in pixels of the view."""
-        return max(SMALLEST_CROP, round(self.context * patches.side / self.view_mpp))
+        return max(_SMALLEST_CROP, round(self.context * patches.side / self.view_mpp))
 
 
 class Student(nn.Module):
@@ -286,6 +286,7 @@ class FittedPrefilter:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def certifies(self, doubt: float) -> bool:
+        """Whether a prediction of this doubt is trusted."""
         return self.doubt_limit is not None and doubt <= self.doubt_limit
 
 
@@ -314,7 +315,7 @@ def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
         "provenance": fitted.provenance,
     }
     tensors = {name: tensor.contiguous() for name, tensor in fitted.student.state_dict().items()}
-    write_bytes(path, save(tensors, metadata={HEADER_KEY: json.dumps(meta, sort_keys=True)}))
+    write_bytes(path, save(tensors, metadata={_HEADER_KEY: json.dumps(meta, sort_keys=True)}))
 
 
 def load_prefilter(path: Path) -> FittedPrefilter:
@@ -327,7 +328,7 @@ def load_prefilter(path: Path) -> FittedPrefilter:
     remedy = "Fit it again with 'gcemil prefilter'."
     try:
         with safe_open(path, framework="pt") as file:
-            meta = parse_json((file.metadata() or {})[HEADER_KEY], path)
+            meta = parse_json((file.metadata() or {})[_HEADER_KEY], path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = checked(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
         student = Student(record.settings.width)

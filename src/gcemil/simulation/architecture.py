@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from numpy.random import Generator
 
-from gcemil.simulation.label_map import Positions, nearest_two, scatter, smooth_field
+from gcemil.simulation.label_map import Positions, find_nearest_two, scatter, smooth_field
 from gcemil.simulation.recipes import Architecture, Recipe
 
 MATRIX, CELLS, APICAL, SPACE = 0, 1, 2, 3
@@ -132,7 +132,7 @@ def _glands(
 ) -> Parts:
     """Rings of cells around an empty middle: nuclei outside, cytoplasm inside."""
     points = scatter(*canvas, recipe.scale, 0.55, generator)
-    first, second, nearest = nearest_two(points, y, x)
+    first, second, nearest = find_nearest_two(points, y, x)
     sizes = np.exp(recipe.irregular * generator.standard_normal(points.rows * points.columns))
     radius = np.float32(recipe.fill * recipe.scale) * sizes.astype(np.float32)[nearest]
     wobble = 1 + np.float32(recipe.irregular) * smooth_field(y, x, recipe.scale / 3, generator)
@@ -149,7 +149,7 @@ def _cribriform(
 ) -> Parts:
     """Sheets of cells, punched with round holes."""
     points = scatter(*canvas, recipe.scale, 0.6, generator)
-    first, _, nearest = nearest_two(points, y, x)
+    first, _, nearest = find_nearest_two(points, y, x)
     sizes = np.exp(0.25 * generator.standard_normal(points.rows * points.columns)).astype(np.float32)
     holes = first < np.float32(recipe.lumen * recipe.scale) * sizes[nearest]
     field = smooth_field(y, x, 4 * recipe.scale, generator)
@@ -162,7 +162,7 @@ def _honeycomb(
 ) -> Parts:
     """Large round spaces with thin walls: fat, alveoli, clear cells. The matrix is what fills the spaces, if anything."""
     points = scatter(*canvas, recipe.scale, 0.6, generator)
-    first, second, _ = nearest_two(points, y, x)
+    first, second, _ = find_nearest_two(points, y, x)
     filling = MATRIX if max(recipe.matrix) > 5 else SPACE
     return np.where(second - first < recipe.fill * recipe.scale, CELLS, filling).astype(np.uint8)
 

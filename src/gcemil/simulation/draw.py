@@ -25,10 +25,10 @@ from gcemil.simulation.label_map import FINE, LabelMap, scatter, smooth_field, s
 from gcemil.simulation.recipes import Nuclei, Recipe
 from gcemil.slides.reader import Pixels
 
-HEMATOXYLIN = np.array([0.58, 0.76, 0.30])
-EOSIN = np.array([0.13, 0.87, 0.44])
+_HEMATOXYLIN = np.array([0.58, 0.76, 0.30])
+_EOSIN = np.array([0.13, 0.87, 0.44])
 WHITE = np.array([244.0, 242.0, 245.0])
-FULL_DENSITY = 2.1
+_FULL_DENSITY = 2.1
 """Optical density of level 255."""
 
 
@@ -39,12 +39,12 @@ Offsets = Int[np.ndarray, "s s"]
 Shades = Float[np.ndarray, "s s"]
 HALF = 2
 LEVELLED_HEMATOXYLIN, LEVELLED_EOSIN = 78.0, 74.0
-LARGEST_GAIN = 2.0
-THICKNESS_STEPS = 24
-THICKNESS_SPREAD = 0.16
-RED_CELLS = Nuclei(spacing=15, radius=6.6, spread=0.06, elongation=1.1, vesicular=0.25)
-DUST = Nuclei(spacing=12, radius=2.3, spread=0.4, elongation=1.5, vesicular=0)
-GRAINS = Nuclei(spacing=12, radius=3.2, spread=0.3, elongation=1.4)
+_LARGEST_GAIN = 2.0
+_THICKNESS_STEPS = 24
+_THICKNESS_SPREAD = 0.16
+_RED_CELLS = Nuclei(spacing=15, radius=6.6, spread=0.06, elongation=1.1, vesicular=0.25)
+_DUST = Nuclei(spacing=12, radius=2.3, spread=0.4, elongation=1.5, vesicular=0)
+_GRAINS = Nuclei(spacing=12, radius=3.2, spread=0.3, elongation=1.4)
 PartMap = UInt8[np.ndarray, "y x"]
 Own = Bool[np.ndarray, "rows columns"]
 Places = Int[np.ndarray, "k 2"]
@@ -59,7 +59,7 @@ class Dyes:
     white: Float[np.ndarray, "3"]
 
 
-STANDARD = Dyes(HEMATOXYLIN * FULL_DENSITY, EOSIN * FULL_DENSITY, WHITE)
+STANDARD = Dyes(_HEMATOXYLIN * _FULL_DENSITY, _EOSIN * _FULL_DENSITY, WHITE)
 
 
 def vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
@@ -110,7 +110,9 @@ def _draw_nucleus_bank(nuclei: Nuclei, generator: Generator) -> list[Sprite]:
         lobes, speckle = generator.uniform(0, 2 * np.pi, 2), int(generator.integers(1 << 30))
         for step in range(DIRECTIONS):
             angle = np.pi * step / DIRECTIONS
-            bank.append(_nucleus(long, short, angle, lobes, nuclei.vesicular, 0.5 * nuclei.spread, speckle))
+            bank.append(
+                _draw_nucleus(long, short, angle, lobes, nuclei.vesicular, 0.5 * nuclei.spread, speckle)
+            )
     return bank
 
 
@@ -120,7 +122,7 @@ def _draw_mitosis_bank(radius: float, generator: Generator) -> list[Sprite]:
     for shape in range(SHAPES):
         for step in range(DIRECTIONS):
             angle = np.pi * step / DIRECTIONS + generator.normal(0, 0.1)
-            bank.append(_mitosis(radius, angle, apart=0.55 if shape % 2 else 0.0, generator=generator))
+            bank.append(_draw_mitosis(radius, angle, apart=0.55 if shape % 2 else 0.0, generator=generator))
     return bank
 
 
@@ -137,6 +139,7 @@ def _stamp_bodies(
     flat_h, flat_e = hematoxylin.reshape(-1), eosin.reshape(-1)
     reach = max(int(max(abs(s.dy).max(), abs(s.dx).max())) for s in bank)
     inside = (points >= reach).all(axis=1) & (points < np.array([height, width]) - reach).all(axis=1)
+    # Bodies of one sprite side by side, so that each sprite is stamped once.
     order = np.argsort(which[inside], kind="stable")
     points, which = points[inside][order], which[inside][order]
     edges = np.searchsorted(which, np.arange(len(bank) + 1))
@@ -146,8 +149,8 @@ def _stamp_bodies(
         base = points[start:stop, 0] * width + points[start:stop, 1]
         index = (base[:, None] + (sprite.dy * width + sprite.dx)[None, :]).ravel()
         opacity, shade = np.tile(sprite.opacity, stop - start), np.tile(sprite.shade, stop - start)
-        flat_h[index] = _mixed(flat_h[index], stain.hematoxylin * shade, opacity)
-        flat_e[index] = _mixed(flat_e[index], stain.eosin * shade, opacity * np.float32(stain.hides))
+        flat_h[index] = _mix_levels(flat_h[index], stain.hematoxylin * shade, opacity)
+        flat_e[index] = _mix_levels(flat_e[index], stain.eosin * shade, opacity * np.float32(stain.hides))
 
 
 def _choose_sprites(angle: Float32[np.ndarray, "k"], generator: Generator) -> Int[np.ndarray, "k"]:
@@ -156,7 +159,7 @@ def _choose_sprites(angle: Float32[np.ndarray, "k"], generator: Generator) -> In
     return step + DIRECTIONS * generator.integers(SHAPES, size=len(angle))
 
 
-def _nucleus(
+def _draw_nucleus(
     long: float,
     short: float,
     angle: float,
@@ -165,7 +168,7 @@ def _nucleus(
     lobed: float,
     speckle: int,
 ) -> Sprite:
-    y, x = _square(long * 1.25 + 2)
+    y, x = _square_offsets(long * 1.25 + 2)
     u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     around = np.arctan2(v, u)
     outline = 1 + lobed * (0.6 * np.cos(2 * around + lobes[0]) + 0.5 * np.cos(3 * around + lobes[1]))
@@ -173,11 +176,11 @@ def _nucleus(
     opacity = np.clip((1 - depth) * short / 1.6 + 0.5, 0, 1)
     chromatin = np.random.default_rng(speckle).normal(0, 0.09, size=y.shape)
     shade = np.clip(1 - vesicular * (1 - depth**2) + chromatin, 0.2, 1.15)
-    return _sprite(y, x, opacity, shade)
+    return _cut_sprite(y, x, opacity, shade)
 
 
-def _mitosis(radius: float, angle: float, *, apart: float, generator: Generator) -> Sprite:
-    y, x = _square(radius * 1.3 + 2)
+def _draw_mitosis(radius: float, angle: float, *, apart: float, generator: Generator) -> Sprite:
+    y, x = _square_offsets(radius * 1.3 + 2)
     u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     ragged = generator.normal(0, 0.08, size=y.shape)
     plate = np.minimum(
@@ -186,21 +189,21 @@ def _mitosis(radius: float, angle: float, *, apart: float, generator: Generator)
     )
     dark = np.clip((1 - plate + ragged) * 2.5 + 0.5, 0, 1)
     clear = np.clip((1.25 - np.hypot(u, v) / radius) * 3, 0, 1)
-    return _sprite(y, x, np.maximum(dark, 0.85 * clear), np.clip(dark, 0.08, 1))
+    return _cut_sprite(y, x, np.maximum(dark, 0.85 * clear), np.clip(dark, 0.08, 1))
 
 
-def _square(reach: float) -> tuple[Offsets, Offsets]:
+def _square_offsets(reach: float) -> tuple[Offsets, Offsets]:
     offset = np.arange(-int(reach), int(reach) + 1)
     y, x = np.meshgrid(offset, offset, indexing="ij")
     return y, x
 
 
-def _sprite(y: Offsets, x: Offsets, opacity: Shades, shade: Shades) -> Sprite:
+def _cut_sprite(y: Offsets, x: Offsets, opacity: Shades, shade: Shades) -> Sprite:
     seen = opacity > 0.04
     return Sprite(y[seen], x[seen], opacity[seen].astype(np.float32), shade[seen].astype(np.float32))
 
 
-def _mixed(
+def _mix_levels(
     old: UInt8[np.ndarray, "p"], new: Float32[np.ndarray, "p"], opacity: Float32[np.ndarray, "p"]
 ) -> UInt8[np.ndarray, "p"]:
     return np.clip(old + opacity * (new - old), 0, 255).astype(np.uint8)
@@ -208,11 +211,12 @@ def _mixed(
 
 def draw_tissue(labels: LabelMap, recipes: Sequence[Recipe], dyes: Dyes, generator: Generator) -> Pixels:
     """The image of a label map at full resolution."""
-    hematoxylin, eosin, parts = _paint(labels, recipes, generator)
+    hematoxylin, eosin, parts = _paint_ground_levels(labels, recipes, generator)
     for index in np.unique(labels.texture[labels.texture > 0]).tolist():
-        _populate(hematoxylin, eosin, parts, labels.texture == index, recipes[index - 1], generator)
-    _blur(hematoxylin, eosin, labels, recipes)
+        _add_bodies(hematoxylin, eosin, parts, labels.texture == index, recipes[index - 1], generator)
+    _blur_regions(hematoxylin, eosin, labels, recipes)
     hematoxylin, eosin = _level_stains(hematoxylin, eosin, labels, recipes, generator)
+    # Both levels as one number, the row of the colour table.
     index = hematoxylin.astype(np.uint16)
     index <<= 8
     index |= eosin
@@ -221,7 +225,9 @@ def draw_tissue(labels: LabelMap, recipes: Sequence[Recipe], dyes: Dyes, generat
     return image
 
 
-def _paint(labels: LabelMap, recipes: Sequence[Recipe], generator: Generator) -> tuple[Level, Level, PartMap]:
+def _paint_ground_levels(
+    labels: LabelMap, recipes: Sequence[Recipe], generator: Generator
+) -> tuple[Level, Level, PartMap]:
     """Stain levels of the ground at full resolution, and at half resolution what each pixel is part of."""
     factor = FINE // HALF
     texture = labels.texture.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -258,7 +264,7 @@ def _paint(labels: LabelMap, recipes: Sequence[Recipe], generator: Generator) ->
     return full[0], full[1], parts.reshape(height, width)
 
 
-def _populate(
+def _add_bodies(
     hematoxylin: Level,
     eosin: Level,
     parts: PartMap,
@@ -268,20 +274,20 @@ def _populate(
 ) -> None:
     """Everything small that lies in the tissue of one recipe."""
     if recipe.spindles is not None:
-        places = _at_home(_places(own, recipe.spindles.spacing, generator), parts, MATRIX)
+        places = _keep_places_in(_scatter_places(own, recipe.spindles.spacing, generator), parts, MATRIX)
         _stamp_nuclei(hematoxylin, eosin, places, recipe.spindles, 0.0, generator)
     if recipe.cells is not None:
-        places = _at_home(_places(own, recipe.cells.spacing, generator), parts, CELLS)
+        places = _keep_places_in(_scatter_places(own, recipe.cells.spacing, generator), parts, CELLS)
         _stamp_nuclei(hematoxylin, eosin, places, recipe.cells, recipe.mitoses, generator)
     if recipe.red_cells:
         home = SPACE if recipe.architecture == "channels" else MATRIX
-        places = _at_home(_places(own, RED_CELLS.spacing, generator), parts, home)
+        places = _keep_places_in(_scatter_places(own, _RED_CELLS.spacing, generator), parts, home)
         places = places[generator.random(len(places)) < recipe.red_cells]
-        _stamp_anyhow(hematoxylin, eosin, places, RED_CELLS, Stain(10, 185), generator)
+        _stamp_in_any_direction(hematoxylin, eosin, places, _RED_CELLS, Stain(10, 185), generator)
     if recipe.debris:
-        dust = replace(DUST, spacing=(1000 / recipe.debris) ** 0.5)
-        places = _places(own, dust.spacing, generator)
-        _stamp_anyhow(hematoxylin, eosin, places, dust, Stain(225, 60), generator)
+        dust = replace(_DUST, spacing=(1000 / recipe.debris) ** 0.5)
+        places = _scatter_places(own, dust.spacing, generator)
+        _stamp_in_any_direction(hematoxylin, eosin, places, dust, Stain(225, 60), generator)
 
 
 def _stamp_nuclei(
@@ -302,7 +308,7 @@ def _stamp_nuclei(
         _stamp_bodies(hematoxylin, eosin, places[dividing], which[dividing], bank, Stain(250, 40, hides=0.6))
 
 
-def _stamp_anyhow(
+def _stamp_in_any_direction(
     hematoxylin: Level, eosin: Level, places: Places, bodies: Nuclei, stain: Stain, generator: Generator
 ) -> None:
     """Bodies that lie in any direction."""
@@ -310,7 +316,7 @@ def _stamp_anyhow(
     _stamp_bodies(hematoxylin, eosin, places, which, _draw_nucleus_bank(bodies, generator), stain)
 
 
-def _places(own: Own, spacing: float, generator: Generator) -> Places:
+def _scatter_places(own: Own, spacing: float, generator: Generator) -> Places:
     """Evenly scattered (y, x) places in the tissue of one concept."""
     height, width = own.shape[0] * FINE, own.shape[1] * FINE
     points = scatter(height, width, spacing, 0.85, generator)
@@ -321,12 +327,12 @@ def _places(own: Own, spacing: float, generator: Generator) -> Places:
     return np.stack([y[wanted], x[wanted]], axis=1)
 
 
-def _at_home(places: Places, parts: PartMap, home: int) -> Int[np.ndarray, "inside 2"]:
+def _keep_places_in(places: Places, parts: PartMap, home: int) -> Int[np.ndarray, "inside 2"]:
     """The places that are part of cells, matrix or space."""
     return places[parts[places[:, 0] // HALF, places[:, 1] // HALF] == home]
 
 
-def _blur(hematoxylin: Level, eosin: Level, labels: LabelMap, recipes: Sequence[Recipe]) -> None:
+def _blur_regions(hematoxylin: Level, eosin: Level, labels: LabelMap, recipes: Sequence[Recipe]) -> None:
     """Out of focus where a recipe says so."""
     blurred = np.array([False, *(recipe.blur for recipe in recipes)])[labels.texture]
     if not blurred.any():
@@ -346,13 +352,14 @@ def _level_stains(
     counts = np.maximum(np.bincount(flat, minlength=len(recipes) + 1), 1)
     height, width = labels.texture.shape
     thickness = smooth_plane(height, width, 70, generator).ravel()
-    step = np.clip((thickness / 2.5 + 1) / 2 * THICKNESS_STEPS, 0, THICKNESS_STEPS - 1).astype(np.uint16)
-    where = flat.astype(np.uint16) * np.uint16(THICKNESS_STEPS) + step
+    step = np.clip((thickness / 2.5 + 1) / 2 * _THICKNESS_STEPS, 0, _THICKNESS_STEPS - 1).astype(np.uint16)
+    where = flat.astype(np.uint16) * np.uint16(_THICKNESS_STEPS) + step
     where = where.reshape(labels.texture.shape).repeat(FINE, axis=0).repeat(FINE, axis=1)
     result = []
     for level, wanted in ((hematoxylin, LEVELLED_HEMATOXYLIN), (eosin, LEVELLED_EOSIN)):
+        # One pixel in sixteen is enough for a mean.
         mean = np.bincount(flat, weights=level[::FINE, ::FINE].ravel(), minlength=len(recipes) + 1) / counts
-        gain = np.clip(wanted / np.maximum(mean, 1), 1 / LARGEST_GAIN, LARGEST_GAIN)
+        gain = np.clip(wanted / np.maximum(mean, 1), 1 / _LARGEST_GAIN, _LARGEST_GAIN)
         gain = np.where([False, *(recipe.levelled for recipe in recipes)], gain, 1.0)
         table = _gain_table(gain.astype(np.float32))
         result.append(table[where, level])
@@ -361,8 +368,8 @@ def _level_stains(
 
 def _gain_table(gain: Float32[np.ndarray, "textures"]) -> UInt8[np.ndarray, "rows 256"]:
     """New level by texture and thickness step (rows) and old level (columns)."""
-    middle = (np.arange(THICKNESS_STEPS) + 0.5) / THICKNESS_STEPS * 2 - 1
-    thickness = np.exp(THICKNESS_SPREAD * 2.5 * middle)
+    middle = (np.arange(_THICKNESS_STEPS) + 0.5) / _THICKNESS_STEPS * 2 - 1
+    thickness = np.exp(_THICKNESS_SPREAD * 2.5 * middle)
     factor = (gain[:, None] * thickness[None, :]).reshape(-1, 1)
     return np.clip(factor * np.arange(256)[None, :], 0, 255).astype(np.uint8)
 
@@ -373,8 +380,8 @@ def _add_pigment(image: Pixels, labels: LabelMap, recipes: Sequence[Recipe], gen
         own = labels.texture == index
         if not recipe.pigment or not own.any():
             continue
-        grains = replace(GRAINS, spacing=(1000 / recipe.pigment) ** 0.5)
-        places = _places(own, grains.spacing, generator)
+        grains = replace(_GRAINS, spacing=(1000 / recipe.pigment) ** 0.5)
+        places = _scatter_places(own, grains.spacing, generator)
         y, x = places[:, 0].astype(np.float32), places[:, 1].astype(np.float32)
         places = places[smooth_field(y, x, 90, generator) > 0.4]
         bank = _draw_nucleus_bank(grains, generator)

@@ -22,39 +22,39 @@ from gcemil.files import read_picture, whole_file, write_bytes
 from gcemil.simulation.draw import Dyes, draw_tissue
 from gcemil.simulation.label_map import FINE, LabelMap, SquarePlan, grow_label_map
 from gcemil.simulation.recipes import Recipe
-from gcemil.slides.contours import outlines
+from gcemil.slides.contours import trace_outlines
 from gcemil.slides.reader import Pixels
 
 EVIDENCE_GROUP, HOLE_GROUP = "Tumor", "Exclusion"
-COLORS = {EVIDENCE_GROUP: "#F4FA58", HOLE_GROUP: "#64FE2E"}
+_COLORS = {EVIDENCE_GROUP: "#F4FA58", HOLE_GROUP: "#64FE2E"}
 
 
-PEN_COLOURS = ((28, 60, 150), (20, 120, 70), (30, 30, 34))
+_PEN_COLOURS = ((28, 60, 150), (20, 120, 70), (30, 30, 34))
 OPACITY = 0.85
-STROKE_WIDTHS = (40, 80)
+_STROKE_WIDTHS = (40, 80)
 """Thinnest and thickest stroke in level-0 pixels."""
-TRIES = 40
+_TRIES = 40
 TILE = 256
 STEP = 4
-SMALLEST_SIDE = 256
-ZLIB_LEVEL = 1
+_SMALLEST_SIDE = 256
+_ZLIB_LEVEL = 1
 """Higher levels save a few percent of space and take twice the time."""
 DRAWN_MPP = 0.5
 MASK_DOWNSAMPLE = FINE
 """Level-0 pixels per pixel of every mask."""
 
 
-def asap_xml(regions: UInt8[np.ndarray, "h w"], names: Mapping[int, str], *, scale: int) -> bytes:
+def build_asap_xml(regions: UInt8[np.ndarray, "h w"], names: Mapping[int, str], *, scale: int) -> bytes:
     """The regions of a mask (numbers from 1, named) as an ASAP file; `scale` level-0 pixels per mask pixel."""
     root = ElementTree.Element("ASAP_Annotations")
     annotations = ElementTree.SubElement(root, "Annotations")
     groups = ElementTree.SubElement(root, "AnnotationGroups")
-    for name, color in COLORS.items():
+    for name, color in _COLORS.items():
         group = ElementTree.SubElement(groups, "Group", Name=name, PartOfGroup="None", Color=color)
         ElementTree.SubElement(group, "Attributes")
     holes = []
     for number in sorted(set(np.unique(regions).tolist()) - {0}):
-        for outline in outlines(regions == number):
+        for outline in trace_outlines(regions == number):
             _add_polygon(annotations, f"{names[number]} {number}", EVIDENCE_GROUP, outline.outer * scale)
             holes += [(f"{names[number]} {number} hole", hole * scale) for hole in outline.holes]
     # Readers paint in the order of the file, so holes come last.
@@ -68,7 +68,7 @@ def _add_polygon(
     annotations: ElementTree.Element, name: str, group: str, ring: Int[np.ndarray, "k 2"]
 ) -> None:
     annotation = ElementTree.SubElement(
-        annotations, "Annotation", Name=name, Type="Polygon", PartOfGroup=group, Color=COLORS[group]
+        annotations, "Annotation", Name=name, Type="Polygon", PartOfGroup=group, Color=_COLORS[group]
     )
     coordinates = ElementTree.SubElement(annotation, "Coordinates")
     for order, (x, y) in enumerate(ring.tolist()):
@@ -77,9 +77,9 @@ def _add_polygon(
 
 def add_pen_mark(image: Pixels, tissue: Bool[np.ndarray, "rows columns"], generator: Generator) -> None:
     """Draw the stroke of several random ones that touches the least tissue."""
-    strokes = [_stroke(tissue.shape, generator) for _ in range(TRIES)]
+    strokes = [_draw_stroke(tissue.shape, generator) for _ in range(_TRIES)]
     stroke = min(strokes, key=lambda drawn: float((drawn * tissue).sum()))
-    colour = np.array(PEN_COLOURS[int(generator.integers(len(PEN_COLOURS)))], np.float32)
+    colour = np.array(_PEN_COLOURS[int(generator.integers(len(_PEN_COLOURS)))], np.float32)
     rows, columns = np.nonzero(stroke > 0)
     top, bottom = int(rows.min()), int(rows.max()) + 1
     left, right = int(columns.min()), int(columns.max()) + 1
@@ -90,7 +90,7 @@ def add_pen_mark(image: Pixels, tissue: Bool[np.ndarray, "rows columns"], genera
     under[:] = np.rint(under * (1 - opacity) + colour * opacity).astype(np.uint8)
 
 
-def _stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray, "h w"]:
+def _draw_stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray, "h w"]:
     """A bent line near a side of the slide, from 0 (glass) to 1 (ink)."""
     height, width = shape[0], shape[1]
     line = Image.new("L", (width, height))
@@ -100,13 +100,13 @@ def _stroke(shape: tuple[int, ...], generator: Generator) -> Float32[np.ndarray,
     if generator.random() < 0.5:
         across = 1 - across
     points = np.stack([along, across] if generator.random() < 0.5 else [across, along], axis=1)
-    thickness = int(generator.uniform(*STROKE_WIDTHS) / FINE)
+    thickness = int(generator.uniform(*_STROKE_WIDTHS) / FINE)
     path = [(float(x), float(y)) for x, y in points * (width, height)]
     ImageDraw.Draw(line).line(path, fill=255, width=thickness, joint="curve")
     return (np.asarray(line) / np.float32(255)).astype(np.float32)
 
 
-def write_pyramid(path: Path, image: Pixels, mpp: float) -> None:
+def write_pyramid_tiff(path: Path, image: Pixels, mpp: float) -> None:
     """Levels of 1, 4, 16, … in one file that appears whole or not at all; equal images give equal bytes."""
     try:
         import tifffile
@@ -119,7 +119,7 @@ def write_pyramid(path: Path, image: Pixels, mpp: float) -> None:
                 tile=(TILE, TILE),
                 photometric="rgb",
                 compression="zlib",
-                compressionargs={"level": ZLIB_LEVEL},
+                compressionargs={"level": _ZLIB_LEVEL},
                 subfiletype=int(level > 0),
                 resolution=(1e4 / (mpp * STEP**level),) * 2,
                 resolutionunit="CENTIMETER",
@@ -131,7 +131,7 @@ def write_pyramid(path: Path, image: Pixels, mpp: float) -> None:
 def _pyramid_levels(image: Pixels) -> Iterator[UInt8[np.ndarray, "rows columns 3"]]:
     """The image and its reductions by 4, as long as the result has a side of at least 256 pixels."""
     yield image
-    while max(image.shape[:2]) // STEP >= SMALLEST_SIDE:
+    while max(image.shape[:2]) // STEP >= _SMALLEST_SIDE:
         image = np.asarray(Image.fromarray(image).reduce(STEP))
         yield image
 
@@ -163,12 +163,13 @@ def write_drawn_slide(
     _save_mask(mask_path(folder, "concept", slide_id), labels.texture)
     _save_mask(mask_path(folder, "evidence", slide_id), labels.evidence)
     _save_mask(mask_path(folder, "tissue", slide_id), np.where(labels.tissue, np.uint8(255), np.uint8(0)))
-    xml = asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
+    xml = build_asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
     write_bytes(folder / "annotations" / f"{slide_id}.xml", xml)
-    write_pyramid(slide_path(folder, slide_id), slide.image, DRAWN_MPP)
+    write_pyramid_tiff(slide_path(folder, slide_id), slide.image, DRAWN_MPP)
 
 
 def slide_path(folder: Path, slide_id: str) -> Path:
+    """Where a drawn slide lies."""
     return folder / "slides" / f"{slide_id}.tif"
 
 
@@ -184,5 +185,6 @@ def _save_mask(path: Path, mask: UInt8[np.ndarray, "h w"]) -> None:
 
 
 def read_drawn_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
+    """The numbers in a mask that was written with a drawn slide."""
     mask: UInt8[np.ndarray, "h w"] = read_picture(path, "L")
     return mask

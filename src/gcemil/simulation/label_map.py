@@ -25,7 +25,7 @@ FINE = 4
 SQUARE = PATCH // FINE
 CORE = 0.42
 """Half the width of a square's core, in squares; its corners are round, so it covers 0.62 of the square."""
-RIM = 48
+_RIM = 48
 """Level-0 pixels that a region may reach beyond its squares."""
 MARGIN = 1
 """Empty squares around the tissue."""
@@ -57,7 +57,7 @@ def smooth_field(y: Positions, x: Positions, scale: float, generator: Generator)
     row, column = whole_down.astype(np.int32), whole_across.astype(np.int32)
     width = int(column.max()) + 2
     grid = generator.standard_normal((int(row.max()) + 2) * width, dtype=np.float32)
-    v, u = _eased(down - whole_down), _eased(across - whole_across)
+    v, u = _ease(down - whole_down), _ease(across - whole_across)
     corner = row * np.int32(width) + column
     upper = grid[corner] + u * (grid[corner + 1] - grid[corner])
     corner += width
@@ -94,7 +94,7 @@ def scatter(height: int, width: int, spacing: float, jitter: float, generator: G
     )
 
 
-def nearest_two(
+def find_nearest_two(
     points: Scatter, y: Positions, x: Positions
 ) -> tuple[Positions, Positions, Int[np.ndarray, "n"]]:
     """Distance to the nearest and the second nearest point, and which the nearest is."""
@@ -116,7 +116,7 @@ def nearest_two(
     return np.sqrt(first), np.sqrt(second), nearest
 
 
-def _eased(share: Positions) -> Positions:
+def _ease(share: Positions) -> Positions:
     return share * share * (np.float32(3) - np.float32(2) * share)
 
 
@@ -143,6 +143,7 @@ class LabelMap:
 
     @property
     def tissue(self) -> Bool[np.ndarray, "h w"]:
+        """Where there is tissue."""
         return self.texture > 0
 
 
@@ -150,56 +151,60 @@ def grow_label_map(plan: SquarePlan, generator: Generator) -> LabelMap:
     """The plan with borders as tissue has them."""
     cells = plan.cells - plan.cells.min(axis=0) + MARGIN
     rows, columns = (cells.max(axis=0) + 1 + MARGIN).tolist()
-    region = _on_grid(rows, columns, cells, np.where(plan.is_region, plan.texture + 1, 0))
-    number = _on_grid(rows, columns, cells, plan.evidence)
-    ground = _nearest_filled(_on_grid(rows, columns, cells, np.where(plan.is_region, 0, plan.texture + 1)))
-    occupied = _on_grid(rows, columns, cells, np.ones(len(cells), dtype=np.int64)) > 0
+    region = _place_on_grid(rows, columns, cells, np.where(plan.is_region, plan.texture + 1, 0))
+    number = _place_on_grid(rows, columns, cells, plan.evidence)
+    ground = _fill_from_nearest(
+        _place_on_grid(rows, columns, cells, np.where(plan.is_region, 0, plan.texture + 1))
+    )
+    occupied = _place_on_grid(rows, columns, cells, np.ones(len(cells), dtype=np.int64)) > 0
 
-    here = _grown(region > 0, generator)
+    here = _grow_borders(region > 0, generator)
     # A region spills over into squares beside it, whose label is that of the nearest region square.
-    nearest = _nearest_filled(region), _nearest_region_number(region, number)
-    texture = np.where(here, _enlarged(nearest[0]), _moved(ground, generator))
-    evidence = np.where(here, _enlarged(nearest[1]), 0)
-    tissue = here | _outline(occupied, generator)
+    nearest = _fill_from_nearest(region), _spread_region_numbers(region, number)
+    texture = np.where(here, _enlarge_grid(nearest[0]), _move_borders(ground, generator))
+    evidence = np.where(here, _enlarge_grid(nearest[1]), 0)
+    tissue = here | _draw_outline(occupied, generator)
     return LabelMap(np.where(tissue, texture, 0).astype(np.uint8), evidence.astype(np.uint8))
 
 
-def _on_grid(rows: int, columns: int, cells: Int[np.ndarray, "n 2"], values: Int[np.ndarray, "n"]) -> Grid:
+def _place_on_grid(
+    rows: int, columns: int, cells: Int[np.ndarray, "n 2"], values: Int[np.ndarray, "n"]
+) -> Grid:
     grid = np.zeros((rows, columns), dtype=np.int64)
     grid[cells[:, 0], cells[:, 1]] = values
     return grid
 
 
-def _nearest_filled(grid: Grid) -> Grid:
+def _fill_from_nearest(grid: Grid) -> Grid:
     """Every empty square takes after the nearest one that is not."""
-    return grid[_nearest(grid > 0)] if grid.any() else grid + 1
+    return grid[_find_nearest(grid > 0)] if grid.any() else grid + 1
 
 
-def _nearest_region_number(region: Grid, number: Grid) -> Grid:
-    return number[_nearest(region > 0)] if region.any() else number
+def _spread_region_numbers(region: Grid, number: Grid) -> Grid:
+    return number[_find_nearest(region > 0)] if region.any() else number
 
 
-def _nearest(filled: Bool[np.ndarray, "rows columns"]) -> tuple[Grid, Grid]:
+def _find_nearest(filled: Bool[np.ndarray, "rows columns"]) -> tuple[Grid, Grid]:
     row, column = ndimage.distance_transform_edt(~filled, return_distances=False, return_indices=True)
     return row.astype(np.int64), column.astype(np.int64)
 
 
-def _grown(planned: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
+def _grow_borders(planned: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
     """Planned squares with soft, ragged borders, held between the core of each square and a rim around it."""
     height, width = planned.shape[0] * SQUARE, planned.shape[1] * SQUARE
     ragged = 0.22 * smooth_plane(height, width, 22, generator) + 0.1 * smooth_plane(
         height, width, 7, generator
     )
-    soft = _softened(planned, 0.22) + ragged > 0.5
+    soft = _blur_squares(planned, 0.22) + ragged > 0.5
     offset = (np.arange(SQUARE) + 0.5) / SQUARE - 0.5
     core = np.abs(offset[:, None]) ** 3 + np.abs(offset[None, :]) ** 3 < CORE**3
-    large = _enlarged(planned)
+    large = _enlarge_grid(planned)
     certain = large & np.tile(core, planned.shape)
-    near = ndimage.distance_transform_edt(~large) <= RIM / FINE if planned.any() else large
+    near = ndimage.distance_transform_edt(~large) <= _RIM / FINE if planned.any() else large
     return certain | (soft & near)
 
 
-def _moved(ground: Grid, generator: Generator) -> Grid2:
+def _move_borders(ground: Grid, generator: Generator) -> Grid2:
     """Background squares with borders that wander over a good part of a square."""
     rows, columns = ground.shape
     height, width = rows * SQUARE, columns * SQUARE
@@ -214,16 +219,16 @@ def _moved(ground: Grid, generator: Generator) -> Grid2:
     return ground[found[0], found[1]]
 
 
-def _outline(occupied: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
+def _draw_outline(occupied: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
     """The occupied squares without their corners, ragged."""
     height, width = occupied.shape[0] * SQUARE, occupied.shape[1] * SQUARE
     ragged = 0.07 * smooth_plane(height, width, 30, generator) + 0.04 * smooth_plane(
         height, width, 7, generator
     )
-    return _softened(occupied, 0.42) + np.clip(ragged, -0.2, 0.2) > 0.45
+    return _blur_squares(occupied, 0.42) + np.clip(ragged, -0.2, 0.2) > 0.45
 
 
-def _softened(squares: Bool[np.ndarray, "rows columns"], blur: float) -> Float32[np.ndarray, "h w"]:
+def _blur_squares(squares: Bool[np.ndarray, "rows columns"], blur: float) -> Float32[np.ndarray, "h w"]:
     """Squares blurred over this share of a square, at the resolution of the map."""
     fine = 8
     small = ndimage.gaussian_filter(
@@ -233,5 +238,5 @@ def _softened(squares: Bool[np.ndarray, "rows columns"], blur: float) -> Float32
     return np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BILINEAR))
 
 
-def _enlarged(grid: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "h w"]:
+def _enlarge_grid(grid: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "h w"]:
     return grid.repeat(SQUARE, axis=0).repeat(SQUARE, axis=1)

@@ -26,14 +26,14 @@ from gcemil.simulation.profile import Dials, Profile
 Cells = Int[np.ndarray, "n 2"]
 
 
-SEEDS_TRIED = 24
+_SEEDS_TRIED = 24
 Neighbours = Int[np.ndarray, "n 8"]
 RegionIds = Int[np.ndarray, "n"]
 STEPS = ((-1, 0), (0, -1), (0, 1), (1, 0), (-1, -1), (-1, 1), (1, -1), (1, 1))
 """The four sides first, then the corners."""
-TISSUE_FILL = 0.4
+_TISSUE_FILL = 0.4
 """Share of the canvas that is tissue."""
-LAYOUTS_TRIED = 40
+_LAYOUTS_TRIED = 40
 Composition = Float[np.ndarray, "n concepts"]
 PatchIndex = Int[np.ndarray, "n"]
 
@@ -68,6 +68,7 @@ def grow_regions(neighbours: Neighbours, sizes: Sequence[int], generator: Genera
     """Disjoint regions numbered from 1 in the order of `sizes`, 0 elsewhere; None when one of them finds no room."""
     region = np.zeros(len(neighbours), dtype=np.int64)
     free = np.ones(len(neighbours), dtype=bool)
+    # The constant keeps regions compact, the random part makes them ragged.
     cost = 0.3 + generator.exponential(size=len(neighbours))
     for number, size in enumerate(sizes, start=1):
         members = _place_region(neighbours, free, cost, size, generator)
@@ -76,6 +77,7 @@ def grow_regions(neighbours: Neighbours, sizes: Sequence[int], generator: Genera
         region[members] = number
         around = neighbours[members].ravel()
         free[members] = False
+        # What lies around a region is taken as well, so that no two regions touch.
         free[around[around >= 0]] = False
     return region
 
@@ -91,7 +93,7 @@ def _place_region(
     candidates = np.flatnonzero(free)
     if len(candidates) < size:
         return None
-    for seed in generator.choice(candidates, size=min(SEEDS_TRIED, len(candidates)), replace=False):
+    for seed in generator.choice(candidates, size=min(_SEEDS_TRIED, len(candidates)), replace=False):
         members = _grow_region(neighbours, free, cost, int(seed), size)
         if len(members) == size:
             return members
@@ -128,6 +130,7 @@ class Layout:
 
     @property
     def evidence(self) -> Bool[np.ndarray, "n"]:
+        """Which patches are evidence."""
         return self.region > 0
 
 
@@ -135,7 +138,7 @@ def draw_layout(
     profile: Profile, dials: Dials, n_patches: int, regions: Sequence[Region], generator: Generator
 ) -> Layout:
     """A slide that holds exactly these regions; tissue on which they find no room is drawn again."""
-    for _ in range(LAYOUTS_TRIED):
+    for _ in range(_LAYOUTS_TRIED):
         cells = draw_tissue_cells(n_patches, dials.pieces_max, generator)
         neighbours = find_neighbours(cells)
         number = grow_regions(neighbours, [region.n_patches for region in regions], generator)
@@ -150,18 +153,18 @@ def draw_layout(
 def draw_tissue_cells(n_patches: int, pieces_max: int, generator: Generator) -> Cells:
     """Exactly `n_patches` (row, column) cells in raster order, in one to `pieces_max` irregular pieces."""
     aspect = np.exp(generator.uniform(-0.4, 0.4))
-    area = n_patches / TISSUE_FILL
+    area = n_patches / _TISSUE_FILL
     height, width = (max(2, int(np.ceil(np.sqrt(area * side)))) for side in (aspect, 1 / aspect))
     canvas = np.stack(np.divmod(np.arange(height * width), width), axis=1)
     scale = max(2.0, np.sqrt(n_patches) / 4)
     landscape = 0.35 * smooth_fields(canvas, scale, 1, generator)[:, 0]
     position = canvas / np.array([height, width])
-    landscape += _elliptic_pieces(position, int(generator.integers(1, pieces_max + 1)), generator)
+    landscape += _draw_pieces(position, int(generator.integers(1, pieces_max + 1)), generator)
     chosen = np.sort(np.argsort(-landscape, kind="stable")[:n_patches])
     return canvas[chosen]
 
 
-def _elliptic_pieces(
+def _draw_pieces(
     position: Float[np.ndarray, "cells 2"], n_pieces: int, generator: Generator
 ) -> Float[np.ndarray, "cells"]:
     """The nearest piece's landscape: 0 at its centre, falling outwards."""

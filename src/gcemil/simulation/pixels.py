@@ -52,7 +52,7 @@ from gcemil.slides.grid import PatchGrid, covered_share
 
 GENERATION = 1
 """Raised whenever equal arguments would draw other slides than before."""
-PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
+_PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
     "tiny": (8, (64, 64)),
     "default": (120, (64, 160)),
     "wide": (120, (64, 160)),
@@ -60,13 +60,13 @@ PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
 """Slides, and fewest and most patches of a slide; `full` has those of the profile."""
 PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
 """Drawn slides are small: a share of 0.4 % of 64 patches is not even one."""
-PEN_RATE = 0.2
+_PEN_RATE = 0.2
 SITE_STAIN, SLIDE_STAIN = 0.7, 0.25
 """How far stains move per unit of the dials `site_shift` and `slide_shift`."""
 PIXEL_CARD = "pixels.yaml"
 
 
-EVIDENT = 0.5
+_EVIDENT = 0.5
 """A patch is evidence when more than this share of it lies inside the annotation."""
 Coords = Int[np.ndarray, "n 2"]
 
@@ -97,7 +97,7 @@ def simulate_pixels(
     check_arguments(seed, slides, None)
     resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
     world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
-    count, bounds = PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
+    count, bounds = _PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
     planned = plan_slides(world, chosen.name, slides or count, patches or bounds)
     cohort = PixelCohort(
         out, _pixel_card(world, size, patches or bounds), tuple(slide.row for slide in planned)
@@ -149,7 +149,7 @@ def draw_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
     )
     draws = world.draws("pixels", name)
     dyes = _mix_dyes(world, slide)
-    pen = bool(draws.random() < PEN_RATE)
+    pen = bool(draws.random() < _PEN_RATE)
     recipes = choose_recipes(world.profile, world.dials.mimic_similarity)
     return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
 
@@ -239,7 +239,7 @@ def read_pixel_truth(folder: Path, slide_id: str, coords: Coords, side: float) -
         read_drawn_mask(mask_path(folder, "concept", slide_id)), coords, side
     )
     overlap = np.clip(region_share.sum(axis=1), 0, 1)
-    evidence = overlap > EVIDENT
+    evidence = overlap > _EVIDENT
     region = regions[region_share.argmax(axis=1)] if len(regions) else np.zeros(len(coords), np.int64)
     return {
         "evidence": evidence.astype(np.uint8),
@@ -255,9 +255,7 @@ def _measure_shares(
     """The values of a mask apart from 0, and the share of every patch that each covers."""
     values = np.unique(mask[mask > 0]).astype(np.int64)
     corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
-    found = [
-        covered_share(mask == value, corner[:, 0], corner[:, 1], width=wide, height=wide) for value in values
-    ]
+    found = [covered_share(mask == value, corner, (wide, wide)) for value in values]
     return values, np.stack(found, axis=1) if found else np.zeros((len(coords), 0))
 
 

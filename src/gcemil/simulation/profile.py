@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gcemil.bags.cohort import Task
 from gcemil.errors import ConfigError, UsageError
 from gcemil.families import AnchorPrompt, load_family
-from gcemil.resources import read_shipped, shipped_names
+from gcemil.resources import read_shipped
 
 Kind = Literal[
     "tumor", "benign", "stroma", "inflammation", "necrosis", "vessel", "adipose", "muscle", "artifact"
@@ -155,11 +155,11 @@ def plain_words(concept: str) -> str:
     return concept.lower().replace("_", " ").replace("-", " ")
 
 
-class Closed(BaseModel):
+class _Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ClassRule(Closed):
+class ClassRule(_Closed):
     """A class, its slides in the real dataset, and its causes: any one of them, all of whose concepts are present."""
 
     name: str
@@ -167,7 +167,7 @@ class ClassRule(Closed):
     causes: tuple[tuple[str, ...], ...] = ()
 
 
-class Tissue(Closed):
+class Tissue(_Closed):
     """Background that means nothing for the label, with its usual share of the slide."""
 
     name: str
@@ -175,7 +175,7 @@ class Tissue(Closed):
     share: float = Field(gt=0)
 
 
-class Distractor(Closed):
+class Distractor(_Closed):
     """Salient tissue that goes with these classes (or, for survival, with severe cases) and causes nothing."""
 
     name: str
@@ -183,7 +183,7 @@ class Distractor(Closed):
     goes_with: tuple[str, ...] = ()
 
 
-class Concept(Closed):
+class Concept(_Closed):
     """A kind of tissue that a patch can show; a mimic says whom it imitates."""
 
     name: str
@@ -192,7 +192,9 @@ class Concept(Closed):
     imitates: str | None = None
 
 
-class Profile(Closed):
+class Profile(_Closed):
+    """The stand-in for one dataset."""
+
     name: str
     dataset: str
     source: str
@@ -232,6 +234,7 @@ class Profile(Closed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The classes in their order."""
         return tuple(rule.name for rule in self.classes)
 
     @property
@@ -249,16 +252,13 @@ class Profile(Closed):
 
 
 def name_mimic(concept: str) -> str:
+    """What the benign mimic of a concept is called."""
     return f"mimic of {concept}"
-
-
-def profile_names() -> list[str]:
-    """Every profile that ships with the package."""
-    return shipped_names("simulator")
 
 
 @cache
 def load_profile(name: str) -> Profile:
+    """A profile that ships with the package."""
     return Profile.model_validate(read_shipped("simulator", name, "profile"))
 
 
@@ -281,6 +281,7 @@ SIZES: dict[str, Size] = {
 
 
 def find_size(name: str) -> Size:
+    """The rung of this name."""
     if name not in SIZES:
         raise UsageError(f"Unknown size '{name}'. Choose one of: {', '.join(SIZES)}.")
     return SIZES[name]

@@ -25,9 +25,15 @@ from gcemil.bags.loader import sample_patches
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
 from gcemil.simulation.layout import Layout, draw_layout
-from gcemil.simulation.plan import CasePlan, Region
+from gcemil.simulation.plan import (
+    CasePlan,
+    Region,
+    corrupt_labels,
+    draw_outcomes,
+    plan_classification,
+    plan_survival,
+)
 from gcemil.simulation.profile import Dials, Profile, find_size, load_profile, patch_bounds, resolve_dials
-from gcemil.simulation.targets import corrupt_labels, draw_outcomes, plan_classification, plan_survival
 from gcemil.simulation.world import (
     Latents,
     World,
@@ -40,14 +46,14 @@ from gcemil.simulation.world import (
     view_in_anchor_space,
 )
 
-PATCH_SIZE = 512
+_PATCH_SIZE = 512
 """Level-0 pixels of a patch: 256 at 20x on a slide scanned at 40x."""
 GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
-MIN_DIM = 8
+_MIN_DIM = 8
 PLAN = "simulating.json"
 """There as long as a cohort is not whole: what is being made, so that nothing else is mixed into it."""
-PAIR_SLIDES = 20
+_PAIR_SLIDES = 20
 """Slides outside the cohort from which the anchor pairs come."""
 
 
@@ -134,12 +140,13 @@ def _is_same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
+    """Refuse sizes and seeds that no cohort can have."""
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     if slides is not None and slides < 1:
         raise UsageError(f"A cohort needs at least one slide, got {slides}.")
-    if dim is not None and dim < MIN_DIM:
-        raise UsageError(f"Simulated features need at least {MIN_DIM} dimensions, got {dim}.")
+    if dim is not None and dim < _MIN_DIM:
+        raise UsageError(f"Simulated features need at least {_MIN_DIM} dimensions, got {dim}.")
 
 
 def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
@@ -219,7 +226,7 @@ def _write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
     features = encode_latents(world, latents, world.draws("residual", name))
     offset = world.draws("offset", name).integers(4, 64, size=2)
     # Cells are (row, column); coordinates are (x, y).
-    coords = (layout.cells[:, ::-1] + offset) * PATCH_SIZE
+    coords = (layout.cells[:, ::-1] + offset) * _PATCH_SIZE
     store.write(out / "features" / f"{name}.h5", {"features": features, "coords": coords.astype(np.int64)})
     truth: dict[str, NDArray[Any]] = {
         "evidence": layout.evidence.astype(np.uint8),
@@ -234,8 +241,8 @@ def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
     for suffix, bank in (("", embed_specific), ("_generic", embed_generic), ("_unrelated", embed_unrelated)):
         arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
-    slides = plan_slides(world, f"{world.profile.name}-pairs", PAIR_SLIDES, patches)
-    parts = [_draw_pairs(world, slide, -(-world.dials.pairs // PAIR_SLIDES)) for slide in slides]
+    slides = plan_slides(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches)
+    parts = [_draw_pairs(world, slide, -(-world.dials.pairs // _PAIR_SLIDES)) for slide in slides]
     features, images = (np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True))
     store.write(out / "anchor_pairs.h5", {"features": features, "anchor_space": images})
 
@@ -266,7 +273,7 @@ def _cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCar
         classes=profile.class_names,
         feature_dim=len(world.origin),
         encoder=f"simulated-{len(world.origin)}",
-        patch_size_level0=PATCH_SIZE,
+        patch_size_level0=_PATCH_SIZE,
         anchors="anchors.h5",
         provenance=provenance,
     )

@@ -14,15 +14,12 @@ Banks of prompts:
 specific   the eight prompts of the disease family; one whose concept no patch shows has no tissue behind it
 generic    prompts of pathology in general; each sees the direction common to a kind of tissue
 unrelated  another organ's prompts; none has tissue behind it here, even where the words coincide
-
-Random streams have names, so that one part of a cohort can change without moving the draws of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 from jaxtyping import Float, Float16, Float32
@@ -30,6 +27,7 @@ from numpy.random import Generator
 
 from gcemil.families import GENERIC_FAMILY
 from gcemil.simulation.layout import Layout, smooth_fields
+from gcemil.simulation.plan import stream
 from gcemil.simulation.profile import (
     Concept,
     Dials,
@@ -39,8 +37,8 @@ from gcemil.simulation.profile import (
     plain_words,
 )
 
-ORIGIN_SPREAD = 0.3
-PROMPT_LENGTH = 3.0
+_ORIGIN_SPREAD = 0.3
+_PROMPT_LENGTH = 3.0
 """Prompts lie this far out whatever the dials say of the tissue, as their text encoder never saw the slides."""
 Directions = Float[np.ndarray, "concepts k"]
 Vector = Float[np.ndarray, "k"]
@@ -48,7 +46,7 @@ Latents = Float[np.ndarray, "n k"]
 Embeddings = Float32[np.ndarray, "m a"]
 Bank = tuple[Embeddings, list[str]]
 """Embeddings and the wording of each."""
-KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
+_KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
     "tumor": ("tumor",),
     "normal": ("benign", "stroma"),
     "epithelium": ("tumor", "benign"),
@@ -62,12 +60,6 @@ KINDS_BY_WORD: dict[str, tuple[Kind, ...]] = {
     "adipose": ("adipose",),
 }
 """What a generic prompt sees, by the first of its words found here."""
-
-
-def stream(seed: int, *words: str | int) -> Generator:
-    """The generator that belongs to this seed and these words, on every machine."""
-    keys = [crc32(str(word).encode()) for word in words]
-    return np.random.default_rng(np.random.SeedSequence([seed, *keys]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +80,7 @@ class World:
 
     @property
     def latent_dim(self) -> int:
+        """Rank of the latent space."""
         return self.encoder.shape[1]
 
     def draws(self, *words: str | int) -> Generator:
@@ -95,6 +88,7 @@ class World:
         return stream(self.seed, self.profile.name, *words)
 
     def kind_direction(self, kind: str) -> Vector:
+        """The direction that all concepts of a kind share."""
         return _draw_unit(self.draws("kind", kind), self.latent_dim)
 
     def direction_of(self, concept: str) -> Vector:
@@ -121,7 +115,7 @@ def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: 
         lengths=np.array([_concept_length(concept, dials) for concept in profile.concepts]),
         covariance_root=_covariance_root(draws("covariance"), rank, dials.covariance_decay),
         site_shifts=dials.site_shift * draws("sites").standard_normal((dials.sites, rank)),
-        origin=ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
+        origin=_ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
         encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank) * np.sqrt(feature_dim / rank),
         anchor_map=draws("anchor map").standard_normal((anchor_dim, rank)) / np.sqrt(rank),
         image_gap=gap,
@@ -162,7 +156,7 @@ def _covariance_root(draws: Generator, rank: int, decay: float) -> Float[np.ndar
 
 def _prompt_norm(anchor_dim: int, rank: int) -> float:
     """Expected length of a prompt before gap and noise."""
-    return float(PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
+    return float(_PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
 
 
 def _draw_orthonormal(draws: Generator, rows: int, columns: int) -> Float[np.ndarray, "{rows} {columns}"]:
@@ -192,6 +186,7 @@ def _draw_variation(world: World, layout: Layout, generator: Generator) -> Laten
     smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)
     white = generator.standard_normal((n_patches, world.latent_dim))
     noise = np.sqrt(dials.spatial_correlation) * smooth + np.sqrt(1 - dials.spatial_correlation) * white
+    # Minus the square, so that the mean square of the level stays 1.
     level = np.exp(dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2)
     return level[:, None] * (noise @ world.covariance_root.T)
 
@@ -217,6 +212,7 @@ def view_in_anchor_space(world: World, latents: Latents, generator: Generator) -
 
 
 def embed_specific(world: World) -> Bank:
+    """The prompts of the profile's own disease family."""
     family = world.profile.family
     return _embed_prompts(
         world, family, [world.direction_of(prompt.concept) for prompt in family_prompts(family)]
@@ -224,10 +220,11 @@ def embed_specific(world: World) -> Bank:
 
 
 def embed_generic(world: World) -> Bank:
+    """Prompts of pathology in general, which see kinds of tissue only."""
     directions = []
     for prompt in family_prompts(GENERIC_FAMILY):
         kinds = next(
-            KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in KINDS_BY_WORD
+            _KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in _KINDS_BY_WORD
         )
         together = np.sum([world.kind_direction(kind) for kind in kinds], axis=0)
         directions.append(together / np.linalg.norm(together))
@@ -235,6 +232,7 @@ def embed_generic(world: World) -> Bank:
 
 
 def embed_unrelated(world: World) -> Bank:
+    """The prompts of another organ, which see nothing here."""
     family = world.profile.unrelated_family
     draws = [
         world.draws("unrelated", family, plain_words(prompt.concept)) for prompt in family_prompts(family)
@@ -249,6 +247,6 @@ def _embed_prompts(world: World, family: str, directions: Sequence[Vector]) -> B
     text_gap = dials.modality_gap * norm * _draw_unit(world.draws("text gap"), anchor_dim)
     draws = [world.draws("prompt", family, plain_words(prompt.concept)) for prompt in prompts]
     noise = np.stack([_draw_unit(draw, anchor_dim) for draw in draws])
-    concepts = PROMPT_LENGTH * np.stack(directions) @ world.anchor_map.T
+    concepts = _PROMPT_LENGTH * np.stack(directions) @ world.anchor_map.T
     embeddings = concepts + text_gap + dials.prompt_noise * norm * noise
     return embeddings.astype(np.float32), [prompt.wording for prompt in prompts]

@@ -24,18 +24,18 @@ class Outline:
     holes: tuple[Ring, ...]
 
 
-def outlines(mask: Mask) -> list[Outline]:
+def trace_outlines(mask: Mask) -> list[Outline]:
     """Every piece of the mask, in raster order of its first pixel."""
     pieces, count = ndimage.label(mask)
     padded = np.pad(pieces, 1)
     outer: dict[int, Ring] = {}
     holes: dict[int, list[Ring]] = {piece: [] for piece in range(1, count + 1)}
-    for ring in _rings(mask):
+    for ring in _trace_rings(mask):
         piece = int(_pixel_on_the_right(padded, ring))
         if signed_area(ring) > 0:
-            outer[piece] = _corners(ring)
+            outer[piece] = _drop_straight_points(ring)
         else:
-            holes[piece].append(_corners(ring))
+            holes[piece].append(_drop_straight_points(ring))
     return [Outline(outer[piece], tuple(holes[piece])) for piece in range(1, count + 1)]
 
 
@@ -45,12 +45,12 @@ def signed_area(ring: Int[np.ndarray, "k 2"] | Float[np.ndarray, "k 2"]) -> floa
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
-def _rings(mask: Mask) -> list[Ring]:
+def _trace_rings(mask: Mask) -> list[Ring]:
     following = _directed_edges(np.pad(mask, 1))
     rings = []
     while following:
         start = min(following)
-        rings.append(np.array(_walk(following, start)))
+        rings.append(np.array(_walk_ring(following, start)))
     return rings
 
 
@@ -75,7 +75,7 @@ def _directed_edges(padded: Bool[np.ndarray, "rows columns"]) -> dict[tuple[int,
     return following
 
 
-def _walk(
+def _walk_ring(
     following: dict[tuple[int, int], list[tuple[int, int]]], start: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """One closed ring, taken out of the edges."""
@@ -101,7 +101,7 @@ def _pixel_on_the_right(padded: Int[np.ndarray, "rows columns"], ring: Ring) -> 
     return int(padded[(2 * y + dy + dx - 1) // 2 + 1, (2 * x + dx - dy - 1) // 2 + 1])
 
 
-def _corners(ring: Ring) -> Ring:
+def _drop_straight_points(ring: Ring) -> Ring:
     """The ring without the points at which it goes straight on."""
     before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
     return ring[(before != after).any(axis=1)]

@@ -1,11 +1,7 @@
 """The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue.
 
-How much of a box a mask covers, for all boxes at once.
-
-The integral of a mask over [0, x] x [0, y] is bilinear inside every pixel, so interpolating the table of its running sums
-gives exact areas for boxes that begin and end anywhere.
-
-Patches as arrays: what an encoder is fed with.
+How much of a patch is tissue comes from running sums over the mask: the area above and left of a point is bilinear inside
+every pixel, so interpolating these sums gives exact areas for boxes that begin and end anywhere.
 """
 
 from __future__ import annotations
@@ -22,51 +18,54 @@ from gcemil.slides.reader import (
     SlideReader,
     level0_length,
     magnification,
+    patch_positions,
     physical_side,
-    positions,
     read_region,
 )
 from gcemil.slides.tissue import TissueMask
 from gcemil.units import LevelZeroPx, Microns, PatchPx
 
-Starts = Float[np.ndarray, "n"]
+Shares = Float[np.ndarray, "n"]
+Sides = tuple[float, float]
+"""Width and height."""
 
 
-LARGEST_MAGNIFIED = 1.2
+_LARGEST_MAGNIFIED = 1.2
 """A slide coarser than asked for by more than this factor has no such detail to show."""
 PatchBatch = UInt8[np.ndarray, "b p p 3"]
 
 
-def covered_share(
-    mask: Bool[np.ndarray, "h w"], left: Starts, top: Starts, *, width: float, height: float
-) -> Float[np.ndarray, "n"]:
-    """Share of each box inside the mask; boxes in mask pixels, what lies outside the mask is not covered."""
-    table = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1))
-    np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=table[1:, 1:])
-    right, bottom = left + width, top + height
-    area = (
-        _integral(table, bottom, right)
-        - _integral(table, top, right)
-        - _integral(table, bottom, left)
-        + _integral(table, top, left)
+def box_shares(
+    mask: Bool[np.ndarray, "h w"], low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]
+) -> Shares:
+    """Share of each box, from (x, y) `low` to `high` in mask pixels, that the mask covers; beyond it nothing is covered."""
+    height, width = mask.shape
+    sums = np.zeros((height + 1, width + 1), dtype=np.int32)
+    np.cumsum(mask, axis=0, dtype=np.int32, out=sums[1:, 1:])
+    np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
+
+    def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        # The area covered above and left of a point is bilinear inside a pixel, so the interpolation is exact.
+        x, y = np.clip(x, 0, width), np.clip(y, 0, height)
+        column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
+        right, down = x - column, y - row
+        upper = sums[row, column] * (1 - right) + sums[row, column + 1] * right
+        lower = sums[row + 1, column] * (1 - right) + sums[row + 1, column + 1] * right
+        return upper * (1 - down) + lower * down
+
+    inside = (
+        area(high[:, 0], high[:, 1])
+        - area(low[:, 0], high[:, 1])
+        - area(high[:, 0], low[:, 1])
+        + area(low[:, 0], low[:, 1])
     )
+    return np.clip(inside / (high - low).prod(axis=1), 0, 1)
+
+
+def covered_share(mask: Bool[np.ndarray, "h w"], corners: Float[np.ndarray, "n 2"], size: Sides) -> Shares:
+    """Share of boxes of one size that the mask covers, from their (x, y) corners in mask pixels."""
     # Differences of large sums; without rounding a full box could fall short of 1.
-    return np.clip(np.round(area / (width * height), 9), 0, 1)
-
-
-def _integral(table: Float[np.ndarray, "rows columns"], y: Starts, x: Starts) -> Starts:
-    row, down = _split(y, table.shape[0])
-    column, across = _split(x, table.shape[1])
-    upper = table[row, column] * (1 - across) + table[row, column + 1] * across
-    lower = table[row + 1, column] * (1 - across) + table[row + 1, column + 1] * across
-    return upper * (1 - down) + lower * down
-
-
-def _split(position: Starts, length: int) -> tuple[Int[np.ndarray, "n"], Starts]:
-    """Whole and fractional part of a position on the table, held inside it."""
-    inside = np.clip(position, 0, length - 1)
-    whole = np.minimum(inside.astype(np.int64), length - 2)
-    return whole, inside - whole
+    return np.round(box_shares(mask, corners, corners + np.array(size)), 9)
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,12 @@ class PatchSettings:
 
     @property
     def side(self) -> Microns:
+        """Side of a patch in micrometres."""
         return physical_side(PatchPx(self.patch_px), self.target_mpp)
 
     @property
     def step(self) -> Microns:
+        """From one patch to the next, in micrometres."""
         return physical_side(PatchPx(self.patch_px - self.overlap_px), self.target_mpp)
 
     @property
@@ -132,26 +133,28 @@ class PatchGrid:
 def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None) -> PatchGrid:
     """Every patch inside the scanned part that holds enough tissue; none where there is none."""
     chosen = settings or PatchSettings()
-    refuse_coarse(slide, chosen)
+    _refuse_coarse(slide, chosen)
     bounds = slide.bounds
-    columns = positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
-    rows = positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    columns = patch_positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
-    share = tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
+    share = _measure_tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
     kept = share >= chosen.min_tissue
     return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
 
 
-def tissue_share(coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask) -> Float[np.ndarray, "n"]:
+def _measure_tissue_share(
+    coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask
+) -> Float[np.ndarray, "n"]:
     """Share of tissue in each square patch of this level-0 side."""
     scale_x, scale_y = tissue.scale
-    left = (coords[:, 0] - tissue.bounds.x) / scale_x
-    top = (coords[:, 1] - tissue.bounds.y) / scale_y
-    return covered_share(tissue.kept, left, top, width=side / scale_x, height=side / scale_y)
+    corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale
+    return covered_share(tissue.kept, corners, (side / scale_x, side / scale_y))
 
 
-def refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
-    if slide.mpp > settings.target_mpp * LARGEST_MAGNIFIED:
+def _refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
+    """Refuse a slide that has less detail than the patches ask for."""
+    if slide.mpp > settings.target_mpp * _LARGEST_MAGNIFIED:
         raise InputError(
             f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."

@@ -16,16 +16,16 @@ from jaxtyping import Bool, Float
 
 from gcemil.errors import InputError
 from gcemil.files import read_json, read_picture
-from gcemil.slides.contours import outlines
+from gcemil.slides.contours import trace_outlines
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
-MASK_MPP = 8.0
+_MASK_MPP = 8.0
 SUFFIXES = (".png", ".geojson", ".json")
-SHAPE_TOLERANCE = 0.02
-FARTHEST = 1e9
+_SHAPE_TOLERANCE = 0.02
+_FARTHEST = 1e9
 """Level-0 pixels; beyond any slide."""
-TISSUE_COLOR = [0, 170, 90]
+_TISSUE_COLOR = [0, 170, 90]
 
 Mask = Bool[np.ndarray, "h w"]
 Corners = Float[np.ndarray, "k 2"]
@@ -33,7 +33,7 @@ Polygon = list[list[tuple[float, float]]]
 """Rings of one polygon, the outer one first."""
 
 
-def mask_file(folder: Path, slide_id: str) -> Path:
+def find_mask_file(folder: Path, slide_id: str) -> Path:
     """The mask of a slide in a folder of masks."""
     for suffix in SUFFIXES:
         if (path := folder / f"{slide_id}{suffix}").is_file():
@@ -44,17 +44,17 @@ def mask_file(folder: Path, slide_id: str) -> Path:
     )
 
 
-def read_mask(path: Path, slide: SlideReader, *, mpp: float = MASK_MPP) -> TissueMask:
+def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> TissueMask:
     """The tissue that a picture or a GeoJSON file marks."""
     kept = (
-        _picture(path, slide.bounds)
+        _read_picture_mask(path, slide.bounds)
         if path.suffix.lower() == ".png"
-        else rasterised(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
+        else rasterise_polygons(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
     )
     return TissueMask(kept, slide.bounds)
 
 
-def rasterised(polygons: Iterable[Polygon], bounds: Bounds, *, downsample: float) -> Mask:
+def rasterise_polygons(polygons: Iterable[Polygon], bounds: Bounds, *, downsample: float) -> Mask:
     """Polygons in pixels of the scanned part as a mask whose pixels span `downsample` of them."""
     width, height = overview_size(bounds, downsample)
     scale = np.array([width / bounds.width, height / bounds.height])
@@ -65,11 +65,11 @@ def rasterised(polygons: Iterable[Polygon], bounds: Bounds, *, downsample: float
         end = np.concatenate([np.roll(ring, -1, axis=0) for ring in corners])
         top = int(np.clip(np.floor(begin[:, 1].min()), 0, height))
         bottom = int(np.clip(np.ceil(begin[:, 1].max()), 0, height))
-        kept[top:bottom] |= _inside(begin - (0, top), end - (0, top), bottom - top, width)
+        kept[top:bottom] |= _fill_rings(begin - (0, top), end - (0, top), bottom - top, width)
     return kept
 
 
-def _inside(begin: Corners, end: Corners, height: int, width: int) -> Mask:
+def _fill_rings(begin: Corners, end: Corners, height: int, width: int) -> Mask:
     """Pixels whose centre lies inside these edges by the even-odd rule, so holes cut themselves out.
 
     Every edge marks the first centre to its right in each row it crosses; a pixel is inside after an odd number of marks.
@@ -91,8 +91,11 @@ def read_polygons(path: Path) -> list[Polygon]:
     """Every polygon of a GeoJSON file: a collection, a bare list, one feature or one geometry."""
     content = read_json(path)
     try:
-        found = [polygon for geometry in _geometries(content) for polygon in _polygons(geometry)]
-        checked = [[[(_place(x), _place(y)) for x, y, *_ in ring] for ring in polygon] for polygon in found]
+        found = [polygon for geometry in _walk_geometries(content) for polygon in _read_rings(geometry)]
+        checked = [
+            [[(_check_coordinate(x), _check_coordinate(y)) for x, y, *_ in ring] for ring in polygon]
+            for polygon in found
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{path} is no GeoJSON of polygons ({error}). Export it from QuPath again."
@@ -108,7 +111,7 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
     """The outlines of a mask as QuPath annotations, to be corrected there and given back as a mask."""
     scale = np.array(tissue.scale)
     features = []
-    for number, outline in enumerate(outlines(tissue.kept)):
+    for number, outline in enumerate(trace_outlines(tissue.kept)):
         rings = [(ring * scale).round(2).tolist() for ring in (outline.outer, *outline.holes)]
         features.append(
             {
@@ -119,19 +122,19 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
                     "objectType": "annotation",
                     "name": f"tissue {number}",
                     "tissue_id": number,
-                    "classification": {"name": "Tissue", "color": TISSUE_COLOR},
+                    "classification": {"name": "Tissue", "color": _TISSUE_COLOR},
                 },
             }
         )
     return {"type": "FeatureCollection", "features": features}
 
 
-def _picture(path: Path, bounds: Bounds) -> Mask:
+def _read_picture_mask(path: Path, bounds: Bounds) -> Mask:
     kept: Mask = read_picture(path, "L") > 0
     height, width = kept.shape
     # The tolerance allows for a side that was rounded to whole pixels when the picture was made small.
     wanted, found = bounds.width / bounds.height, width / height
-    if abs(found / wanted - 1) > SHAPE_TOLERANCE + 1 / min(width, height):
+    if abs(found / wanted - 1) > _SHAPE_TOLERANCE + 1 / min(width, height):
         raise InputError(
             f"The mask {path} is {width} x {height}, of another shape than the slide's {bounds.width} x {bounds.height}. "
             "It must show the whole slide, in any size."
@@ -139,28 +142,28 @@ def _picture(path: Path, bounds: Bounds) -> Mask:
     return kept
 
 
-def _geometries(content: Any) -> Iterator[dict[str, Any]]:
+def _walk_geometries(content: Any) -> Iterator[dict[str, Any]]:
     if isinstance(content, list):
         for entry in content:
-            yield from _geometries(entry)
+            yield from _walk_geometries(entry)
     elif content["type"] == "FeatureCollection":
-        yield from _geometries(content["features"])
+        yield from _walk_geometries(content["features"])
     elif content["type"] == "Feature":
-        yield from _geometries(content["geometry"])
+        yield from _walk_geometries(content["geometry"])
     elif content["type"] == "GeometryCollection":
-        yield from _geometries(content["geometries"])
+        yield from _walk_geometries(content["geometries"])
     else:
         yield content
 
 
-def _place(number: Any) -> float:
+def _check_coordinate(number: Any) -> float:
     """A coordinate that a slide can have."""
-    if not abs(value := float(number)) < FARTHEST:
+    if not abs(value := float(number)) < _FARTHEST:
         raise ValueError(f"{value} is no position on a slide")
     return value
 
 
-def _polygons(geometry: dict[str, Any]) -> list[Any]:
+def _read_rings(geometry: dict[str, Any]) -> list[Any]:
     """Rings of every polygon; points and lines mark no area and are passed over."""
     if geometry["type"] == "Polygon":
         return [geometry["coordinates"]]

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 FINEST_MPP, COARSEST_MPP = 0.02, 20.0
 """What a scanner can have meant; a photograph's 72 dpi would be 353 micrometres per pixel."""
-LEVEL_TOLERANCE = 1.01
+_LEVEL_TOLERANCE = 1.01
 """A level may be coarser than asked for by this factor: scanners state 4.0004 where they mean 4."""
-MICRONS_AT_ONE_X = 10.0
+_MICRONS_AT_ONE_X = 10.0
 """A pixel spans about 10 micrometres divided by the objective's power: 0.5 at 20x, 0.25 at 40x."""
 
 
 Pixels = UInt8[np.ndarray, "h w 3"]
-LARGEST_ANISOTROPY = 1.02
+_LARGEST_ANISOTROPY = 1.02
 """Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
 SLIDE_EXTENSIONS = (
     *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
@@ -53,12 +53,13 @@ LARGEST_READ = 4096
 
 
 def is_plausible(mpp: float) -> bool:
+    """Whether a scanner can have meant this pixel size."""
     return FINEST_MPP <= mpp <= COARSEST_MPP
 
 
 def magnification(mpp: float) -> int:
     """The nominal objective power of this pixel size, at least 1."""
-    return max(1, round(MICRONS_AT_ONE_X / mpp))
+    return max(1, round(_MICRONS_AT_ONE_X / mpp))
 
 
 def physical_side(pixels: PatchPx, target_mpp: float) -> Microns:
@@ -71,7 +72,7 @@ def level0_length(length: Microns, mpp: float) -> float:
     return length / mpp
 
 
-def positions(
+def patch_positions(
     origin: LevelZeroPx, extent: LevelZeroPx, *, side: Microns, step: Microns, mpp: float
 ) -> Int[np.ndarray, "k"]:
     """Where patches begin along one axis so that all of them end inside the extent."""
@@ -86,7 +87,7 @@ def positions(
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
     """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
-    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * LEVEL_TOLERANCE]
+    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE]
     return max(fitting, key=lambda level: downsamples[level], default=0)
 
 
@@ -158,7 +159,7 @@ class OpenSlideReader:
                 f"Slide '{self.name}': level {level} cannot be read at ({x}, {y}) ({error}). "
                 "The file is damaged; copy it again or leave it out."
             ) from error
-        return on_white(np.asarray(read))
+        return blend_on_white(np.asarray(read))
 
 
 @contextmanager
@@ -180,12 +181,12 @@ def open_slide(
             "copy it again or leave it out."
         ) from error
     try:
-        yield OpenSlideReader(path, handle, resolved_mpp(path, handle.properties, mpp, fallback_mpp))
+        yield OpenSlideReader(path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp))
     finally:
         handle.close()
 
 
-def resolved_mpp(
+def resolve_mpp(
     path: Path, properties: Mapping[str, str], given: float | None, fallback: float | None
 ) -> float:
     """The pixel size given for this slide, else the one its file states, else the fallback."""
@@ -204,11 +205,12 @@ def resolved_mpp(
 
 def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
     """The pixel size in the file's properties; None where it is absent or that of a photograph."""
-    sides = [_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
+    sides = [_parse_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
     known = [side for side in sides if side is not None and is_plausible(side)]
     if len(known) < 2:
+        # One side stands for both, unless the other is stated and absurd.
         return known[0] if known and None in sides else None
-    if max(known) / min(known) > LARGEST_ANISOTROPY:
+    if max(known) / min(known) > _LARGEST_ANISOTROPY:
         raise InputError(
             f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches would be distorted. "
             "Resample the slide, or leave it out."
@@ -220,7 +222,7 @@ def scanned_bounds(properties: Mapping[str, str], dimensions: tuple[int, int]) -
     """OpenSlide's bounds cut to the slide; formats without them were scanned as a whole."""
     width, height = dimensions
     x, y, wide, high = (
-        _number(properties.get(f"openslide.bounds-{key}")) for key in ("x", "y", "width", "height")
+        _parse_number(properties.get(f"openslide.bounds-{key}")) for key in ("x", "y", "width", "height")
     )
     left, top = max(0, round(x or 0)), max(0, round(y or 0))
     right = min(width, left + round(wide)) if wide else width
@@ -228,7 +230,7 @@ def scanned_bounds(properties: Mapping[str, str], dimensions: tuple[int, int]) -
     return Bounds(LevelZeroPx(left), LevelZeroPx(top), LevelZeroPx(right - left), LevelZeroPx(bottom - top))
 
 
-def on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
+def blend_on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
     """Transparent pixels over white."""
     alpha = rgba[..., 3:]
     if (alpha == 255).all():
@@ -237,7 +239,7 @@ def on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
     return np.rint(rgba[..., :3] * share + 255 * (1 - share)).astype(np.uint8)
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:

@@ -17,10 +17,10 @@ from gcemil.slides.grid import PatchGrid
 from gcemil.slides.reader import Pixels, SlideReader, read_overview
 from gcemil.slides.tissue import TissueMask
 
-LONGEST_SIDE = 1024
-OUTLINE_COLOR = (0, 150, 80)
-PATCH_COLOR = (40, 70, 200)
-FAULT_COLOR = (190, 30, 30)
+_LONGEST_SIDE = 1024
+_OUTLINE_COLOR = (0, 150, 80)
+_PATCH_COLOR = (40, 70, 200)
+_FAULT_COLOR = (190, 30, 30)
 CELL, CAPTION, COLUMNS, ROWS = 240, 30, 6, 8
 
 
@@ -33,19 +33,19 @@ class SheetEntry:
     is_fault: bool = False
 
 
-def thumbnail(slide: SlideReader) -> Pixels:
+def read_thumbnail(slide: SlideReader) -> Pixels:
     """The scanned part of the slide, its longer side at most 1024 pixels."""
-    downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / LONGEST_SIDE)
+    downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / _LONGEST_SIDE)
     return read_overview(slide, slide.mpp * downsample)
 
 
-def kept_picture(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:
+def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:
     """The thumbnail with the outline of the tissue and the squares of the patches; the rest is pale."""
     height, width = small.shape[:2]
     inside = np.asarray(Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST))
     pale = np.where(inside[..., None], small, (small * 0.4 + 255 * 0.6).astype(np.uint8))
     edge = ndimage.binary_dilation(inside) & ~inside
-    pale[edge] = OUTLINE_COLOR
+    pale[edge] = _OUTLINE_COLOR
     image = Image.fromarray(pale)
     if grid is not None:
         _draw_patches(image, tissue, grid)
@@ -59,10 +59,10 @@ def save_jpeg(path: Path, image: Pixels) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+def draw_contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     """All slides side by side, 48 to a sheet."""
     per_sheet = COLUMNS * ROWS
-    return [_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
+    return [_draw_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
 
 
 def _draw_patches(image: Image.Image, tissue: TissueMask, grid: PatchGrid) -> None:
@@ -72,10 +72,10 @@ def _draw_patches(image: Image.Image, tissue: TissueMask, grid: PatchGrid) -> No
     corners = (grid.coords - (tissue.bounds.x, tissue.bounds.y)) * (scale_x, scale_y)
     wide, high = grid.level0_side * scale_x, grid.level0_side * scale_y
     for x, y in corners.tolist():
-        draw.rectangle((x, y, x + wide, y + high), outline=PATCH_COLOR)
+        draw.rectangle((x, y, x + wide, y + high), outline=_PATCH_COLOR)
 
 
-def _sheet(entries: Sequence[SheetEntry]) -> Pixels:
+def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
     columns = min(COLUMNS, len(entries))
     rows = -(-len(entries) // columns)
     sheet = Image.new("RGB", (columns * CELL, rows * (CELL + CAPTION)), "white")
@@ -86,13 +86,13 @@ def _sheet(entries: Sequence[SheetEntry]) -> Pixels:
             with Image.open(entry.picture) as picture:
                 picture.thumbnail((CELL - 8, CELL - 8))
                 sheet.paste(picture, (left + (CELL - picture.width) // 2, top + (CELL - picture.height) // 2))
-        color = FAULT_COLOR if entry.is_fault else (0, 0, 0)
+        color = _FAULT_COLOR if entry.is_fault else (0, 0, 0)
         draw.rectangle((left, top, left + CELL - 1, top + CELL + CAPTION - 1), outline=(210, 210, 210))
         for line, text in enumerate(entry.caption.split("\n")[:2]):
-            draw.text((left + 5, top + CELL + 13 * line), _ascii(text)[:38], fill=color)
+            draw.text((left + 5, top + CELL + 13 * line), _to_ascii(text)[:38], fill=color)
     return np.asarray(sheet)
 
 
-def _ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     # The font that comes with PIL may be a bitmap without other letters.
     return text.encode("ascii", "replace").decode()

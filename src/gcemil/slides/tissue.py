@@ -16,10 +16,10 @@ from scipy import ndimage
 from gcemil.errors import UsageError
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
-BINS = 256
+_BINS = 256
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
 """Glass is at least this bright and at most this tinted."""
-MARGIN_OVER_TINT = 0.02
+_MARGIN_OVER_TINT = 0.02
 
 Mask = Bool[np.ndarray, "h w"]
 Channel = Float[np.ndarray, "h w"]
@@ -79,27 +79,28 @@ class TissueMask:
 def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> TissueMask:
     """The tissue of a slide; a mask of nothing where there is none."""
     rules = settings or TissueSettings()
-    return TissueMask(tissue_mask(read_overview(slide, rules.mpp), rules), slide.bounds)
+    return TissueMask(segment_tissue(read_overview(slide, rules.mpp), rules), slide.bounds)
 
 
-def tissue_mask(image: Pixels, rules: TissueSettings) -> Mask:
+def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     """Tissue on an overview of `rules.mpp`."""
     hue, saturation, value = hue_saturation_value(image)
+    # Noise of the scanner is coloured too, pixel by pixel.
     smooth = ndimage.median_filter(saturation, size=3)
-    threshold = saturation_threshold(smooth, value, rules)
+    threshold = _saturation_threshold(smooth, value, rules)
     per_pixel = (rules.mpp / 1000) ** 2
-    ink = is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
+    ink = _is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
     rejected = ndimage.binary_dilation(
-        without_small(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
+        drop_small_pieces(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
     )
     coloured = (smooth > threshold) & ~rejected
-    closed = _closed(coloured, rules.close_gap / 2 / rules.mpp) & ~rejected
-    return without_small(
-        with_holes_filled(closed, ~rejected, rules.fill_hole / per_pixel), rules.drop_speck / per_pixel
+    closed = _close_gaps(coloured, rules.close_gap / 2 / rules.mpp) & ~rejected
+    return drop_small_pieces(
+        fill_holes(closed, ~rejected, rules.fill_hole / per_pixel), rules.drop_speck / per_pixel
     )
 
 
-def saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
+def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
     """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
     glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
     held = float(np.clip(otsu_threshold(saturation), rules.saturation_floor, rules.saturation_ceiling))
@@ -107,7 +108,7 @@ def saturation_threshold(saturation: Channel, value: Channel, rules: TissueSetti
         return held
     tint = float(np.median(glass))
     # Four times the usual deviation: glass is even, tissue is not.
-    return max(held, tint + 4 * float(np.median(np.abs(glass - tint))) + MARGIN_OVER_TINT)
+    return max(held, tint + 4 * float(np.median(np.abs(glass - tint))) + _MARGIN_OVER_TINT)
 
 
 def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
@@ -131,7 +132,7 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 def otsu_threshold(values: Channel) -> float:
     """The value in [0, 1] that parts the pixels into two groups of the largest variance between them."""
-    counts, edges = np.histogram(values, bins=BINS, range=(0, 1))
+    counts, edges = np.histogram(values, bins=_BINS, range=(0, 1))
     centres = (edges[:-1] + edges[1:]) / 2
     below = np.cumsum(counts)
     above = below[-1] - below
@@ -143,7 +144,7 @@ def otsu_threshold(values: Channel) -> float:
     return float(edges[1 + int(np.argmax(between))])
 
 
-def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
+def _is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
     """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
     green = (hue > 60) & (hue < 190) & (saturation > 0.18)
     # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.
@@ -153,13 +154,13 @@ def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
     return green | blue | red | black
 
 
-def with_holes_filled(mask: Mask, allowed: Mask, largest: float) -> Mask:
+def fill_holes(mask: Mask, allowed: Mask, largest: float) -> Mask:
     """The mask with holes of at most so many pixels filled where filling is allowed."""
     holes = ndimage.binary_fill_holes(mask) & ~mask
-    return mask | (holes & ~without_small(holes, largest) & allowed)
+    return mask | (holes & ~drop_small_pieces(holes, largest) & allowed)
 
 
-def without_small(mask: Mask, largest: float) -> Mask:
+def drop_small_pieces(mask: Mask, largest: float) -> Mask:
     """The mask without connected pieces of at most so many pixels."""
     pieces, _ = ndimage.label(mask)
     sizes = np.bincount(pieces.ravel())
@@ -175,7 +176,7 @@ def disk(radius: float) -> Mask:
     return offset[:, None] ** 2 + offset[None, :] ** 2 <= max(radius, 0) ** 2
 
 
-def _closed(mask: Mask, radius: float) -> Mask:
+def _close_gaps(mask: Mask, radius: float) -> Mask:
     # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")

@@ -6,12 +6,12 @@ from gcemil.bags.annotations import shapes as masks
 from gcemil.bags.annotations.shapes import (
     AnnotatedPolygon,
     TumourMask,
-    box_shares,
     mask_overlap,
     polygon_overlap,
     read_mask,
 )
 from gcemil.errors import InputError
+from gcemil.slides.grid import box_shares
 
 PATCH = 512
 GRID = np.array([[x * PATCH, y * PATCH] for y in range(3) for x in range(3)])

@@ -36,8 +36,8 @@ def test_a_sample_depends_on_seed_epoch_and_bag_alone(tmp_path, sampling):
 def test_no_more_bags_are_held_than_allowed(tmp_path, monkeypatch):
     cohort = make_cohort(tmp_path, n_cases=20)
     read = []
-    original = loader.sampled_bag
-    monkeypatch.setattr(loader, "sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
+    original = loader.read_sampled_bag
+    monkeypatch.setattr(loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3)
     for taken, _ in enumerate(bags, start=1):
         # Those taken, waiting, and one that is being read.
@@ -48,8 +48,8 @@ def test_nothing_is_read_beside_a_large_bag(tmp_path, monkeypatch):
     cohort = make_cohort(tmp_path, n_cases=6)
     monkeypatch.setattr(loader, "HELD_BYTES", 1)
     read = []
-    original = loader.sampled_bag
-    monkeypatch.setattr(loader, "sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
+    original = loader.read_sampled_bag
+    monkeypatch.setattr(loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
     for taken, (_, bag) in enumerate(load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3), start=1):
         assert bag.features.nbytes > loader.HELD_BYTES
         assert len(read) == taken

@@ -1,7 +1,7 @@
 import numpy as np
 
 from builders import PATCH, grid_coords
-from gcemil.bags.loader import block_of_patch, sample_blocks, sample_patches
+from gcemil.bags.loader import find_blocks, sample_blocks, sample_patches
 
 
 def test_a_small_bag_is_taken_whole():
@@ -28,13 +28,13 @@ def test_every_patch_is_equally_likely():
 
 def test_blocks_are_four_by_four():
     coords = grid_coords(64, width=8)
-    assert np.bincount(block_of_patch(coords, PATCH)).tolist() == [16, 16, 16, 16]
+    assert np.bincount(find_blocks(coords, PATCH)).tolist() == [16, 16, 16, 16]
 
 
 def test_whole_blocks_are_drawn_and_only_the_last_is_cut():
     coords = grid_coords(64, width=8)
     rows = sample_blocks(coords, PATCH, 24, np.random.default_rng(3))
-    assert sorted(np.bincount(block_of_patch(coords, PATCH)[rows], minlength=4).tolist()) == [0, 0, 8, 16]
+    assert sorted(np.bincount(find_blocks(coords, PATCH)[rows], minlength=4).tolist()) == [0, 0, 8, 16]
 
 
 def test_the_generator_alone_decides():

@@ -95,14 +95,14 @@ def test_repacking_without_room_leaves_the_file_as_it_was(tmp_path, small_disk):
 def test_a_write_that_the_disk_lost_is_noticed_before_the_file_is_replaced(
     tmp_path, monkeypatch, is_lost, message
 ):
-    class Forgetful(store._Output):
+    class Forgetful(store._OutputFile):
         def write(self, content):
             return len(content) if is_lost(content) else super().write(content)
 
     path = tmp_path / "a.h5"
     store.write(path, {"features": np.zeros((2, 2), np.float32)})
     before = path.read_bytes()
-    monkeypatch.setattr(store, "_Output", Forgetful)
+    monkeypatch.setattr(store, "_OutputFile", Forgetful)
     with pytest.raises(StoreError, match=message):
         store.write(path, {"features": make_features(), "coords": np.ones((100, 2), np.int64)})
     assert path.read_bytes() == before

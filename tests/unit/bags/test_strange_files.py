@@ -7,12 +7,12 @@ import h5py
 import numpy as np
 import pytest
 
-from gcemil.bags import arrays, store
+from gcemil.bags import arrays, hdf5, store
 from gcemil.errors import StoreError
 
 PROMPTS = ["gland", "necrosis", "größe"]
 ROWS = np.array([0, 3, 4, 9, 11])
-FREE = store.FREE_BYTES // 4
+FREE = hdf5.FREE_BYTES // 4
 """So many float32 are read whatever a file claims."""
 
 
@@ -165,7 +165,7 @@ def test_a_dataset_that_ends_beyond_the_file_is_refused(tmp_path):
 def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
     path = tmp_path / "a.h5"
     store.write(path, {"features": np.ones((1000, 6), np.float32)})
-    monkeypatch.setattr(store, "BLOCK_BYTES", 2400)
+    monkeypatch.setattr(hdf5, "BLOCK_BYTES", 2400)
     blocks = store.read_blocks(path, "features")
     assert next(blocks).shape == (100, 6)
     os.truncate(path, 4000)
@@ -226,7 +226,7 @@ def test_a_text_that_stands_a_million_times_is_refused(tmp_path):
 
 def test_a_huge_attribute_is_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
-        file.attrs["notes"] = np.zeros(store.MAX_ATTRIBUTE_BYTES // 8 + 1)
+        file.attrs["notes"] = np.zeros(hdf5.MAX_ATTRIBUTE_BYTES // 8 + 1)
     with pytest.raises(StoreError, match=r"attribute 'notes' of shape \(131073,\) is too large"):
         store.attributes(tmp_path / "a.h5")
 

@@ -1,4 +1,4 @@
-"""Tables of strangers: encodings, quotes, widths and names that would break a reader are named instead."""
+"""Tables made elsewhere: encodings, quotes, widths and names that would break a reader are named instead."""
 
 import zipfile
 

@@ -5,7 +5,7 @@ import pytest
 
 from gcemil.cli.anchors import frozen_fit
 from gcemil.errors import InputError
-from gcemil.features.pairs import bridge_report
+from gcemil.features.pairs import judge_bridge
 
 ANCHORS = np.eye(3, dtype=np.float32)
 
@@ -27,7 +27,7 @@ def constant(features, anchor_space):
 
 
 def test_an_exact_bridge_has_cosine_one_and_no_warning():
-    report = bridge_report(*pairs(cone=5.0), ANCHORS, exact, text_sees_images=True)
+    report = judge_bridge(*pairs(cone=5.0), ANCHORS, exact, text_sees_images=True)
     assert report.cosine == pytest.approx(1, abs=1e-4)
     assert report.centred_cosine == pytest.approx(1, abs=1e-4)
     assert report.response_correlation == pytest.approx((1, 1, 1), abs=1e-4)
@@ -36,7 +36,7 @@ def test_an_exact_bridge_has_cosine_one_and_no_warning():
 
 
 def test_a_constant_answer_in_a_narrow_cone_is_seen_through():
-    report = bridge_report(*pairs(cone=20.0), ANCHORS, constant)
+    report = judge_bridge(*pairs(cone=20.0), ANCHORS, constant)
     # The plain cosine alone would look splendid.
     assert report.cosine > 0.99
     assert report.cosine == pytest.approx(report.constant_cosine)
@@ -46,18 +46,18 @@ def test_a_constant_answer_in_a_narrow_cone_is_seen_through():
 
 
 def test_the_bridge_of_training_finds_the_map_and_does_not_find_one_in_noise():
-    good = bridge_report(*pairs(noise=0.1), ANCHORS, frozen_fit(3, 0.01))
+    good = judge_bridge(*pairs(noise=0.1), ANCHORS, frozen_fit(3, 0.01))
     assert good.centred_cosine > 0.95
     assert good.mean_response_correlation > 0.95
     features, _ = pairs()
     _, unrelated = pairs(seed=1)
-    bad = bridge_report(features, unrelated, ANCHORS, frozen_fit(3, 0.01))
+    bad = judge_bridge(features, unrelated, ANCHORS, frozen_fit(3, 0.01))
     assert abs(bad.centred_cosine) < 0.3
     assert not bad.aligned
 
 
 def test_a_text_encoder_that_never_saw_images_is_never_aligned():
-    report = bridge_report(*pairs(), ANCHORS, exact, text_sees_images=False)
+    report = judge_bridge(*pairs(), ANCHORS, exact, text_sees_images=False)
     assert not report.aligned
     assert "never saw an image" in report.warnings[0]
 
@@ -66,7 +66,7 @@ def test_an_anchor_to_which_all_respond_alike_has_no_correlation():
     features, targets = pairs()
     flat = np.column_stack([targets, np.zeros(len(targets), np.float32)])
     anchors = np.eye(4, dtype=np.float32)
-    report = bridge_report(features, flat, anchors, frozen_fit(3, 0.01))
+    report = judge_bridge(features, flat, anchors, frozen_fit(3, 0.01))
     assert np.isnan(report.response_correlation[3])
     assert report.mean_response_correlation > 0.95
 
@@ -84,7 +84,7 @@ def test_every_pair_is_judged_by_a_fit_that_has_not_seen_it():
 
         return judge
 
-    bridge_report(*pairs(50), ANCHORS, spying, folds=5)
+    judge_bridge(*pairs(50), ANCHORS, spying, folds=5)
     assert seen == [40] * 5
 
 
@@ -99,4 +99,4 @@ def test_every_pair_is_judged_by_a_fit_that_has_not_seen_it():
 )
 def test_pairs_that_cannot_be_judged_are_refused(change, message):
     with pytest.raises(InputError, match=message):
-        bridge_report(*change(*pairs(), ANCHORS), exact)
+        judge_bridge(*change(*pairs(), ANCHORS), exact)

@@ -13,9 +13,9 @@ from gcemil.features.encoders import (
     IMAGENET,
     EncoderSpec,
     PatchEncoder,
-    encoder_spec,
+    find_encoder_spec,
     load_encoder,
-    ready_encoder,
+    prepare_encoder,
 )
 from gcemil.features.loaders import WeightSource, import_timm
 
@@ -80,7 +80,7 @@ def flat_encoder(*, seed=0, px=8, name="flat"):
         torch.manual_seed(seed)
         return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4))
 
-    return ready_encoder(name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu")
+    return prepare_encoder(name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu")
 
 
 def test_the_fingerprint_follows_weights_and_pixels_and_not_the_name():
@@ -92,13 +92,13 @@ def test_the_fingerprint_follows_weights_and_pixels_and_not_the_name():
 
 def test_an_unknown_encoder_is_told_what_there_is():
     with pytest.raises(UsageError, match=r"no encoder 'unu'. Choose one of efficientnet_lite0.*timm:<name>"):
-        encoder_spec("unu")
+        find_encoder_spec("unu")
     with pytest.raises(UsageError, match="timm has no model 'vit_unknown'"):
-        encoder_spec("timm:vit_unknown")
+        find_encoder_spec("timm:vit_unknown")
 
 
 def test_any_model_of_timm_brings_its_own_preparation():
-    spec = encoder_spec("timm:vit_tiny_patch16_224")
+    spec = find_encoder_spec("timm:vit_tiny_patch16_224")
     assert spec.input_px == 224
     assert spec.colours == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -108,7 +108,7 @@ def test_a_local_copy_of_the_page_gives_the_features_of_its_own_model(tmp_path, 
     network = write_timm_folder(tmp_path, name)
     width = 32 if name == "virchow2" else 16
     spec = replace(ENCODERS[name], dim=width, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
-    encoder = ready_encoder(name, spec, source=WeightSource(tmp_path), device="cpu")
+    encoder = prepare_encoder(name, spec, source=WeightSource(tmp_path), device="cpu")
     pixels = np.random.default_rng(1).integers(0, 256, (2, 28, 28, 3)).astype(np.uint8)
     with torch.inference_mode():
         answers = network(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
@@ -123,7 +123,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     write_timm_folder(tmp_path, "uni")
     small = replace(ENCODERS["uni"], input_px=28)
     with pytest.raises(InputError, match="give 16 features per patch, 'uni' has 1024"):
-        ready_encoder("uni", small, source=WeightSource(tmp_path), device="cpu")
+        prepare_encoder("uni", small, source=WeightSource(tmp_path), device="cpu")
 
 
 def test_a_folder_without_a_card_is_refused(tmp_path):
@@ -151,8 +151,8 @@ def test_code_from_a_page_runs_only_when_asked(tmp_path, monkeypatch):
     folder = write_titan_folder(tmp_path / "titan")
     spec = replace(ENCODERS["conch_v1_5"], dim=3, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
     with pytest.raises(UsageError, match="runs Python code from its page.*--trust-remote-code"):
-        ready_encoder("conch_v1_5", spec, source=WeightSource(folder), device="cpu")
+        prepare_encoder("conch_v1_5", spec, source=WeightSource(folder), device="cpu")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     source = WeightSource(folder, trust_remote_code=True)
-    encoder = ready_encoder("conch_v1_5", spec, source=source, device="cpu")
+    encoder = prepare_encoder("conch_v1_5", spec, source=source, device="cpu")
     np.testing.assert_allclose(encoder(np.full((1, 28, 28, 3), 51, np.uint8)), [[0.2, 0.2, 0.2]], atol=1e-6)

@@ -18,7 +18,7 @@ from gcemil.features.extract import (
     encode_patches,
     encode_slides,
     feature_file,
-    stacked,
+    stack_batches,
 )
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
 from gcemil.slides.grid import PatchSettings, read_patch
@@ -215,9 +215,9 @@ def test_features_too_large_for_float16_are_told(batch):
 
 
 def test_no_batches_are_no_rows():
-    assert stacked([], 5, "float16").shape == (0, 5)
+    assert stack_batches([], 5, "float16").shape == (0, 5)
     with pytest.raises(InputError, match="not finite as float32"):
-        stacked([np.full((1, 2), np.nan, np.float32)], 2, "float32")
+        stack_batches([np.full((1, 2), np.nan, np.float32)], 2, "float32")
 
 
 def test_settings_out_of_bounds_are_refused():

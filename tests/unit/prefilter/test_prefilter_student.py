@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gcemil.errors import RunError, UsageError
-from gcemil.features.origin import FeatureOrigin
+from gcemil.features.extract import FeatureOrigin
 from gcemil.prefilter.student import (
     FittedPrefilter,
     PrefilterSettings,

@@ -13,8 +13,9 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
+from gcemil.resources import shipped_names
 from gcemil.simulation.draw import STANDARD, colour_table, draw_tissue, vary_dyes
-from gcemil.simulation.drawn_slide import add_pen_mark, asap_xml, mask_path, read_drawn_mask, slide_path
+from gcemil.simulation.drawn_slide import add_pen_mark, build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.label_map import (
     CORE,
     FINE,
@@ -22,8 +23,8 @@ from gcemil.simulation.label_map import (
     SQUARE,
     LabelMap,
     SquarePlan,
+    find_nearest_two,
     grow_label_map,
-    nearest_two,
     scatter,
     smooth_field,
     smooth_plane,
@@ -38,12 +39,12 @@ from gcemil.simulation.pixels import (
     simulate_pixels,
     write_pixel_truth,
 )
-from gcemil.simulation.profile import load_profile, profile_names, resolve_dials
+from gcemil.simulation.profile import load_profile, resolve_dials
 from gcemil.simulation.recipes import RECIPES, STROMA, calm_recipe, find_recipe
 from gcemil.simulation.simulate import plan_slides
 from gcemil.simulation.world import draw_world
 from gcemil.slides.grid import PatchSettings, patch_grid
-from gcemil.slides.mask_files import rasterised, read_mask
+from gcemil.slides.mask_files import rasterise_polygons, read_mask
 from gcemil.slides.reader import Bounds, open_slide
 
 SETTINGS = PatchSettings()
@@ -179,14 +180,14 @@ def test_asap_polygons_are_the_evidence_mask(cohort):
         for annotation in root.iter("Annotation"):
             ring = [(float(point.get("X")), float(point.get("Y"))) for point in annotation.iter("Coordinate")]
             bounds = Bounds(0, 0, mask.shape[1] * FINE, mask.shape[0] * FINE)
-            inside = rasterised([[ring]], bounds, downsample=FINE)
+            inside = rasterise_polygons([[ring]], bounds, downsample=FINE)
             painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
         np.testing.assert_array_equal(painted, mask)
 
 
 def test_asap_holes_come_last():
     mask = np.array([[1, 1, 1, 0, 2], [1, 0, 1, 0, 2], [1, 1, 1, 0, 0]], np.uint8)
-    root = ElementTree.fromstring(asap_xml(mask, {1: "nests", 2: "glands"}, scale=4))
+    root = ElementTree.fromstring(build_asap_xml(mask, {1: "nests", 2: "glands"}, scale=4))
     found = [(a.get("Name"), a.get("PartOfGroup")) for a in root.iter("Annotation")]
     assert found == [("nests 1", "Tumor"), ("glands 2", "Tumor"), ("nests 1 hole", "Exclusion")]
     assert [point.get("X") for point in next(root.iter("Annotation")).iter("Coordinate")] == [
@@ -197,7 +198,7 @@ def test_asap_holes_come_last():
     ]
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", shipped_names("simulator"))
 def test_small_slides_have_room_for_the_plans_of_every_profile(profile):
     world = world_of(profile)
     for slide in plan_slides(world, profile, 12, (64, 64)):
@@ -302,7 +303,7 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
 
 
 def test_every_concept_of_every_profile_has_a_recipe_of_its_own():
-    for name in profile_names():
+    for name in shipped_names("simulator"):
         profile = load_profile(name)
         known = {concept.name for concept in profile.concepts if concept.imitates is None}
         assert known <= set(RECIPES), known - set(RECIPES)
@@ -424,7 +425,7 @@ def test_the_nearest_two_points_are_those_of_a_search_through_all():
     generator = np.random.default_rng(0)
     points = scatter(200, 300, 40, 0.6, generator)
     y, x = generator.uniform(0, 200, 50).astype(np.float32), generator.uniform(0, 300, 50).astype(np.float32)
-    first, second, nearest = nearest_two(points, y, x)
+    first, second, nearest = find_nearest_two(points, y, x)
     every = np.hypot(points.y.ravel()[None] - y[:, None], points.x.ravel()[None] - x[:, None])
     np.testing.assert_allclose(first, np.sort(every, axis=1)[:, 0], rtol=1e-4)
     np.testing.assert_array_equal(nearest, every.argmin(axis=1))

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from gcemil.errors import UsageError
-from gcemil.simulation.profile import Dials, load_profile
-from gcemil.simulation.targets import (
+from gcemil.simulation.plan import (
     choose_concepts,
     class_counts,
     corrupt_labels,
     plan_classification,
     true_label,
 )
+from gcemil.simulation.profile import Dials, load_profile
 
 BRACS = load_profile("bracs")
 N, PB, UDH, FEA, ADH, DCIS, IC = range(7)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from gcemil.simulation.plan import Region
+from gcemil.simulation.plan import Region, draw_outcomes, log_risk, plan_survival, share_of_concepts
 from gcemil.simulation.profile import Dials, load_profile
-from gcemil.simulation.targets import draw_outcomes, log_risk, plan_survival, share_of_concepts
 
 
 def test_log_risk_by_hand():

@@ -3,15 +3,15 @@
 import pytest
 
 from gcemil.errors import UsageError
+from gcemil.resources import shipped_names
+from gcemil.simulation.plan import class_counts, true_label
 from gcemil.simulation.profile import (
     Profile,
     family_prompts,
     load_profile,
     plain_words,
-    profile_names,
     resolve_dials,
 )
-from gcemil.simulation.targets import class_counts, true_label
 
 SLIDES_IN_PAPER = {
     "bracs": 525,
@@ -28,7 +28,7 @@ N_CLASSES = {"bracs": 7, "panda": 6, "brca": 2, "nsclc": 2, "camelyon16": 2}
 
 
 def test_profiles_are_the_nine_datasets_and_camelyon16():
-    assert set(profile_names()) == {*SLIDES_IN_PAPER, "camelyon16"}
+    assert set(shipped_names("simulator")) == {*SLIDES_IN_PAPER, "camelyon16"}
 
 
 def test_unknown_profile_is_refused_with_the_known_ones():
@@ -50,7 +50,7 @@ def test_nsclc_at_full_size_has_the_paper_s_class_counts():
     assert class_counts(load_profile("nsclc"), 1053) == [541, 512]
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", shipped_names("simulator"))
 def test_profile_fits_its_family_and_the_dials(name):
     profile = load_profile(name)
     resolve_dials(profile.dials, {})
@@ -63,7 +63,7 @@ def test_profile_fits_its_family_and_the_dials(name):
     assert 200 <= profile.default_patches[0] < profile.default_patches[1] <= 3000
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", shipped_names("simulator"))
 def test_concepts_have_distinct_names_and_nuisance_tissue_is_there(name):
     names = [concept.name for concept in load_profile(name).concepts]
     assert len(set(names)) == len(names) < 256
@@ -89,7 +89,7 @@ def test_survival_profiles_know_harm_and_protection(name):
     assert min(weights) < 0 < max(weights)
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", shipped_names("simulator"))
 def test_distractors_go_with_groups_that_exist(name):
     profile = load_profile(name)
     groups = set(profile.class_names) or {"severe", "mild"}

@@ -10,6 +10,8 @@ from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
+from gcemil.resources import shipped_names
+from gcemil.simulation.plan import class_counts, log_risk
 from gcemil.simulation.profile import (
     SIZES,
     Dials,
@@ -17,10 +19,8 @@ from gcemil.simulation.profile import (
     load_profile,
     patch_bounds,
     plain_words,
-    profile_names,
 )
 from gcemil.simulation.simulate import case_sites, simulate, site_preference
-from gcemil.simulation.targets import class_counts, log_risk
 
 FEW_PAIRS = {"pairs": 100}
 
@@ -30,7 +30,7 @@ def hashes(folder):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", shipped_names("simulator"))
 def test_every_profile_makes_a_cohort_that_loads(name, tmp_path):
     written = simulate(name, tmp_path, size="tiny", dials=FEW_PAIRS)
     cohort = Cohort.load(tmp_path)

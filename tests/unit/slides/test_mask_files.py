@@ -5,7 +5,13 @@ import pytest
 from PIL import Image
 
 from gcemil.errors import InputError
-from gcemil.slides.mask_files import mask_file, rasterised, read_mask, read_polygons, tissue_geojson
+from gcemil.slides.mask_files import (
+    find_mask_file,
+    rasterise_polygons,
+    read_mask,
+    read_polygons,
+    tissue_geojson,
+)
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask
 from slide_builders import ArraySlide, glass
@@ -94,7 +100,7 @@ def test_every_form_of_geojson_is_read(tmp_path, form):
 def test_a_hole_of_one_polygon_does_not_cut_another():
     far = [[(0, 0), (800, 0), (800, 400), (0, 400)], [(100, 100), (300, 100), (300, 300), (100, 300)]]
     near = [[(150, 150), (250, 150), (250, 250), (150, 250)]]
-    kept = rasterised([far, near], Bounds(0, 0, 800, 400), downsample=10)
+    kept = rasterise_polygons([far, near], Bounds(0, 0, 800, 400), downsample=10)
     assert kept[17:23, 17:23].all()
     assert not kept[12:14, 12:14].any()
 
@@ -102,7 +108,7 @@ def test_a_hole_of_one_polygon_does_not_cut_another():
 def test_a_polygon_is_filled_as_scikit_image_fills_it():
     draw = pytest.importorskip("skimage.draw")
     corners = np.random.default_rng(1).uniform(0, 100, size=(9, 2))
-    kept = rasterised([[[(x, y) for x, y in corners.tolist()]]], Bounds(0, 0, 100, 100), downsample=1)
+    kept = rasterise_polygons([[[(x, y) for x, y in corners.tolist()]]], Bounds(0, 0, 100, 100), downsample=1)
     # Its pixels have their centres at whole numbers.
     rows, columns = draw.polygon(corners[:, 1] - 0.5, corners[:, 0] - 0.5, (100, 100))
     expected = np.zeros((100, 100), bool)
@@ -112,11 +118,11 @@ def test_a_polygon_is_filled_as_scikit_image_fills_it():
 
 def test_a_polygon_that_leaves_the_slide_is_cut_off():
     ring = [(-50.0, -50.0), (40.0, -50.0), (40.0, 500.0), (-50.0, 500.0)]
-    kept = rasterised([[ring]], Bounds(0, 0, 100, 100), downsample=10)
+    kept = rasterise_polygons([[ring]], Bounds(0, 0, 100, 100), downsample=10)
     assert kept[:, :4].all()
     assert not kept[:, 4:].any()
     outside = [(200.0, 200.0), (300.0, 200.0), (300.0, 300.0)]
-    assert not rasterised([[outside]], Bounds(0, 0, 100, 100), downsample=10).any()
+    assert not rasterise_polygons([[outside]], Bounds(0, 0, 100, 100), downsample=10).any()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ def test_outlines_are_what_qupath_reads():
 def test_the_mask_of_a_slide_is_found_by_its_id(tmp_path):
     write_png(tmp_path / "a.b.png", np.ones((2, 2)))
     write_geojson(tmp_path / "c.geojson", polygon(SQUARE))
-    assert mask_file(tmp_path, "a.b").name == "a.b.png"
-    assert mask_file(tmp_path, "c").name == "c.geojson"
+    assert find_mask_file(tmp_path, "a.b").name == "a.b.png"
+    assert find_mask_file(tmp_path, "c").name == "c.geojson"
     with pytest.raises(InputError, match=r"holds no mask of slide 'd' \(d.png, d.geojson"):
-        mask_file(tmp_path, "d")
+        find_mask_file(tmp_path, "d")

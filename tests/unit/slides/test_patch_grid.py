@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.contours import outlines, signed_area
+from gcemil.slides.contours import signed_area, trace_outlines
 from gcemil.slides.grid import (
     PatchSettings,
     covered_share,
@@ -22,10 +22,10 @@ def everywhere(slide, rows=8, columns=8):
 
 def test_covered_share_by_hand():
     mask = np.array([[1, 0], [0, 0]], bool)
-    left, top = np.array([0.0, 0.5, 1.0, -0.5, 0.0]), np.array([0.0, 0.5, 1.0, -0.5, 0.0])
-    share = covered_share(mask, left, top, width=1.0, height=1.0)
+    corners = np.array([0.0, 0.5, 1.0, -0.5, 0.0]).repeat(2).reshape(-1, 2)
+    share = covered_share(mask, corners, (1.0, 1.0))
     assert share.tolist() == pytest.approx([1.0, 0.25, 0.0, 0.25, 1.0])
-    assert covered_share(mask, left[:1], top[:1], width=2.0, height=2.0).tolist() == pytest.approx([0.25])
+    assert covered_share(mask, corners[:1], (2.0, 2.0)).tolist() == pytest.approx([0.25])
 
 
 def test_a_full_grid_in_rows():
@@ -153,18 +153,20 @@ def test_probing_reads_the_first_and_the_last_patch():
 
 def test_outlines_by_hand():
     mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
-    ring, single = outlines(mask)
+    ring, single = trace_outlines(mask)
     assert ring.outer.tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
     assert [hole.tolist() for hole in ring.holes] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
     assert single.outer.tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
-    assert outlines(np.zeros((3, 3), bool)) == []
+    assert trace_outlines(np.zeros((3, 3), bool)) == []
 
 
 def test_areas_of_outlines_add_up_to_the_mask():
     mask = np.random.default_rng(0).random((40, 50)) < 0.55
-    area = sum(signed_area(ring) for outline in outlines(mask) for ring in (outline.outer, *outline.holes))
+    area = sum(
+        signed_area(ring) for outline in trace_outlines(mask) for ring in (outline.outer, *outline.holes)
+    )
     assert area == mask.sum()
-    assert all(signed_area(hole) < 0 for outline in outlines(mask) for hole in outline.holes)
+    assert all(signed_area(hole) < 0 for outline in trace_outlines(mask) for hole in outline.holes)
 
 
 def test_bounds_are_plain_values():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.trident import level0_patch_size, read_trident
+from gcemil.bags.foreign.trident import find_patch_size, read_trident
 from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.cli.patch import patch
 from gcemil.errors import StoreError, UsageError
@@ -75,7 +75,7 @@ def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
     patch_slides([one_slide(tmp_path, image=image, mpp=0.2527)], tmp_path / "out")
     path = tmp_path / "out" / RUN / "patches" / "a_patches.h5"
     assert inspect(path).kind == "trident_patches"
-    assert level0_patch_size(store.attributes(path, "coords")) == 507
+    assert find_patch_size(store.attributes(path, "coords")) == 507
 
     coords = store.read(path, "coords")
     features = tmp_path / "out" / RUN / "features_test" / "a.h5"
@@ -219,11 +219,11 @@ def test_a_file_without_a_pixel_size_is_refused(tmp_path):
 
 
 def test_more_than_48_slides_fill_a_second_sheet(tmp_path):
-    from gcemil.slides.thumbnails import SheetEntry, contact_sheets
+    from gcemil.slides.thumbnails import SheetEntry, draw_contact_sheets
 
-    sheets = contact_sheets([SheetEntry(f"slide {k}\n5 patches", None) for k in range(50)])
+    sheets = draw_contact_sheets([SheetEntry(f"slide {k}\n5 patches", None) for k in range(50)])
     assert [sheet.shape for sheet in sheets] == [(8 * 270, 6 * 240, 3), (270, 2 * 240, 3)]
-    assert contact_sheets([]) == []
+    assert draw_contact_sheets([]) == []
 
 
 def run(*arguments):

@@ -6,8 +6,8 @@ from gcemil.slides.reader import (
     is_plausible,
     level0_length,
     magnification,
+    patch_positions,
     physical_side,
-    positions,
 )
 
 
@@ -27,13 +27,13 @@ def test_a_patch_spans_the_same_glass_on_every_scanner():
 
 
 def test_positions_by_hand():
-    assert positions(0, 1024, side=128.0, step=128.0, mpp=0.5).tolist() == [0, 256, 512, 768]
-    assert positions(10, 1023, side=128.0, step=128.0, mpp=0.5).tolist() == [10, 266, 522]
-    assert positions(0, 600, side=128.0, step=64.0, mpp=0.5).tolist() == [0, 128, 256]
+    assert patch_positions(0, 1024, side=128.0, step=128.0, mpp=0.5).tolist() == [0, 256, 512, 768]
+    assert patch_positions(10, 1023, side=128.0, step=128.0, mpp=0.5).tolist() == [10, 266, 522]
+    assert patch_positions(0, 600, side=128.0, step=64.0, mpp=0.5).tolist() == [0, 128, 256]
 
 
 def test_rounding_errors_do_not_add_up():
-    found = positions(0, 300_000, side=128.0, step=128.0, mpp=0.2527)
+    found = patch_positions(0, 300_000, side=128.0, step=128.0, mpp=0.2527)
     exact = np.arange(len(found)) * 128 / 0.2527
     assert len(found) == 592
     assert np.abs(found - exact).max() <= 0.5
@@ -44,7 +44,7 @@ def test_rounding_errors_do_not_add_up():
 def test_patches_lie_at_the_same_micrometres_at_40x_20x_and_odd_pixel_sizes():
     extent = 20_000.0
     grids = {
-        mpp: positions(0, int(extent / mpp), side=128.0, step=128.0, mpp=mpp)
+        mpp: patch_positions(0, int(extent / mpp), side=128.0, step=128.0, mpp=mpp)
         for mpp in (0.25, 0.5, 0.3127, 0.4637)
     }
     for mpp, found in grids.items():
@@ -53,8 +53,8 @@ def test_patches_lie_at_the_same_micrometres_at_40x_20x_and_odd_pixel_sizes():
 
 
 def test_a_slide_smaller_than_a_patch_has_no_position():
-    assert positions(0, 255, side=128.0, step=128.0, mpp=0.5).tolist() == []
-    assert positions(0, 256, side=128.0, step=128.0, mpp=0.5).tolist() == [0]
+    assert patch_positions(0, 255, side=128.0, step=128.0, mpp=0.5).tolist() == []
+    assert patch_positions(0, 256, side=128.0, step=128.0, mpp=0.5).tolist() == [0]
 
 
 def test_the_level_read_is_the_coarsest_that_has_the_pixels():

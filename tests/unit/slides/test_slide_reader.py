@@ -7,11 +7,11 @@ import pytest
 from gcemil.errors import InputError, MissingExtraError
 from gcemil.slides.reader import (
     Bounds,
-    on_white,
+    blend_on_white,
     open_slide,
     read_overview,
     read_region,
-    resolved_mpp,
+    resolve_mpp,
     scanned_bounds,
     stated_mpp,
 )
@@ -47,7 +47,7 @@ def test_pixels_outside_the_slide_are_white(tmp_path):
 
 def test_transparent_pixels_are_composited_on_white():
     rgba = np.array([[[0, 100, 200, 255], [0, 100, 200, 0], [0, 100, 200, 51]]], np.uint8)
-    assert on_white(rgba).tolist() == [[[0, 100, 200], [255, 255, 255], [204, 224, 244]]]
+    assert blend_on_white(rgba).tolist() == [[[0, 100, 200], [255, 255, 255], [204, 224, 244]]]
 
 
 def test_a_slide_without_a_pixel_size_asks_for_it(tmp_path):
@@ -69,14 +69,14 @@ def test_the_resolution_of_a_photograph_is_no_pixel_size(tmp_path):
 
 def test_a_stated_pixel_size_beats_the_fallback_and_a_given_one_beats_both():
     stated = {"openslide.mpp-x": "0.5", "openslide.mpp-y": "0.5"}
-    assert resolved_mpp(NAME, stated, None, 0.25) == 0.5
-    assert resolved_mpp(NAME, stated, 0.3, 0.25) == 0.3
-    assert resolved_mpp(NAME, {}, None, 0.25) == 0.25
+    assert resolve_mpp(NAME, stated, None, 0.25) == 0.5
+    assert resolve_mpp(NAME, stated, 0.3, 0.25) == 0.3
+    assert resolve_mpp(NAME, {}, None, 0.25) == 0.25
 
 
 def test_an_impossible_given_pixel_size_is_refused():
     with pytest.raises(InputError, match="250.0 micrometres per pixel cannot be"):
-        resolved_mpp(NAME, {}, 250.0, None)
+        resolve_mpp(NAME, {}, 250.0, None)
 
 
 def test_pixels_that_are_not_square_are_refused():

@@ -7,12 +7,12 @@ from gcemil.errors import UsageError
 from gcemil.slides.tissue import (
     TissueSettings,
     disk,
+    drop_small_pieces,
+    fill_holes,
     find_tissue,
     hue_saturation_value,
     otsu_threshold,
-    tissue_mask,
-    with_holes_filled,
-    without_small,
+    segment_tissue,
 )
 from slide_builders import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
 
@@ -38,7 +38,7 @@ def square(height=100, width=120):
 @pytest.mark.parametrize("color", [PINK, PURPLE, (240, 200, 222), (200, 90, 120), (90, 50, 110)])
 def test_stained_tissue_is_kept_to_the_pixel(color):
     np.testing.assert_array_equal(
-        _without_corners(tissue_mask(scene(color), RULES)), _without_corners(square())
+        _without_corners(segment_tissue(scene(color), RULES)), _without_corners(square())
     )
 
 
@@ -54,21 +54,21 @@ def _without_corners(mask):
 def test_an_empty_slide_has_no_tissue():
     noise = np.random.default_rng(0).normal(0, 2, size=(80, 80, 3))
     image = np.clip(np.array(GLASS) + noise, 0, 255).astype(np.uint8)
-    assert not tissue_mask(image, RULES).any()
-    assert not tissue_mask(np.full((80, 80, 3), 255, np.uint8), RULES).any()
+    assert not segment_tissue(image, RULES).any()
+    assert not segment_tissue(np.full((80, 80, 3), 255, np.uint8), RULES).any()
 
 
 def test_tinted_glass_is_no_tissue():
-    assert not tissue_mask(np.full((80, 80, 3), (250, 246, 232), np.uint8), RULES).any()
+    assert not segment_tissue(np.full((80, 80, 3), (250, 246, 232), np.uint8), RULES).any()
     image = scene()
     image[~square()] = (250, 244, 226)
-    assert tissue_mask(image, RULES).sum() == pytest.approx(2500, abs=8)
+    assert segment_tissue(image, RULES).sum() == pytest.approx(2500, abs=8)
 
 
 def test_a_slide_full_of_tissue_is_kept_as_a_whole():
     noise = np.random.default_rng(0).normal(0, 12, size=(80, 80, 1))
     image = np.clip(np.array(PINK) + noise, 0, 255).astype(np.uint8)
-    assert tissue_mask(image, RULES).all()
+    assert segment_tissue(image, RULES).all()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_ink_and_black_edges_are_rejected_with_a_margin(ink):
     image = scene()
     image[:, 100:110] = ink
     image[40:50, 60:80] = ink
-    kept = tissue_mask(image, RULES)
+    kept = segment_tissue(image, RULES)
     assert not kept[:, 98:112].any()
     assert not kept[38:52, 60:80].any()
     assert kept[25:35, 35:75].all()
@@ -90,20 +90,20 @@ def test_a_black_frame_around_the_scan_is_rejected():
     image = scene()
     image[:6] = image[-6:] = 0
     image[:, :6] = image[:, -6:] = 0
-    np.testing.assert_array_equal(_without_corners(tissue_mask(image, RULES)), _without_corners(square()))
+    np.testing.assert_array_equal(_without_corners(segment_tissue(image, RULES)), _without_corners(square()))
 
 
 def test_a_tiny_dark_spot_does_not_cost_tissue():
     image = scene()
     image[40:43, 50:53] = (10, 10, 10)
-    assert tissue_mask(image, RULES)[36:47, 46:57].all()
+    assert segment_tissue(image, RULES)[36:47, 46:57].all()
 
 
 def test_small_holes_are_filled_and_large_ones_stay():
     image = scene()
     image[25:33, 35:43] = GLASS
     image[40:60, 50:70] = GLASS
-    kept = tissue_mask(image, RULES)
+    kept = segment_tissue(image, RULES)
     assert kept[25:33, 35:43].all()
     assert not kept[43:57, 53:67].any()
 
@@ -111,8 +111,8 @@ def test_small_holes_are_filled_and_large_ones_stay():
 def test_specks_are_dropped():
     image = scene()
     image[80:88, 5:13] = PINK
-    assert not tissue_mask(image, RULES)[75:].any()
-    assert tissue_mask(image, replace(RULES, drop_speck=0.0))[81:87, 6:12].all()
+    assert not segment_tissue(image, RULES)[75:].any()
+    assert segment_tissue(image, replace(RULES, drop_speck=0.0))[81:87, 6:12].all()
 
 
 def test_the_mask_lies_where_the_slide_was_scanned():
@@ -125,7 +125,7 @@ def test_the_mask_lies_where_the_slide_was_scanned():
 
 
 def test_a_slide_of_one_pixel_does_not_break():
-    assert tissue_mask(np.full((1, 1, 3), 255, np.uint8), RULES).tolist() == [[False]]
+    assert segment_tissue(np.full((1, 1, 3), 255, np.uint8), RULES).tolist() == [[False]]
 
 
 def test_hue_saturation_value_by_hand():
@@ -154,11 +154,11 @@ def test_otsu_of_one_value_is_a_number():
 def test_morphology_by_hand():
     ring = np.array([[1, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], bool)
     everywhere = np.ones((4, 4), bool)
-    assert with_holes_filled(ring, everywhere, 1).sum() == 10
-    assert with_holes_filled(ring, everywhere, 0).sum() == 9
-    assert with_holes_filled(ring, ~everywhere, 1).sum() == 9
-    assert without_small(ring, 1).sum() == 8
-    assert not without_small(np.zeros((3, 3), bool), 0).any()
+    assert fill_holes(ring, everywhere, 1).sum() == 10
+    assert fill_holes(ring, everywhere, 0).sum() == 9
+    assert fill_holes(ring, ~everywhere, 1).sum() == 9
+    assert drop_small_pieces(ring, 1).sum() == 8
+    assert not drop_small_pieces(np.zeros((3, 3), bool), 0).any()
     assert disk(0.4).tolist() == [[True]]
     assert disk(1.0).sum() == 5
 

@@ -31,11 +31,12 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from gcemil.errors import InputError, error_text
 from gcemil.files import is_file, read_text
+from gcemil.slides.grid import box_shares
 
 Role = Literal["tumour", "exclusion"]
 Vertices = Float[np.ndarray, "v 2"]
 
-GROUP_ROLES: dict[str, Role] = {
+_GROUP_ROLES: dict[str, Role] = {
     "_0": "tumour",
     "_1": "tumour",
     "Tumor": "tumour",
@@ -45,9 +46,9 @@ GROUP_ROLES: dict[str, Role] = {
     "None": "exclusion",
     "normal": "exclusion",
 }
-AREAS = {"Polygon", "Spline", "Rectangle"}
+_AREAS = {"Polygon", "Spline", "Rectangle"}
 """Types that enclose something; dots and measurements do not."""
-FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
+_FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,8 @@ class AnnotatedPolygon:
 
 @dataclass(frozen=True, eq=False)
 class AsapFile:
+    """The polygons of an ASAP file, and what was left out of it."""
+
     polygons: tuple[AnnotatedPolygon, ...]
     skipped: tuple[str, ...]
     """A line for every annotation that encloses no area."""
@@ -69,24 +72,24 @@ class AsapFile:
 
 def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFile:
     """The polygons of a file; `roles` adds the meaning of further groups, or changes it."""
-    root = _parsed(path)
+    root = _parse_xml(path)
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
-    meaning = {**GROUP_ROLES, **(roles or {})}
+    meaning = {**_GROUP_ROLES, **(roles or {})}
     polygons, skipped = [], []
     for position, element in enumerate(root.iter("Annotation")):
         name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
-        kind, vertices = element.get("Type", "Polygon"), _vertices_of(element, path)
-        if kind not in AREAS or len(vertices) < 3:
+        kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
+        if kind not in _AREAS or len(vertices) < 3:
             skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
             continue
-        polygons.append(AnnotatedPolygon(name, group, _role_of(group, parents, meaning, path), vertices))
+        polygons.append(AnnotatedPolygon(name, group, _find_role(group, parents, meaning, path), vertices))
     return AsapFile(tuple(polygons), tuple(skipped))
 
 
-def _parsed(path: Path) -> ElementTree.Element:
+def _parse_xml(path: Path) -> ElementTree.Element:
     """The root of the document, declarations of types and entities refused."""
     text = read_text(path)
-    if any(word in text for word in FORBIDDEN):
+    if any(word in text for word in _FORBIDDEN):
         raise InputError(
             f"{path} declares a document type or an entity, which ASAP never writes. It is not read; export it again."
         )
@@ -99,7 +102,7 @@ def _parsed(path: Path) -> ElementTree.Element:
     return root
 
 
-def _vertices_of(element: ElementTree.Element, path: Path) -> Vertices:
+def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
     """Level-0 pixels (x, y), sorted by `Order`."""
     found = element.findall("./Coordinates/Coordinate")
     try:
@@ -114,7 +117,7 @@ def _vertices_of(element: ElementTree.Element, path: Path) -> Vertices:
     return ordered
 
 
-def _role_of(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
+def _find_role(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
     """The meaning of the group, or of the nearest group around it that has one."""
     current, seen = group, set[str]()
     while current not in meaning and current in parents and current not in seen:
@@ -133,9 +136,9 @@ Corners = Int[np.ndarray, "n 2"]
 Overlap = Float[np.ndarray, "n"]
 Canvas = Bool[np.ndarray, "height width"]
 
-SAMPLES = 32
+_SAMPLES = 32
 """Sample cells per side of a patch."""
-STRIP = 8
+_STRIP = 8
 """Patch rows painted at a time."""
 BLOCK = 512
 """Patches of such a strip painted at a time: memory is bounded however far apart they lie."""
@@ -154,11 +157,13 @@ class TumourMask:
 def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Share of every patch inside the tumour polygons and outside the exclusions."""
     overlap = np.zeros(len(coords))
-    rows = np.flatnonzero(_near(coords, patch_size, [one for one in polygons if one.role == "tumour"]))
-    blocks = coords[rows] // (np.array([BLOCK, STRIP]) * patch_size)
+    rows = np.flatnonzero(
+        _touches_polygons(coords, patch_size, [one for one in polygons if one.role == "tumour"])
+    )
+    blocks = coords[rows] // (np.array([BLOCK, _STRIP]) * patch_size)
     for block in np.unique(blocks, axis=0):
         own = rows[(blocks == block).all(axis=1)]
-        overlap[own] = _strip_overlap(coords[own], patch_size, polygons)
+        overlap[own] = _sample_overlap(coords[own], patch_size, polygons)
     return overlap
 
 
@@ -202,7 +207,7 @@ def read_mask(
             f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "
             "spans. Give downsample (1 for a mask in full resolution)."
         )
-    pixels = _tumour_pixels(values if values.ndim == 2 else values[..., 0], path, tumour_values)
+    pixels = _find_tumour(values if values.ndim == 2 else values[..., 0], path, tumour_values)
     across, down = level0[0] / pixels.shape[1], level0[1] / pixels.shape[0]
     # For a pyramid the number given is that of its first page.
     scale = 1.0 if downsample is None else downsample
@@ -221,7 +226,7 @@ def _seek_page(image: Image.Image, path: Path) -> None:
     )
 
 
-def _tumour_pixels(
+def _find_tumour(
     values: Shaped[np.ndarray, "height width"], path: Path, tumour_values: Sequence[int] | None
 ) -> Canvas:
     """White on black is understood; labels have to be named, for 1 is tumour in one file and tissue in another."""
@@ -238,7 +243,9 @@ def _tumour_pixels(
     return values == 255
 
 
-def _near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Bool[np.ndarray, "n"]:
+def _touches_polygons(
+    coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]
+) -> Bool[np.ndarray, "n"]:
     """Patches that touch the bounding box of a polygon: all others have overlap 0."""
     touched = np.zeros(len(coords), dtype=bool)
     for polygon in polygons:
@@ -247,30 +254,30 @@ def _near(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]
     return touched
 
 
-def _strip_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
+def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Overlap of patches that lie close enough together for one canvas."""
-    origin, pixel = coords.min(axis=0), patch_size / SAMPLES
+    origin, pixel = coords.min(axis=0), patch_size / _SAMPLES
     low = (coords - origin) / pixel
-    width, height = (np.ceil(low.max(axis=0)).astype(int) + SAMPLES).tolist()
+    width, height = (np.ceil(low.max(axis=0)).astype(int) + _SAMPLES).tolist()
     canvas = np.zeros((height, width), dtype=bool)
     for role in ("tumour", "exclusion"):
         for polygon in polygons:
             if polygon.role == role:
-                _paint(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
-    return box_shares(canvas, low, low + SAMPLES)
+                _paint_polygon(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
+    return box_shares(canvas, low, low + _SAMPLES)
 
 
-def _paint(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
+def _paint_polygon(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
     """Set every pixel whose centre lies inside the outline (even-odd), in the outline's own window."""
     height, width = canvas.shape
     left, top = np.clip(np.floor(vertices.min(axis=0)), 0, (width, height)).astype(int).tolist()
     right, bottom = np.clip(np.ceil(vertices.max(axis=0)), 0, (width, height)).astype(int).tolist()
     if left < right and top < bottom:
-        inside = _filled(vertices - (left, top), bottom - top, right - left)
+        inside = _fill_polygon(vertices - (left, top), bottom - top, right - left)
         canvas[top:bottom, left:right][inside] = value
 
 
-def _filled(vertices: Vertices, height: int, width: int) -> Canvas:
+def _fill_polygon(vertices: Vertices, height: int, width: int) -> Canvas:
     """Pixel centres with an odd number of edges to their left."""
     start, stop = vertices, np.roll(vertices, -1, axis=0)
     low, high = np.minimum(start[:, 1], stop[:, 1]), np.maximum(start[:, 1], stop[:, 1])
@@ -284,28 +291,3 @@ def _filled(vertices: Vertices, height: int, width: int) -> Canvas:
     column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)
     crossings = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
     return np.cumsum(crossings.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1
-
-
-def box_shares(canvas: Canvas, low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]) -> Overlap:
-    """Share of each box (x, y in canvas pixels, fractions allowed) that is set; nothing is set outside."""
-    height, width = canvas.shape
-    sums = np.zeros((height + 1, width + 1), dtype=np.int32)
-    np.cumsum(canvas, axis=0, dtype=np.int32, out=sums[1:, 1:])
-    np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
-
-    def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        # The area set above and left of a point is bilinear inside a pixel, so the interpolation is exact.
-        x, y = np.clip(x, 0, width), np.clip(y, 0, height)
-        column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
-        right, down = x - column, y - row
-        upper = sums[row, column] * (1 - right) + sums[row, column + 1] * right
-        lower = sums[row + 1, column] * (1 - right) + sums[row + 1, column + 1] * right
-        return upper * (1 - down) + lower * down
-
-    inside = (
-        area(high[:, 0], high[:, 1])
-        - area(low[:, 0], high[:, 1])
-        - area(high[:, 0], low[:, 1])
-        + area(low[:, 0], low[:, 1])
-    )
-    return np.clip(inside / (high - low).prod(axis=1), 0, 1)

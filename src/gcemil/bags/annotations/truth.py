@@ -56,7 +56,7 @@ def connected_regions(cells: Cells, marked: Marked) -> Numbers:
     region = np.zeros(len(cells), dtype=np.int64)
     rows = np.flatnonzero(marked)
     if len(rows):
-        label = _linked(cells[rows])
+        label = _label_components(cells[rows])
         _, first, number = np.unique(label, return_index=True, return_inverse=True)
         order = np.empty(len(first), dtype=np.int64)
         order[np.argsort(first)] = np.arange(len(first))
@@ -64,7 +64,7 @@ def connected_regions(cells: Cells, marked: Marked) -> Numbers:
     return region
 
 
-def _linked(cells: Cells) -> Numbers:
+def _label_components(cells: Cells) -> Numbers:
     """A component number for every cell."""
     own = cells - cells.min(axis=0)
     # One empty column on either side keeps the end of a row from touching the start of the next.
@@ -82,9 +82,9 @@ def _linked(cells: Cells) -> Numbers:
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
-ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
+_ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
 """In the order of preference: outlines are finer than masks."""
-CONCEPTS = ("none", "tumour")
+_CONCEPTS = ("none", "tumour")
 
 
 @dataclass(frozen=True)
@@ -134,18 +134,18 @@ def write_truth(
     missing: list[str] = []
     notes: list[str] = []
     for row in cohort.slides:
-        file = _annotation_file(annotations, row.slide_id)
+        file = _find_annotation(annotations, row.slide_id)
         if file is None and (negative_class is None or row.label != negative_class):
             missing.append(row.slide_id)
             continue
-        coords, size, remarks = _slide_grid(cohort, row)
+        coords, size, remarks = _read_slide_grid(cohort, row)
         overlap = np.zeros(len(coords))
         if file is not None:
-            overlap, more = _overlap_from(file, coords, size, roles=roles, masks=masks or MaskReading())
-            remarks = [*remarks, *more, *_doubts(row, file, overlap, negative_class)]
-        mpp = _slide_mpp(cohort, row, microns_per_pixel)
+            overlap, more = _measure_overlap(file, coords, size, roles=roles, masks=masks or MaskReading())
+            remarks = [*remarks, *more, *_find_contradictions(row, file, overlap, negative_class)]
+        mpp = _find_mpp(cohort, row, microns_per_pixel)
         source = "negative class" if file is None else file.name
-        found[cohort.truth_file(row.slide_id)] = _slide_truth(
+        found[cohort.truth_file(row.slide_id)] = _build_truth(
             coords, size, overlap, min_overlap=min_overlap, source=source, mpp=mpp
         )
         (normal if file is None else annotated).append(row.slide_id)
@@ -166,12 +166,12 @@ def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
 
 
-def _annotation_file(folder: Path, slide_id: str) -> Path | None:
-    candidates = (folder / f"{slide_id}{ending}" for ending in ENDINGS)
+def _find_annotation(folder: Path, slide_id: str) -> Path | None:
+    candidates = (folder / f"{slide_id}{ending}" for ending in _ENDINGS)
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
+def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
     _, coords = arrays.read_patch_layout(path)
@@ -192,7 +192,7 @@ def _slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], 
     return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
 
 
-def _slide_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
+def _find_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
     """Micrometres per level-0 pixel: what the user says, else what the features were made with."""
     found = given.get(row.slide_id) if isinstance(given, Mapping) else given
     return _stated_number(cohort.feature_file(row.slide_id), "level0_mpp") if found is None else found
@@ -203,7 +203,7 @@ def _stated_number(path: Path, name: str) -> float | None:
     return arrays.stated_number(store.attributes(path, "coords"), name)
 
 
-def _overlap_from(
+def _measure_overlap(
     file: Path,
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
@@ -219,7 +219,7 @@ def _overlap_from(
     return mask_overlap(coords, patch_size, mask), []
 
 
-def _doubts(
+def _find_contradictions(
     row: SlideRow, file: Path, overlap: Float[np.ndarray, "n"], negative_class: str | None
 ) -> Sequence[str]:
     """Annotations and labels that do not fit together; the annotation stands."""
@@ -230,7 +230,7 @@ def _doubts(
     return []
 
 
-def _slide_truth(
+def _build_truth(
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
     overlap: Float[np.ndarray, "n"],
@@ -243,7 +243,7 @@ def _slide_truth(
     attributes: dict[str, str | int | float | bool] = {
         "source": source,
         "min_overlap": min_overlap,
-        "concepts": json.dumps(CONCEPTS),
+        "concepts": json.dumps(_CONCEPTS),
     }
     if mpp is not None:
         attributes["microns_per_pixel"] = float(mpp)
@@ -261,7 +261,7 @@ def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: b
     with locked_folder(cohort.folder):
         remove_leftovers(cohort.folder / "truth")
         existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
-        same = {path for path in existing if path in found and _holds(path, found[path])}
+        same = {path for path in existing if path in found and _holds_same(path, found[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
                 f"{others[0]} exists and says something else ({len(others)} truth files in all). Remove them, or add --force "
@@ -272,7 +272,7 @@ def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: b
                 store.write(path, truth.datasets, truth.attributes)
 
 
-def _holds(path: Path, truth: SlideTruth) -> bool:
+def _holds_same(path: Path, truth: SlideTruth) -> bool:
     """Whether the file is what would be written."""
     try:
         return store.attributes(path) == truth.attributes and all(

@@ -20,14 +20,14 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     Rows,
-    feature_rows,
+    check_feature_shape,
+    describe_stripped_ids,
     infer_patch_size,
     is_linkable,
-    load_plain,
+    load_features,
     plain_ids,
-    stripped_line,
 )
-from gcemil.bags.foreign.tensorfile import read_tensor, tensor_shape
+from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.errors import CohortError
 from gcemil.units import LevelZeroPx
 
@@ -36,17 +36,17 @@ def read_clam(
     source: Path, *, coords_dir: Path | None = None, patch_size: int | None = None
 ) -> ForeignFolder:
     """The slides of a CLAM features folder."""
-    files = _feature_files(source)
+    files = _find_feature_files(source)
     ids = plain_ids((path.name for path in files), where=str(source))
-    coords_dir = coords_dir or _patches_folder(source)
+    coords_dir = coords_dir or _find_patches_folder(source)
     slides: list[ForeignSlide] = []
     inferred: list[str] = []
     placeless: list[str] = []
     for path in files:
-        coords_file = _coords_file(coords_dir, path)
-        slide = _slide(path, ids[path.name], coords_file)
-        coords = _coords(slide, coords_file)
-        size = LevelZeroPx(patch_size) if patch_size else _size_from(coords_file)
+        coords_file = _find_coords_file(coords_dir, path)
+        slide = _read_slide(path, ids[path.name], coords_file)
+        coords = _read_coords(slide, coords_file)
+        size = LevelZeroPx(patch_size) if patch_size else _read_patch_size(coords_file)
         if coords is None:
             placeless.append(slide.slide_id)
         elif size is None and slide.n_patches:
@@ -54,13 +54,13 @@ def read_clam(
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
         slides.append(replace(slide, patch_size=size))
     lines = [
-        *stripped_line((_without_suffix(path) for path in files), where=str(source)),
-        *_assumptions(patch_size, coords_dir, inferred, placeless),
+        *describe_stripped_ids((_without_suffix(path) for path in files), where=str(source)),
+        *_list_assumptions(patch_size, coords_dir, inferred, placeless),
     ]
     return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
 
 
-def _feature_files(source: Path) -> list[Path]:
+def _find_feature_files(source: Path) -> list[Path]:
     """HDF5 files first; a .pt file only for a slide that has no .h5."""
     h5_dir = source / "h5_files" if (source / "h5_files").is_dir() else source
     pt_dir = source / "pt_files" if (source / "pt_files").is_dir() else source
@@ -73,7 +73,7 @@ def _feature_files(source: Path) -> list[Path]:
     return [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
 
 
-def _level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
+def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
     # The factors of both axes, which are the same up to rounding.
     factors = attributes.get("downsample")
@@ -87,14 +87,14 @@ def _level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     return LevelZeroPx(max(1, round(size * downsample * custom)))
 
 
-def _slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
+def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
     if path.suffix == ".h5":
         layouts = store.describe(path)
-        n_patches, dim = feature_rows(path, layouts)
+        n_patches, dim = check_feature_shape(path, layouts)
         return ForeignSlide(
-            slide_id, path, n_patches, dim, None, is_linkable(layouts), partial(load_plain, path)
+            slide_id, path, n_patches, dim, None, is_linkable(layouts), partial(load_features, path)
         )
-    shape = tensor_shape(path)
+    shape = read_tensor_shape(path)
     if len(shape) != 2:
         raise CohortError(
             f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
@@ -117,23 +117,23 @@ def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
     return features, coords
 
 
-def _coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
+def _read_coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
     """Coordinates of the feature file itself, else those of the coords file."""
     if slide.path.suffix == ".h5":
         return read_patch_layout(slide.path)[1]
     return None if coords_file is None else read_coords(coords_file)
 
 
-def _coords_file(folder: Path | None, path: Path) -> Path | None:
+def _find_coords_file(folder: Path | None, path: Path) -> Path | None:
     found = None if folder is None else folder / f"{_without_suffix(path)}.h5"
     return found if found is not None and found.is_file() else None
 
 
-def _size_from(coords_file: Path | None) -> LevelZeroPx | None:
-    return None if coords_file is None else _level0_patch_size(store.attributes(coords_file, "coords"))
+def _read_patch_size(coords_file: Path | None) -> LevelZeroPx | None:
+    return None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
 
 
-def _patches_folder(source: Path) -> Path | None:
+def _find_patches_folder(source: Path) -> Path | None:
     """RESULTS/patches when the features lie beside it, as CLAM's own commands put them."""
     candidates = (source / "patches", source.parent / "patches", source.parent.parent / "patches")
     return next((folder for folder in candidates if folder.is_dir()), None)
@@ -143,7 +143,7 @@ def _without_suffix(path: Path) -> str:
     return path.name.removesuffix(path.suffix)
 
 
-def _assumptions(
+def _list_assumptions(
     patch_size: int | None, coords_dir: Path | None, inferred: list[str], placeless: list[str]
 ) -> list[str]:
     lines = ["CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y."]
@@ -171,6 +171,7 @@ def _owns_loose(names: Names) -> bool:
 
 LAYOUT = FeatureLayout(
     tool="clam",
+    name="CLAM",
     title="CLAM features",
     read=lambda source, options: read_clam(
         source, coords_dir=options.coords_dir, patch_size=options.patch_size
@@ -179,5 +180,5 @@ LAYOUT = FeatureLayout(
     owns_file=lambda datasets, attributes: "features" in datasets,
     owns_loose=_owns_loose,
     file_title=lambda datasets: "CLAM features, or gcemil's own",
-    patch_size=_level0_patch_size,
+    patch_size=_find_patch_size,
 )

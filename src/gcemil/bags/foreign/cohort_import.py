@@ -16,17 +16,16 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task
 from gcemil.bags.folds import Fold, leaking_cases, write_folds
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.label_tables import LabelTable, class_order, cohort_classes, read_labels
+from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, order_classes, read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
-from gcemil.bags.foreign.splits import has_splits, placed_folds, read_splits
-from gcemil.bags.foreign.torchmil import patch_truth
-from gcemil.bags.strangers import strangers_files
+from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import whole_folder
 
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What systems and file systems without symbolic links say."""
 
 
@@ -51,18 +50,18 @@ def import_cohort(
     anchors: str | None = None,
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
-    with strangers_files():
+    with untrusted_files():
         folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         if labels is None:
-            table = _own_labels(folder, encoder)
+            table = _read_own_labels(folder, encoder)
         else:
             choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
             table = read_labels(labels, choice=choice, slide_table=slide_table)
-        splits = splits or _own_splits(labels, folder)
+        splits = splits or _find_own_splits(labels, folder)
         return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
 
 
-def _own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
+def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
     """Labels that lie beside the features."""
     read = LAYOUTS[folder.tool].read_labels
     if read is None:
@@ -70,10 +69,10 @@ def _own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
     labels = read(folder.path, encoder)
     rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
     lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
-    return LabelTable(folder.path, folder.tool, "classification", rows, class_order(labels.values()), lines)
+    return LabelTable(folder.path, folder.tool, "classification", rows, order_classes(labels.values()), lines)
 
 
-def _own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
+def _find_own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
     """Splits that came along: in the label table, in its folder, or as torchmil's splits.csv."""
     if labels is None:
         found = folder.path / "splits.csv"
@@ -145,23 +144,24 @@ def write_cohort(
     """Join slides with labels, write the folder, and tell what happened."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
-    join = _joined(folder, table, splits)
+    join = _join_labels(folder, table, splits)
     size, size_lines = require_one_patch_size(join.slides)
     lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
     card = CohortCard(
         name=out.name,
         task=table.task,
-        classes=cohort_classes(table, join.rows, classes),
-        feature_dim=_the_one_dimension(join.slides),
+        classes=choose_classes(table, join.rows, classes),
+        feature_dim=_require_one_dimension(join.slides),
         encoder=folder.encoder,
         patch_size_level0=size,
         anchors=anchors,
-        provenance={**(provenance or {}), **_provenance(folder, table, lines, join.excluded)},
+        provenance={**(provenance or {}), **_describe_provenance(folder, table, lines, join.excluded)},
     )
+    # Before anything is written.
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
     with whole_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
-        linked = [_place(slide, cohort, copy=copy) for slide in join.slides]
+        linked = [_place_slide(slide, cohort, copy=copy) for slide in join.slides]
         cohort.save()
         write_folds(cohort, join.folds, kind="official")
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
@@ -183,7 +183,7 @@ def write_cohort(
     )
 
 
-def _joined(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
+def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
     full = {slide.slide_id: slide for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
     _refuse_no_match(folder, table, rows)
@@ -191,14 +191,14 @@ def _joined(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _J
     lines: tuple[str, ...] = ()
     excluded = table.excluded
     if splits is not None:
-        placed = placed_folds(read_splits(splits), rows)
+        placed = match_folds(read_splits(splits), rows)
         folds, lines = placed.folds, placed.assumptions
         excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
         rows = [row for row in rows if row.slide_id not in placed.unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
 
 
-def _provenance(
+def _describe_provenance(
     folder: ForeignFolder, table: LabelTable, lines: Sequence[str], excluded: Sequence[str]
 ) -> dict[str, Any]:
     return {
@@ -210,17 +210,18 @@ def _provenance(
     }
 
 
-def _place(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
+def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     """Link or convert one slide, and its patch labels if it has any; True when linked."""
     target = cohort.feature_file(slide.slide_id)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if slide.patch_labels is not None:
-        store.write(cohort.truth_file(slide.slide_id), patch_truth(slide))
+    if slide.read_truth is not None:
+        store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
         try:
+            # Absolute: a given path is relative to where the command runs, not to the link.
             target.symlink_to(slide.path.resolve())
         except OSError as error:
-            remedy = "Import with --copy." if error.errno in NO_LINKS else write_remedy(error)
+            remedy = "Import with --copy." if error.errno in _NO_LINKS else write_remedy(error)
             raise StoreError(
                 f"{target} cannot be a link to {slide.path} ({error_text(error)}). {remedy}"
             ) from error
@@ -250,7 +251,7 @@ def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) ->
             )
 
 
-def _the_one_dimension(slides: Sequence[ForeignSlide]) -> int:
+def _require_one_dimension(slides: Sequence[ForeignSlide]) -> int:
     first = slides[0]
     for slide in slides:
         if slide.feature_dim != first.feature_dim:

@@ -15,14 +15,14 @@ from gcemil.bags.cohort import Task
 from gcemil.bags.tables import RawTable
 from gcemil.errors import CohortError, UsageError
 
-ID_COLUMNS = (
+_ID_COLUMNS = (
     ("slide_id", "case_id"),
     ("FILENAME", "PATIENT"),
     ("slide", "patient"),
     ("slide_path", "case_id"),
     ("ID", "Case"),
 )
-FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
+_FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Columns:
 
     @property
     def task(self) -> Task:
+        """Survival where there is a time."""
         return "classification" if self.time is None else "survival"
 
 
@@ -58,14 +59,21 @@ def _own(table: RawTable, choice: Choice) -> Columns | None:
         return None
     _refuse_both_polarities(table)
     return Columns(
-        "slide_id", _first(table, "case_id"), time="time", event="event", site=_first(table, "site")
+        "slide_id",
+        _first_column(table, "case_id"),
+        time="time",
+        event="event",
+        site=_first_column(table, "site"),
     )
 
 
 def _clam(table: RawTable, choice: Choice) -> Columns | None:
-    if not table.has("slide_id", "label") or fold_columns(table):
+    # With columns of folds the table is one of Patho-Bench.
+    if not table.has("slide_id", "label") or find_fold_columns(table):
         return None
-    return Columns("slide_id", _first(table, "case_id"), label="label", site=_first(table, "site"))
+    return Columns(
+        "slide_id", _first_column(table, "case_id"), label="label", site=_first_column(table, "site")
+    )
 
 
 def _mcat(table: RawTable, choice: Choice) -> Columns | None:
@@ -78,7 +86,9 @@ def _mcat(table: RawTable, choice: Choice) -> Columns | None:
         raise UsageError(
             f"{table.path} has no endpoint '{choice.endpoint}': columns {time}, {event} are missing."
         )
-    return Columns("slide_id", "case_id", time=time, event=event, censorship=True, site=_first(table, "site"))
+    return Columns(
+        "slide_id", "case_id", time=time, event=event, censorship=True, site=_first_column(table, "site")
+    )
 
 
 def _panther(table: RawTable, choice: Choice) -> Columns | None:
@@ -95,24 +105,24 @@ def _panther(table: RawTable, choice: Choice) -> Columns | None:
         time=f"{endpoint}_survival_days",
         event=f"{endpoint}_censorship",
         censorship=True,
-        site=_first(table, "site"),
+        site=_first_column(table, "site"),
     )
 
 
 def _patho_bench(table: RawTable, choice: Choice) -> Columns | None:
-    if not table.has("case_id", "slide_id") or not fold_columns(table):
+    if not table.has("case_id", "slide_id") or not find_fold_columns(table):
         return None
     others = [
         name
         for name in table.columns
-        if name not in {"", "case_id", "slide_id", "site", *fold_columns(table)}
+        if name not in {"", "case_id", "slide_id", "site", *find_fold_columns(table)}
     ]
     survival = [name.removesuffix("_event") for name in others if name.endswith("_event")]
     survival = [name for name in survival if f"{name}_days" in others]
     labels = [
         name for name in others if name not in {f"{s}{end}" for s in survival for end in ("_event", "_days")}
     ]
-    picked = _picked(table, [*survival, *labels], choice.target)
+    picked = _pick_target(table, [*survival, *labels], choice.target)
     if picked in survival:
         return Columns("slide_id", "case_id", time=f"{picked}_days", event=f"{picked}_event")
     return Columns("slide_id", "case_id", label=picked)
@@ -122,7 +132,7 @@ def _stamp(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("PATIENT", "FILENAME"):
         return None
     others = [name for name in table.columns if name not in {"", "PATIENT", "FILENAME"}]
-    return Columns("FILENAME", "PATIENT", label=_picked(table, others, choice.target))
+    return Columns("FILENAME", "PATIENT", label=_pick_target(table, others, choice.target))
 
 
 def _slideflow(table: RawTable, choice: Choice) -> Columns | None:
@@ -142,7 +152,7 @@ def _mil_baseline(table: RawTable, choice: Choice) -> Columns | None:
 
 
 def _mhim(table: RawTable, choice: Choice) -> Columns | None:
-    return Columns("ID", _first(table, "Case"), label="Label") if table.has("ID", "Label") else None
+    return Columns("ID", _first_column(table, "Case"), label="Label") if table.has("ID", "Label") else None
 
 
 DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
@@ -158,33 +168,33 @@ DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
 }
 
 
-def _chosen(table: RawTable, choice: Choice) -> Columns | None:
+def _use_chosen_columns(table: RawTable, choice: Choice) -> Columns | None:
     """The target columns the caller named, beside whatever id columns the table has."""
     wanted = [name for name in (choice.time, choice.event) if name is not None]
     if len(wanted) == 1:
         raise UsageError("Survival needs both columns: give --time and --event.")
     if not wanted and (choice.target is None or choice.target not in table.columns):
         return None
-    ids = next((pair for pair in ID_COLUMNS if pair[0] in table.columns), None)
+    ids = next((pair for pair in _ID_COLUMNS if pair[0] in table.columns), None)
     if ids is None or not table.has(*wanted):
         listed = ", ".join(name or "(index)" for name in table.columns)
         raise UsageError(f"{table.path} lacks a slide column, or one of the columns named; it has: {listed}.")
-    case, site = _first(table, ids[1]), _first(table, "site")
+    case, site = _first_column(table, ids[1]), _first_column(table, "site")
     if not wanted:
         return Columns(ids[0], case, label=choice.target, site=site)
     time, event = wanted
     return Columns(ids[0], case, time=time, event=event, censorship="censor" in event.lower(), site=site)
 
 
-def fold_columns(table: RawTable) -> list[str]:
+def find_fold_columns(table: RawTable) -> list[str]:
     """fold_0, fold_1, … in order."""
-    found = [name for name in table.columns if FOLD_COLUMN.match(name)]
-    return sorted(found, key=lambda name: int(FOLD_COLUMN.findall(name)[0]))
+    found = [name for name in table.columns if _FOLD_COLUMN.match(name)]
+    return sorted(found, key=lambda name: int(_FOLD_COLUMN.findall(name)[0]))
 
 
-def detected(table: RawTable, choice: Choice) -> tuple[str, Columns]:
+def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
     """The one dialect that fits; none or several is an error that says what to do."""
-    if (columns := _chosen(table, choice)) is not None:
+    if (columns := _use_chosen_columns(table, choice)) is not None:
         return "chosen columns", columns
     found = {
         name: columns for name, reader in DIALECTS.items() if (columns := reader(table, choice)) is not None
@@ -192,6 +202,7 @@ def detected(table: RawTable, choice: Choice) -> tuple[str, Columns]:
     fitting = {name: columns for name, columns in found.items() if choice.task in {None, columns.task}}
     if len(fitting) == 1:
         name, columns = next(iter(fitting.items()))
+        # A target that the dialect does not read must not be passed over in silence.
         if choice.target is not None and not (columns.event or "").startswith(choice.target):
             raise UsageError(f"{table.path} has no target column '{choice.target}'.")
         return name, columns
@@ -213,13 +224,13 @@ def detected(table: RawTable, choice: Choice) -> tuple[str, Columns]:
     )
 
 
-def wide_parts(table: RawTable) -> dict[str, tuple[str, str | None]]:
+def find_wide_parts(table: RawTable) -> dict[str, tuple[str, str | None]]:
     """Part → (id column, label column) of tables with one column per part: CLAM and MCAT splits, CAMIL, MIL_BASELINE."""
     parts: dict[str, tuple[str, str | None]] = {}
     for part in ("train", "val", "test"):
         for ids in (part, f"{part}_slide_path"):
             if ids in table.columns:
-                parts[part] = ids, _first(table, f"{part}_label")
+                parts[part] = ids, _first_column(table, f"{part}_label")
     return parts if "train" in parts and len(parts) > 1 else {}
 
 
@@ -230,7 +241,7 @@ def _refuse_both_polarities(table: RawTable) -> None:
         )
 
 
-def _picked(table: RawTable, candidates: list[str], target: str | None) -> str:
+def _pick_target(table: RawTable, candidates: list[str], target: str | None) -> str:
     if target is not None and target not in candidates:
         raise UsageError(
             f"{table.path} has no target column '{target}'; candidates: {', '.join(candidates) or 'none'}."
@@ -242,5 +253,5 @@ def _picked(table: RawTable, candidates: list[str], target: str | None) -> str:
     return target or candidates[0]
 
 
-def _first(table: RawTable, *columns: str) -> str | None:
+def _first_column(table: RawTable, *columns: str) -> str | None:
     return next((column for column in columns if column in table.columns), None)

@@ -21,14 +21,14 @@ from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
 from gcemil.bags.foreign.source import Facts, FeatureLayout
 from gcemil.bags.foreign.splits import has_splits, read_splits
-from gcemil.bags.foreign.tensorfile import tensor_shape
+from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import RawTable, read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import InputError, UsageError, error_text
 from gcemil.files import read_json
 
-SAMPLE = 16
+_SAMPLE = 16
 Layouts = dict[str, store.Layout]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -53,6 +53,7 @@ class Inspection:
     next_command: str | None
 
     def lines(self) -> list[str]:
+        """The finding as text."""
         lines = [f"{self.path}: {self.title}", *(f"  {name}: {value}" for name, value in self.facts)]
         lines += [f"  problem: {problem}" for problem in self.problems]
         return [*lines, *([f"  next: {self.next_command}"] if self.next_command else [])]
@@ -66,7 +67,7 @@ def inspect(path: Path) -> Inspection:
         raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
     if not is_there:
         raise InputError(f"{path} does not exist.")
-    with strangers_files():
+    with untrusted_files():
         return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
 
 
@@ -74,7 +75,7 @@ def _inspect_file(path: Path) -> Inspection:
     if path.name == "cohort.yaml":
         return _inspect_cohort(path.parent)
     reader = READERS.get(path.suffix.lower())
-    return _unknown(path, f"suffix {path.suffix or '(none)'}") if reader is None else reader(path)
+    return _report_unknown(path, f"suffix {path.suffix or '(none)'}") if reader is None else reader(path)
 
 
 def _inspect_folder(path: Path) -> Inspection:
@@ -105,7 +106,7 @@ def _inspect_folder(path: Path) -> Inspection:
         return _inspect_trident_job(path)
     layout = find_layout(path)
     if layout is None and find_first_h5(path) is None:
-        return _unknown(path, "no features")
+        return _report_unknown(path, "no features")
     return _inspect_files(path, layout)
 
 
@@ -161,7 +162,7 @@ def _inspect_trident_job(path: Path) -> Inspection:
 def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
     """A folder of feature files, by a sample of them."""
     files = sorted(found for found in path.rglob("*") if found.suffix in {".h5", ".pt", ".npy"})
-    sample = files[:: max(1, len(files) // SAMPLE)][:SAMPLE]
+    sample = files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]
     seen = [inspect(found) for found in sample]
     first = seen[0]
     kinds = sorted({one.kind for one in seen})
@@ -178,7 +179,7 @@ def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
     return Inspection(path, f"{layout.tool}_folder", layout.title, facts, problems, command)
 
 
-def _unknown(path: Path, why: str) -> Inspection:
+def _report_unknown(path: Path, why: str) -> Inspection:
     return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),), (), None)
 
 
@@ -186,12 +187,14 @@ def _inspect_hdf5(path: Path) -> Inspection:
     """The kind, shape, chunks, patch size, units and encoder of an HDF5 file."""
     layouts = store.describe(path)
     attributes = store.attributes(path, "coords") if "coords" in layouts else {}
-    kind, title = _kind(layouts, attributes)
-    facts = (*_shapes(layouts), *_meaning(path, kind, layouts, attributes))
-    return Inspection(path, kind, title, facts, tuple(_problems(path, kind, layouts)), _next(path, kind))
+    kind, title = _find_kind(layouts, attributes)
+    facts = (*_describe_shapes(layouts), *_describe_meaning(path, kind, layouts, attributes))
+    return Inspection(
+        path, kind, title, facts, tuple(_find_problems(path, kind, layouts)), _next_command(path, kind)
+    )
 
 
-def _kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
+def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
     for needed, kind, title in KINDS:
         if needed <= set(layouts):
             return kind, title
@@ -218,7 +221,7 @@ def _layout_of(kind: str) -> FeatureLayout | None:
     return LAYOUTS.get(kind.removesuffix("_features")) if kind.endswith("_features") else None
 
 
-def _shapes(layouts: Layouts) -> Facts:
+def _describe_shapes(layouts: Layouts) -> Facts:
     return tuple(
         (
             name,
@@ -228,7 +231,7 @@ def _shapes(layouts: Layouts) -> Facts:
     )
 
 
-def _meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]) -> Facts:
+def _describe_meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]) -> Facts:
     """Patch size, units and encoder, and where each comes from."""
     layout = _layout_of(kind)
     facts = () if layout is None else layout.describe_file(path)
@@ -236,12 +239,12 @@ def _meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]
         return facts
     return (
         *facts,
-        ("patch size", _patch_size(path, layouts, attributes)),
+        ("patch size", _describe_patch_size(path, layouts, attributes)),
         ("coordinates", "level-0 pixels"),
     )
 
 
-def _patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
+def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
     stated = (layout.patch_size(attributes) for layout in LAYOUTS.values())
     size = next((one for one in stated if one is not None), None)
     if size is not None:
@@ -254,7 +257,7 @@ def _patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str
     return "unknown" if stride is None else f"{stride:g} (the stride; the file does not say it)"
 
 
-def _problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
+def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     found = [
         f"'{name}' is stored in chunks of {layout.chunks}, which reads an order of magnitude slower: gcemil repack {path}"
         for name, layout in layouts.items()
@@ -282,7 +285,7 @@ def _problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     return found
 
 
-def _next(path: Path, kind: str) -> str | None:
+def _next_command(path: Path, kind: str) -> str | None:
     layout = _layout_of(kind)
     if kind == "features" or layout is not None:
         needs = "" if layout is None else layout.needs
@@ -311,7 +314,7 @@ def _inspect_table(path: Path) -> Inspection:
     try:
         labels = read_labels(path)
     except (InputError, UsageError) as error:
-        return _not_labels(path, table, facts, error)
+        return _inspect_other_table(path, table, facts, error)
     facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
@@ -334,7 +337,7 @@ def _inspect_geojson(path: Path) -> Inspection:
     try:
         content = read_json(path)
         features = content["features"] if isinstance(content, dict) else content
-        problems = [problem for feature in features for problem in _qupath_problems(feature)]
+        problems = [problem for feature in features for problem in _find_qupath_problems(feature)]
     except (InputError, KeyError, TypeError, AttributeError) as error:
         return Inspection(
             path, "unknown", "No GeoJSON feature collection", (("because", repr(error)),), (), None
@@ -347,7 +350,7 @@ def _inspect_geojson(path: Path) -> Inspection:
 
 def _inspect_array(path: Path) -> Inspection:
     """A bare tensor (.pt) or array (.npy) of features."""
-    shape = tensor_shape(path) if path.suffix == ".pt" else tuple(read_array(path, "features").shape)
+    shape = read_tensor_shape(path) if path.suffix == ".pt" else tuple(read_array(path, "features").shape)
     kind, title = (
         ("clam_tensor", "CLAM features as a bare tensor")
         if path.suffix == ".pt"
@@ -360,14 +363,16 @@ def _inspect_array(path: Path) -> Inspection:
     return Inspection(path, kind, title, (("shape", str(shape)),), problems, command)
 
 
-def _not_labels(path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception) -> Inspection:
+def _inspect_other_table(
+    path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception
+) -> Inspection:
     if has_splits(table):
         command = f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT"
         return Inspection(path, "splits", "Split table", tuple(facts), (), command)
     return Inspection(path, "table", "Table", tuple(facts), (str(error),), None)
 
 
-def _qupath_problems(feature: dict[str, Any]) -> list[str]:
+def _find_qupath_problems(feature: dict[str, Any]) -> list[str]:
     properties = feature.get("properties") or {}
     found = []
     classification = properties.get("classification")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gcemil.bags.cohort import SlideRow, Task
-from gcemil.bags.foreign.dialects import Choice, Columns, detected, wide_parts
-from gcemil.bags.foreign.source import is_tcga, plain_id, stripped_line, tcga_case_id
+from gcemil.bags.foreign.dialects import Choice, Columns, detect_dialect, find_wide_parts
+from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import RawTable, check_slide_id, is_missing, read_raw_table, stack_tables
 from gcemil.errors import CohortError, UsageError
 
-HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
-NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
+_HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
+_NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 _SPLIT_FOLDER = re.compile(r"k=\d+$")
 
 
@@ -37,32 +37,35 @@ class LabelTable:
 def read_labels(path: Path, *, choice: Choice | None = None, slide_table: Path | None = None) -> LabelTable:
     """The label table in this file (or in a folder of train.csv, test.csv), whatever tool it was written for."""
     choice = choice or Choice()
-    raw = _raw_labels(path)
+    raw = _read_raw_labels(path)
     notes: list[str] = []
     if raw.has("PATIENT") and not raw.has("FILENAME"):
-        raw, notes = _with_slides(raw, slide_table)
-    if (parts := wide_parts(raw)) and all(label for _, label in parts.values()):
+        raw, notes = _join_slide_table(raw, slide_table)
+    if (parts := find_wide_parts(raw)) and all(label for _, label in parts.values()):
         dialect, columns = (
             "CAMIL" if "train" in raw.columns else "MIL_BASELINE",
             Columns("slide", None, label="label"),
         )
-        raw = _long(raw, parts)
+        raw = _stack_parts(raw, parts)
     else:
-        dialect, columns = detected(raw, choice)
-    return _label_table(raw, columns, dialect=dialect, notes=notes)
+        dialect, columns = detect_dialect(raw, choice)
+    return _build_label_table(raw, columns, dialect=dialect, notes=notes)
 
 
-def _label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()) -> LabelTable:
+def _build_label_table(
+    raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()
+) -> LabelTable:
     """Rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     for line in raw.rows:
         slide_id = check_slide_id(plain_id(line[columns.slide]), raw.path)
-        target = _target(line, columns)
+        target = _read_target(line, columns)
         if isinstance(target, str):
             excluded.append(f"slide '{slide_id}': {target}")
             continue
-        row = replace(target, slide_id=slide_id, case_id=_case(line, columns, slide_id))
+        row = replace(target, slide_id=slide_id, case_id=_read_case(line, columns, slide_id))
+        # A table may repeat a line, but not contradict itself.
         if rows.setdefault(slide_id, row) != row:
             raise CohortError(
                 f"{raw.path}: slide '{slide_id}' stands twice with different targets. Correct the table."
@@ -72,14 +75,14 @@ def _label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequen
             f"{raw.path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
         )
     _check_one_target_per_case(rows.values(), columns.task, raw.path)
-    classes = class_order(row.label for row in rows.values() if row.label is not None)
-    lines = [*notes, *_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
+    classes = order_classes(row.label for row in rows.values() if row.label is not None)
+    lines = [*notes, *_list_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
     return LabelTable(
         raw.path, dialect, columns.task, tuple(rows.values()), classes, tuple(lines), tuple(excluded)
     )
 
 
-def cohort_classes(
+def choose_classes(
     table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
 ) -> tuple[str, ...]:
     """The classes asked for, or those of the slides at hand in their natural order; none for survival."""
@@ -96,22 +99,23 @@ def cohort_classes(
         raise CohortError(
             f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
         )
-    return class_order(found)
+    return order_classes(found)
 
 
-def class_order(labels: Iterable[str]) -> tuple[str, ...]:
+def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
     """Classes by number where all are numbers, else by alphabet."""
     found = sorted(set(labels))
     return tuple(sorted(found, key=float) if all(_is_number(label) for label in found) else found)
 
 
-def event_of(text: str) -> int | None:
+def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
+    # pandas writes 1.0 for 1 in a column with gaps.
     word = text.strip().lower().removesuffix(".0")
-    return 1 if word in HAPPENED else 0 if word in NOT_HAPPENED else None
+    return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 
 
-def time_of(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """A positive duration, or None."""
     return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
 
@@ -127,7 +131,7 @@ def _check_one_target_per_case(rows: Iterable[SlideRow], task: Task, path: Path)
             )
 
 
-def _raw_labels(path: Path) -> RawTable:
+def _read_raw_labels(path: Path) -> RawTable:
     if not path.is_dir():
         return read_raw_table(path)
     folders = sorted(found for found in path.iterdir() if _SPLIT_FOLDER.search(found.name)) or [path]
@@ -138,7 +142,7 @@ def _raw_labels(path: Path) -> RawTable:
     return stack_tables(path, (read_raw_table(file) for file in files))
 
 
-def _with_slides(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable, list[str]]:
+def _join_slide_table(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable, list[str]]:
     """STAMP's clinical table with one row per slide of its slide table."""
     if slide_table is None:
         raise UsageError(
@@ -161,7 +165,7 @@ def _with_slides(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable
     return RawTable(clinical.path, (*clinical.columns, "FILENAME"), rows), notes
 
 
-def _long(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:
+def _stack_parts(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:
     """One row per slide out of a table with a pair of columns per part."""
     rows = [
         {"slide": line[ids], "label": line[label or ""]}
@@ -172,7 +176,7 @@ def _long(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:
     return RawTable(raw.path, ("slide", "label"), tuple(rows))
 
 
-def _target(line: dict[str, str], columns: Columns) -> SlideRow | str:
+def _read_target(line: dict[str, str], columns: Columns) -> SlideRow | str:
     """A row with its target and no ids yet, or the reason why there is none."""
     site = (line[columns.site] or None) if columns.site else None
     if columns.label is not None:
@@ -180,9 +184,9 @@ def _target(line: dict[str, str], columns: Columns) -> SlideRow | str:
         return (
             f"no label in '{columns.label}'"
             if is_missing(text)
-            else SlideRow("", "", label=_label(text), site=site)
+            else SlideRow("", "", label=_clean_label(text), site=site)
         )
-    time, event = time_of(line[columns.time or ""]), event_of(line[columns.event or ""])
+    time, event = parse_time(line[columns.time or ""]), parse_event(line[columns.event or ""])
     if time is None:
         return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
     if event is None:
@@ -190,18 +194,18 @@ def _target(line: dict[str, str], columns: Columns) -> SlideRow | str:
     return SlideRow("", "", time=time, event=1 - event if columns.censorship else event, site=site)
 
 
-def _label(text: str) -> str:
+def _clean_label(text: str) -> str:
     """Whole numbers lose the '.0' that pandas gives a column with gaps."""
     return text.removesuffix(".0") if _is_number(text) else text
 
 
-def _case(line: dict[str, str], columns: Columns, slide_id: str) -> str:
+def _read_case(line: dict[str, str], columns: Columns, slide_id: str) -> str:
     if columns.case is not None and not is_missing(line[columns.case]):
         return line[columns.case]
     return tcga_case_id(slide_id) if is_tcga(slide_id) else slide_id
 
 
-def _assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int) -> list[str]:
+def _list_assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int) -> list[str]:
     lines = [f"{raw.path.name} read as a {dialect} table ({n_rows} slides)."]
     if columns.censorship:
         lines.append(f"'{columns.event}' 1 means censored: event = 1 - {columns.event}.")
@@ -217,7 +221,7 @@ def _assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int) -> 
             else "the slide itself, so patients with several slides cannot be kept together"
         )
         lines.append(f"The table names no case: the case is {how}.")
-    return [*lines, *stripped_line((line[columns.slide] for line in raw.rows), where=raw.path.name)]
+    return [*lines, *describe_stripped_ids((line[columns.slide] for line in raw.rows), where=raw.path.name)]
 
 
 def _is_number(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one line here."""
+"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one entry here."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def find_layout(folder: Path) -> FeatureLayout | None:
         if layout.owns_folder(folder, names):
             return layout
     if first := find_first_h5(folder):
-        return find_file_layout(first)
+        return _find_file_layout(first)
     return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
 
 
-def find_file_layout(path: Path) -> FeatureLayout | None:
+def _find_file_layout(path: Path) -> FeatureLayout | None:
     """The layout of an HDF5 feature file."""
     datasets = set(store.describe(path))
     attributes = store.attributes(path, "coords") if "coords" in datasets else {}
@@ -45,7 +45,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     """The features folder, read by the reader of the tool that wrote it."""
     layout = find_layout(source)
     if layout is None:
+        *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is no features folder of CLAM, TRIDENT, STAMP or torchmil. Try 'gcemil inspect {source}'."
+            f"{source} is no features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
         )
     return layout.read(source, options)

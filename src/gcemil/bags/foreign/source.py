@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
+from numpy.typing import NDArray
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
@@ -23,23 +24,25 @@ from gcemil.errors import CohortError
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
-FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
-_KNOWN = SLIDE_EXTENSIONS + FEATURE_EXTENSIONS
+_FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
+_KNOWN = SLIDE_EXTENSIONS + _FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
 
 Rows = tuple[FeatureRows, CoordRows | None]
 Names = Set[str]
 Attributes = Mapping[str, Any]
+Truth = dict[str, NDArray[Any]]
 Facts = tuple[tuple[str, str], ...]
 Mpp = float | Mapping[str, float] | None
 """Micrometres per level-0 pixel: of all slides, or by slide."""
-LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
+_LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 
 
 def plain_id(name: str) -> str:
     """The last part of a path without known slide and feature extensions."""
     base = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    # There may be several, as in slide.svs.h5.
     while extension := next((e for e in _KNOWN if base.lower().endswith(e) and len(base) > len(e)), None):
         base = base[: -len(extension)]
     return base
@@ -59,7 +62,7 @@ def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
     return result
 
 
-def stripped_line(names: Iterable[str], *, where: str) -> tuple[str, ...]:
+def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...]:
     """One line that says how many ids lost an extension or a folder, or none."""
     changed = [name for name in names if plain_id(name) != name]
     if not changed:
@@ -70,6 +73,7 @@ def stripped_line(names: Iterable[str], *, where: str) -> tuple[str, ...]:
 
 
 def is_tcga(name: str) -> bool:
+    """Whether the name begins with a TCGA barcode."""
     return _TCGA.match(name) is not None
 
 
@@ -93,11 +97,14 @@ class ForeignSlide:
     patch_size: LevelZeroPx | None
     linkable: bool
     load: Callable[[], Rows]
-    patch_labels: Path | None = None
+    read_truth: Callable[[], Truth] | None = None
+    """What truth/<slide>.h5 is to hold, where the layout labels patches."""
 
 
 @dataclass(frozen=True, eq=False)
 class ForeignFolder:
+    """A features folder of another tool: its slides, their encoder, and what had to be assumed."""
+
     tool: str
     path: Path
     slides: tuple[ForeignSlide, ...]
@@ -125,6 +132,9 @@ class FeatureLayout:
     """How one tool lays out its features: how a folder or file of it is told, named, described and read."""
 
     tool: str
+    """As the card of a cohort has it."""
+    name: str
+    """As messages have it."""
     title: str
     """Of a folder."""
     read: Callable[[Path, ReadOptions], ForeignFolder]
@@ -155,7 +165,9 @@ def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
     return None if stride is None else LevelZeroPx(round(stride))
 
 
-def feature_rows(path: Path, layouts: dict[str, store.Layout], dataset: str = "features") -> tuple[int, int]:
+def check_feature_shape(
+    path: Path, layouts: dict[str, store.Layout], dataset: str = "features"
+) -> tuple[int, int]:
     """Patches and dimension of a feature file, checked against its coordinates without reading either."""
     if dataset not in layouts:
         raise CohortError(
@@ -184,11 +196,12 @@ def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
 
 def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     """Float features and integer coordinates under our names."""
+    # Fractions would have to be rounded, which a link cannot do.
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
-    return layouts["features"].dtype in LINKABLE_DTYPES and whole
+    return layouts["features"].dtype in _LINKABLE_DTYPES and whole
 
 
-def load_plain(path: Path) -> Rows:
+def load_features(path: Path) -> Rows:
     """Features and coordinates of a file laid out as ours."""
     features = as_float(store.read(path, "features"))
     return features, read_coords(path) if store.has(path, "coords") else None
@@ -196,7 +209,7 @@ def load_plain(path: Path) -> Rows:
 
 def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:
     """float16 and float32 as they are, anything else as float32."""
-    return values if values.dtype in LINKABLE_DTYPES else values.astype(np.float32)
+    return values if values.dtype in _LINKABLE_DTYPES else values.astype(np.float32)
 
 
 def require_one_encoder(found: Iterable[str], path: Path) -> str:

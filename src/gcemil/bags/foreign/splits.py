@@ -14,18 +14,18 @@ from pathlib import Path
 
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.folds import Fold, Part
-from gcemil.bags.foreign.dialects import fold_columns, wide_parts
+from gcemil.bags.foreign.dialects import find_fold_columns, find_wide_parts
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
 from gcemil.errors import CohortError, InputError
 from gcemil.files import read_json
 
-PART_NAMES: dict[str, Part] = {
+_PART_NAMES: dict[str, Part] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
+_SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
 
 IdParts = dict[str, Part]
 
@@ -41,6 +41,8 @@ class SplitTable:
 
 @dataclass(frozen=True)
 class PlacedFolds:
+    """Folds of a cohort, the slides that none of them names, and what was assumed."""
+
     folds: tuple[Fold, ...]
     unplaced: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -49,11 +51,11 @@ class PlacedFolds:
 def read_splits(path: Path) -> SplitTable:
     """The splits in this file or folder."""
     if path.is_dir():
-        folds = [fold for files in _fold_files(path) for fold in _file_folds(files)]
+        folds = [fold for files in _find_fold_files(path) for fold in _read_fold_files(files)]
     elif path.suffix == ".json":
-        folds = _stamp_folds(path)
+        folds = _read_stamp_folds(path)
     else:
-        folds = _table_folds(read_raw_table(path))
+        folds = _read_fold_table(read_raw_table(path))
     if not any("test" in fold.values() for fold in folds):
         # MCAT and its successors report on the part they call val and have no other.
         folds = [{name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds]
@@ -71,15 +73,17 @@ def read_splits(path: Path) -> SplitTable:
 
 def has_splits(table: RawTable) -> bool:
     """Whether a label table carries its own splits."""
-    return bool(fold_columns(table) or wide_parts(table)) or any(table.has(*pair) for pair in SPLIT_COLUMNS)
+    return bool(find_fold_columns(table) or find_wide_parts(table)) or any(
+        table.has(*pair) for pair in _SPLIT_COLUMNS
+    )
 
 
-def placed_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
+def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
     """Folds of the slides in `rows`; slides that no fold names are returned, slides that only some name are refused."""
-    unit, lines = _unit(table, rows)
+    unit, lines = _find_unit(table, rows)
     folds, placed = [], []
     for index, parts in enumerate(table.folds):
-        by_id = _matched(parts)
+        by_id = _normalise_ids(parts)
         part_of: dict[str, Part] = {}
         for row in rows:
             name = row.slide_id if unit == "slide" else row.case_id
@@ -96,14 +100,14 @@ def placed_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
     return PlacedFolds(tuple(folds), tuple(sorted(never)), (*table.assumptions, *lines))
 
 
-def _fold_files(folder: Path) -> list[list[Path]]:
+def _find_fold_files(folder: Path) -> list[list[Path]]:
     """The files of each fold, in order."""
     for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
-        if found := _numbered(folder, pattern):
+        if found := _find_numbered(folder, pattern):
             return [[path] for path in found]
-    if subfolders := _numbered(folder, r"k=(\d+)$"):
-        return [_part_files(subfolder) for subfolder in subfolders]
-    if parts := _part_files(folder):
+    if subfolders := _find_numbered(folder, r"k=(\d+)$"):
+        return [_find_part_files(subfolder) for subfolder in subfolders]
+    if parts := _find_part_files(folder):
         return [parts]
     tables = sorted(folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
     if not tables:
@@ -113,23 +117,23 @@ def _fold_files(folder: Path) -> list[list[Path]]:
     return [[path] for path in tables]
 
 
-def _numbered(folder: Path, pattern: str) -> list[Path]:
+def _find_numbered(folder: Path, pattern: str) -> list[Path]:
     found = {int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))}
     return [found[number] for number in sorted(found)]
 
 
-def _part_files(folder: Path) -> list[Path]:
+def _find_part_files(folder: Path) -> list[Path]:
     return [path for part in ("train", "val", "test") if (path := folder / f"{part}.csv").is_file()]
 
 
-def _file_folds(files: list[Path]) -> list[IdParts]:
-    if len(files) == 1 and files[0].stem not in PART_NAMES:
-        return _table_folds(read_raw_table(files[0]))
-    tables = {PART_NAMES[path.stem]: read_raw_table(path) for path in files}
+def _read_fold_files(files: list[Path]) -> list[IdParts]:
+    if len(files) == 1 and files[0].stem not in _PART_NAMES:
+        return _read_fold_table(read_raw_table(files[0]))
+    tables = {_PART_NAMES[path.stem]: read_raw_table(path) for path in files}
     for table in tables.values():
         _refuse_nameless(table)
     pairs = [(row["slide_id"], part) for part, table in tables.items() for row in table.rows]
-    return [_fold(pairs, files[0].parent)]
+    return [_collect_fold(pairs, files[0].parent)]
 
 
 def _refuse_nameless(table: RawTable) -> None:
@@ -137,49 +141,49 @@ def _refuse_nameless(table: RawTable) -> None:
         raise CohortError(f"{table.path} has no column 'slide_id'; it has: {', '.join(table.columns)}.")
 
 
-def _table_folds(table: RawTable) -> list[IdParts]:
-    if columns := fold_columns(table):
+def _read_fold_table(table: RawTable) -> list[IdParts]:
+    if columns := find_fold_columns(table):
         _refuse_nameless(table)
-        return [_fold(_placed(table, "slide_id", column), table.path) for column in columns]
-    for ids, part in SPLIT_COLUMNS:
+        return [_collect_fold(_read_parts(table, "slide_id", column), table.path) for column in columns]
+    for ids, part in _SPLIT_COLUMNS:
         if table.has(ids, part):
-            return [_fold(_placed(table, ids, part), table.path)]
-    if not (parts := wide_parts(table)):
+            return [_collect_fold(_read_parts(table, ids, part), table.path)]
+    if not (parts := find_wide_parts(table)):
         raise CohortError(
             f"{table.path} holds no splits that are known here; its columns are: {', '.join(table.columns)}."
         )
     if _is_boolean(table, parts):
         index = table.columns[0]
         pairs = [
-            (row[index], PART_NAMES[part])
+            (row[index], _PART_NAMES[part])
             for row in table.rows
             for part in parts
             if row[part].lower() == "true"
         ]
     else:
-        pairs = [(name, PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
-    return [_fold(pairs, table.path)]
+        pairs = [(name, _PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
+    return [_collect_fold(pairs, table.path)]
 
 
 def _is_boolean(table: RawTable, parts: dict[str, tuple[str, str | None]]) -> bool:
     return all(value.lower() in {"true", "false"} for ids, _ in parts.values() for value in table.values(ids))
 
 
-def _placed(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
+def _read_parts(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
     pairs = []
     for row in table.rows:
         if is_missing(row[column]):
             continue
-        part = PART_NAMES.get(row[column].lower())
+        part = _PART_NAMES.get(row[column].lower())
         if part is None:
             raise CohortError(
-                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(PART_NAMES)}."
+                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(_PART_NAMES)}."
             )
         pairs.append((row[ids], part))
     return pairs
 
 
-def _stamp_folds(path: Path) -> list[IdParts]:
+def _read_stamp_folds(path: Path) -> list[IdParts]:
     try:
         splits = read_json(path)["splits"]
         pairs = [
@@ -195,11 +199,12 @@ def _stamp_folds(path: Path) -> list[IdParts]:
             f"{path} is no STAMP splits.json ({error!r}): it needs 'splits' with train_patients and test_patients."
         ) from error
     return [
-        _fold([(name, PART_NAMES[part]) for name, part in pairs_of_fold], path) for pairs_of_fold in pairs
+        _collect_fold([(name, _PART_NAMES[part]) for name, part in pairs_of_fold], path)
+        for pairs_of_fold in pairs
     ]
 
 
-def _fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
+def _collect_fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
     parts: IdParts = {}
     for name, part in pairs:
         if parts.setdefault(name, part) != part:
@@ -209,14 +214,14 @@ def _fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
     return parts
 
 
-def _matched(parts: IdParts) -> IdParts:
+def _normalise_ids(parts: IdParts) -> IdParts:
     """Ids without extensions; a column of numbers with gaps has lost its whole numbers to pandas' '.0'."""
     return {re.sub(r"^(\d+)\.0$", r"\1", plain_id(name)): part for name, part in parts.items()}
 
 
-def _unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[str]]:
+def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[str]]:
     """Whether the ids are slides or cases: whichever the cohort knows more of."""
-    names = set().union(*(_matched(parts) for parts in table.folds))
+    names = set().union(*(_normalise_ids(parts) for parts in table.folds))
     slides, cases = {row.slide_id for row in rows}, {row.case_id for row in rows}
     as_slides, as_cases = len(names & slides), len(names & cases)
     if not as_slides and not as_cases:
@@ -227,6 +232,7 @@ def _unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[str]]:
         raise CohortError(
             f"{table.path}: its ids are slides as well as cases of the cohort, so the splits can be read in two ways. Use distinct ids."
         )
+    # Equal counts are left only where every slide is its own case.
     unit = "slide" if as_slides >= as_cases else "case"
     known = max(as_slides, as_cases)
     lines = [f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."]

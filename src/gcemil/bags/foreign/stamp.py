@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
-from gcemil.bags.arrays import checked_coords, stated_number
+from gcemil.bags.arrays import check_coords, stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.foreign.source import (
     Facts,
@@ -27,11 +27,11 @@ from gcemil.bags.foreign.source import (
     Mpp,
     Rows,
     as_float,
-    feature_rows,
+    check_feature_shape,
+    describe_stripped_ids,
     plain_id,
     plain_ids,
     require_one_encoder,
-    stripped_line,
 )
 from gcemil.bags.tables import read_raw_table
 from gcemil.errors import CohortError, StoreError, UsageError
@@ -39,12 +39,13 @@ from gcemil.units import LevelZeroPx, Microns
 
 MicronRows = Float[np.ndarray, "n 2"]
 
-OLDEST_STRIDE_PX = 224
-OLDEST_TILE_UM = 256.0
+_OLDEST_STRIDE_PX = 224
+_OLDEST_TILE_UM = 256.0
 
 
 def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) -> ForeignFolder:
     """The slides below an extractor folder of STAMP."""
+    # STAMP keeps the folders of the slides below that of the extractor.
     files = sorted(source.rglob("*.h5"))
     if not files:
         raise CohortError(f"{source} holds no .h5 files. Run 'stamp preprocess', or point elsewhere.")
@@ -53,19 +54,19 @@ def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) 
     slides, encoders, sizes = [], [], set()
     for path, name in zip(files, names, strict=True):
         attributes = store.attributes(path)
-        _refuse_encoded(path, attributes)
-        slide, tile_um = _slide(path, ids[name], attributes, mpp, patch_size)
+        _refuse_slide_vectors(path, attributes)
+        slide, tile_um = _read_slide(path, ids[name], attributes, mpp, patch_size)
         encoders.append(str(attributes.get("extractor", "")))
         slides.append(slide)
         sizes.add(tile_um)
     lines = [
-        *stripped_line((name.removesuffix(".h5") for name in names), where=str(source)),
-        *_assumptions(sizes, mpp),
+        *describe_stripped_ids((name.removesuffix(".h5") for name in names), where=str(source)),
+        *_list_assumptions(sizes, mpp),
     ]
     return ForeignFolder("stamp", source, tuple(slides), require_one_encoder(encoders, source), tuple(lines))
 
 
-def given_mpp(text: str) -> Mpp:
+def parse_mpp(text: str) -> Mpp:
     """Micrometres per pixel as typed: one number, or the path of a table with the columns slide_id and mpp."""
     try:
         return float(text)
@@ -81,7 +82,7 @@ def given_mpp(text: str) -> Mpp:
         raise UsageError(f"{table.path}: every mpp must be a number ({error}).") from error
 
 
-def _tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
+def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
     """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
     tile_um, tile = (stated_number(attributes, name) for name in ("tile_size_um", "tile_size"))
     if tile_um is not None:
@@ -89,34 +90,35 @@ def _tile_microns(attributes: dict[str, Any], coords: MicronRows, path: Path) ->
     if tile is not None and attributes.get("unit") == "um":
         return Microns(tile), 1.0
     stride = tile or grid_stride(coords)
-    if stride is not None and round(stride) == OLDEST_STRIDE_PX:
-        return Microns(OLDEST_TILE_UM), OLDEST_TILE_UM / OLDEST_STRIDE_PX
+    if stride is not None and round(stride) == _OLDEST_STRIDE_PX:
+        return Microns(_OLDEST_TILE_UM), _OLDEST_TILE_UM / _OLDEST_STRIDE_PX
     raise CohortError(
         f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. Preprocess it with a newer STAMP."
     )
 
 
-def _slide(
+def _read_slide(
     path: Path, slide_id: str, attributes: dict[str, Any], mpp: Mpp, patch_size: int | None
 ) -> tuple[ForeignSlide, Microns | None]:
     layouts = store.describe(path)
+    # Files without coordinates call their features patch_embeddings.
     key = "feats" if "feats" in layouts else "patch_embeddings"
-    n_patches, dim = feature_rows(path, layouts, key)
+    n_patches, dim = check_feature_shape(path, layouts, key)
     if "coords" not in layouts or n_patches == 0:
-        load = partial(_load, path, key, None)
+        load = partial(_load_rows, path, key, None)
         return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
-    tile_um, factor = _tile_microns(attributes, _read_microns(path), path)
-    slide_mpp = _mpp_of(slide_id, mpp, path)
+    tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
+    slide_mpp = _require_mpp(slide_id, mpp, path)
     size = LevelZeroPx(patch_size or max(1, round(tile_um / slide_mpp)))
-    load = partial(_load, path, key, factor / slide_mpp)
+    load = partial(_load_rows, path, key, factor / slide_mpp)
     return ForeignSlide(slide_id, path, n_patches, dim, size, False, load), tile_um
 
 
-def _load(path: Path, key: str, scale: float | None) -> Rows:
+def _load_rows(path: Path, key: str, scale: float | None) -> Rows:
     features = as_float(store.read(path, key))
     if scale is None:
         return features, None
-    return features, checked_coords(np.rint(_read_microns(path) * scale), path)
+    return features, check_coords(np.rint(_read_microns(path) * scale), path)
 
 
 def _read_microns(path: Path) -> MicronRows:
@@ -129,7 +131,7 @@ def _read_microns(path: Path) -> MicronRows:
     return coords
 
 
-def _mpp_of(slide_id: str, mpp: Mpp, path: Path) -> float:
+def _require_mpp(slide_id: str, mpp: Mpp, path: Path) -> float:
     found = mpp.get(slide_id) if isinstance(mpp, Mapping) else mpp
     if found is None or not 0 < found < math.inf:
         raise UsageError(
@@ -139,13 +141,13 @@ def _mpp_of(slide_id: str, mpp: Mpp, path: Path) -> float:
     return float(found)
 
 
-def _refuse_encoded(path: Path, attributes: dict[str, Any]) -> None:
+def _refuse_slide_vectors(path: Path, attributes: dict[str, Any]) -> None:
     kind = attributes.get("feat_type", "tile")
     if kind != "tile":
         raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
 
 
-def _assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
+def _list_assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
     known = sorted(size for size in sizes if size is not None)
     if not known:
         return ["STAMP files without coordinates: hosts that need positions cannot use this cohort."]
@@ -169,6 +171,7 @@ def _describe_file(path: Path) -> Facts:
 
 LAYOUT = FeatureLayout(
     tool="stamp",
+    name="STAMP",
     title="STAMP features",
     read=lambda source, options: read_stamp(source, mpp=options.mpp, patch_size=options.patch_size),
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,

@@ -10,22 +10,23 @@ from gcemil.bags.bag import FeatureRows
 from gcemil.errors import StoreError
 from gcemil.files import refuse_special
 
-MAX_BESIDE = 2**20
+_MAX_BESIDE = 2**20
 
 
-def tensor_shape(path: Path) -> tuple[int, ...]:
-    return tuple(_tensor(path).shape)
+def read_tensor_shape(path: Path) -> tuple[int, ...]:
+    """Shape of the tensor in a .pt file."""
+    return tuple(_load_tensor(path).shape)
 
 
 def read_tensor(path: Path) -> FeatureRows:
     """The tensor as rows of float16 or float32."""
-    tensor = _tensor(path)
+    tensor = _load_tensor(path)
     half = str(tensor.dtype) == "torch.float16"
     rows: FeatureRows = (tensor if half else tensor.float()).numpy().copy()
     return rows
 
 
-def _tensor(path: Path) -> Any:
+def _load_tensor(path: Path) -> Any:
     import torch  # the folder is read without torch until a .pt file is met
 
     refuse_special(path)
@@ -57,7 +58,7 @@ def _refuse_ballast(path: Path) -> None:
     """Beside the numbers a tensor has a few hundred bytes; all that is there would be read, and checked, at every opening."""
     with zipfile.ZipFile(path) as archive:
         beside = sum(entry.file_size for entry in archive.infolist() if "/data/" not in entry.filename)
-    if beside > MAX_BESIDE:
+    if beside > _MAX_BESIDE:
         raise StoreError(
-            f"{path} holds {beside:,} bytes beside its numbers; one tensor needs less than {MAX_BESIDE:,}. Save the tensor alone."
+            f"{path} holds {beside:,} bytes beside its numbers; one tensor needs less than {_MAX_BESIDE:,}. Save the tensor alone."
         )

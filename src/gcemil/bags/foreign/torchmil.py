@@ -7,7 +7,7 @@ coords} with root/splits.csv. An .h5 file holds one dataset, named after its fol
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import connected_regions, patch_cells
-from gcemil.bags.arrays import checked_coords
+from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows, grid_stride
 from gcemil.bags.foreign.source import (
     FeatureLayout,
@@ -25,6 +25,7 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     Rows,
+    Truth,
     as_float,
     plain_ids,
     refuse_other_types,
@@ -36,6 +37,8 @@ from gcemil.units import LevelZeroPx
 
 @dataclass(frozen=True)
 class BagFolders:
+    """The parallel folders of a torchmil dataset."""
+
     features: Path
     labels: Path | None
     patch_labels: Path | None
@@ -49,12 +52,12 @@ def read_torchmil(
     source: Path, *, encoder: str | None = None, patch_size: int | None = None
 ) -> ForeignFolder:
     """The bags of a torchmil dataset."""
-    folders = _bag_folders(source, encoder)
+    folders = _find_bag_folders(source, encoder)
     files = sorted(path for path in folders.features.iterdir() if path.suffix in {".npy", ".h5"})
     if not files:
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
     ids = plain_ids((path.name for path in files), where=str(folders.features))
-    slides = tuple(_slide(path, ids[path.name], folders, patch_size) for path in files)
+    slides = tuple(_read_slide(path, ids[path.name], folders, patch_size) for path in files)
     lines = ["torchmil features are converted, so they are copied."]
     if folders.coords is not None:
         lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
@@ -63,10 +66,10 @@ def read_torchmil(
     return ForeignFolder("torchmil", source, slides, folders.encoder, tuple(lines))
 
 
-def _bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
+def _find_bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
     """Where the parallel folders lie; one encoder and one patch size must be left."""
     bases = sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]
-    features = [folder for base in bases for folder in _feature_folders(base, encoder)]
+    features = [folder for base in bases for folder in _find_feature_folders(base, encoder)]
     if len(features) != 1:
         names = ", ".join(str(path.relative_to(source)) for path in features) or "none"
         raise UsageError(
@@ -76,32 +79,30 @@ def _bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
     size = base.name.removeprefix("patches_")
     return BagFolders(
         features[0],
-        _existing(base, "labels"),
-        _existing(base, "inst_labels", "patch_labels"),
-        _existing(base, "coords"),
+        _find_subfolder(base, "labels"),
+        _find_subfolder(base, "inst_labels", "patch_labels"),
+        _find_subfolder(base, "coords"),
         features[0].name.removeprefix("features_") if features[0].name != "features" else "unknown",
         int(size) if size.isdigit() else None,
     )
 
 
-def bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
+def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
     """The label of every bag, from the labels folder."""
-    folder = _bag_folders(source, encoder).labels
+    folder = _find_bag_folders(source, encoder).labels
     if folder is None:
         raise UsageError(f"{source} has no labels folder. Give a table with --labels.")
     files = sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
     ids = plain_ids((path.name for path in files), where=str(folder))
-    return {ids[path.name]: _scalar(path) for path in files}
+    return {ids[path.name]: _read_label(path) for path in files}
 
 
-def patch_truth(slide: ForeignSlide) -> dict[str, NDArray[Any]]:
+def _read_truth(slide: ForeignSlide, patch_labels: Path) -> Truth:
     """Evidence and its connected regions, from the patch labels of a bag."""
-    if slide.patch_labels is None:
-        return {}
-    evidence = (np.ravel(read_array(slide.patch_labels, "inst_labels")) > 0).astype(np.uint8)
+    evidence = (np.ravel(read_array(patch_labels, "inst_labels")) > 0).astype(np.uint8)
     if len(evidence) != slide.n_patches:
         raise CohortError(
-            f"{slide.patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
+            f"{patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
         )
     coords = slide.load()[1]
     if coords is None:
@@ -126,20 +127,25 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     return array
 
 
-def _slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
+def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
     found = read_array(path, "features")
     shape = found.shape
     refuse_other_types(found.dtype, path)
     if len(shape) != 2:
         raise CohortError(f"{path}: features have shape {shape}, not (patches, dimension).")
-    coords_file = _partner(folders.coords, path)
-    size, scale = _grid(coords_file, folders.patch_px, patch_size)
-    load = partial(_load, path, coords_file, scale)
-    truth = _partner(folders.patch_labels, path)
-    return ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load, truth)
+    coords_file = _find_partner(folders.coords, path)
+    size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
+    load = partial(_load_rows, path, coords_file, scale)
+    slide = ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load)
+    patch_labels = _find_partner(folders.patch_labels, path)
+    return (
+        slide
+        if patch_labels is None
+        else replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
+    )
 
 
-def _grid(
+def _read_grid(
     coords_file: Path | None, patch_px: int | None, given: int | None
 ) -> tuple[LevelZeroPx | None, int]:
     """Patch size and the factor for the coordinates: a stride of 1 counts patches, not pixels."""
@@ -157,7 +163,7 @@ def _grid(
     return (None if size is None else LevelZeroPx(size)), 1
 
 
-def _load(path: Path, coords_file: Path | None, scale: int) -> Rows:
+def _load_rows(path: Path, coords_file: Path | None, scale: int) -> Rows:
     features = as_float(np.array(read_array(path, "features")))
     if coords_file is None:
         return features, None
@@ -173,10 +179,10 @@ def _read_coords(path: Path, scale: int) -> CoordRows:
     found = np.array(read_array(path, "coords"))
     if found.dtype.kind not in "fiu":
         raise StoreError(f"{path}: coordinates are {found.dtype}, not numbers. Write it again.")
-    return checked_coords(np.rint(found) * scale, path)
+    return check_coords(np.rint(found) * scale, path)
 
 
-def _feature_folders(base: Path, encoder: str | None) -> list[Path]:
+def _find_feature_folders(base: Path, encoder: str | None) -> list[Path]:
     features = base / "features"
     if not features.is_dir():
         return [base] if any(base.glob("*.npy")) else []
@@ -186,11 +192,11 @@ def _feature_folders(base: Path, encoder: str | None) -> list[Path]:
     return [path for path in named if encoder is None or path.name == f"features_{encoder}"]
 
 
-def _existing(base: Path, *names: str) -> Path | None:
+def _find_subfolder(base: Path, *names: str) -> Path | None:
     return next((base / name for name in names if (base / name).is_dir()), None)
 
 
-def _partner(folder: Path | None, path: Path) -> Path | None:
+def _find_partner(folder: Path | None, path: Path) -> Path | None:
     """The file of the same bag in a parallel folder."""
     if folder is None:
         return None
@@ -202,7 +208,7 @@ def _partner(folder: Path | None, path: Path) -> Path | None:
     return partner
 
 
-def _scalar(path: Path) -> str:
+def _read_label(path: Path) -> str:
     values = np.ravel(read_array(path, "labels"))
     if len(values) != 1:
         raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
@@ -218,10 +224,11 @@ def _owns_folder(folder: Path, names: Names) -> bool:
 
 LAYOUT = FeatureLayout(
     tool="torchmil",
+    name="torchmil",
     title="torchmil bags",
     read=lambda source, options: read_torchmil(
         source, encoder=options.encoder, patch_size=options.patch_size
     ),
     owns_folder=_owns_folder,
-    read_labels=bag_labels,
+    read_labels=read_bag_labels,
 )

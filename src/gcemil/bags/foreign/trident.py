@@ -20,25 +20,25 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     Names,
-    feature_rows,
+    check_feature_shape,
+    describe_stripped_ids,
     infer_patch_size,
     is_linkable,
-    load_plain,
+    load_features,
     plain_ids,
     require_one_encoder,
-    stripped_line,
 )
 from gcemil.errors import CohortError, UsageError
 from gcemil.units import LevelZeroPx
 
-PREFIX = "features_"
+_PREFIX = "features_"
 RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
 OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
 
 def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
     """The slides of one features folder of a TRIDENT job."""
-    folder = _features_folder(source, encoder)
+    folder = _find_features_folder(source, encoder)
     files = sorted(folder.glob("*.h5"))
     if not files:
         raise CohortError(
@@ -46,23 +46,23 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
         )
     ids = plain_ids((path.name for path in files), where=str(folder))
     lines = [
-        *stripped_line((path.name.removesuffix(".h5") for path in files), where=str(folder)),
+        *describe_stripped_ids((path.name.removesuffix(".h5") for path in files), where=str(folder)),
         "TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
     ]
     slides, encoders, inferred, overlaps = [], [], [], set()
     for path in files:
         layouts = store.describe(path)
-        n_patches, dim = feature_rows(path, layouts)
-        attributes = _coords_attributes(path, layouts)
-        size = LevelZeroPx(patch_size) if patch_size else level0_patch_size(attributes)
+        n_patches, dim = check_feature_shape(path, layouts)
+        attributes = _read_coords_attributes(path, layouts)
+        size = LevelZeroPx(patch_size) if patch_size else find_patch_size(attributes)
         if size is None and n_patches and "coords" in layouts:
             size = infer_patch_size(read_coords(path))
             inferred.append(ids[path.name])
-        encoders.append(_text(store.attributes(path, "features").get("encoder")))
-        overlaps.add(_text(attributes.get("overlap")))
+        encoders.append(_to_text(store.attributes(path, "features").get("encoder")))
+        overlaps.add(_to_text(attributes.get("overlap")))
         slides.append(
             ForeignSlide(
-                ids[path.name], path, n_patches, dim, size, is_linkable(layouts), partial(load_plain, path)
+                ids[path.name], path, n_patches, dim, size, is_linkable(layouts), partial(load_features, path)
             )
         )
     if patch_size:
@@ -75,23 +75,23 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
         f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
     ]
     found = require_one_encoder(encoders, folder)
-    if found == "unknown" and folder.name.startswith(PREFIX):
-        found = folder.name.removeprefix(PREFIX)
+    if found == "unknown" and folder.name.startswith(_PREFIX):
+        found = folder.name.removeprefix(_PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
     return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
 
 
-def _features_folder(source: Path, encoder: str | None = None) -> Path:
+def _find_features_folder(source: Path, encoder: str | None = None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
     found = sorted(
         path
-        for pattern in (f"{PREFIX}*", f"*_overlap/{PREFIX}*")
+        for pattern in (f"{_PREFIX}*", f"*_overlap/{_PREFIX}*")
         for path in source.glob(pattern)
         if path.is_dir()
     )
-    wanted = [path for path in found if encoder is None or path.name == f"{PREFIX}{encoder}"]
+    wanted = [path for path in found if encoder is None or path.name == f"{_PREFIX}{encoder}"]
     if not wanted:
         names = ", ".join(str(path.relative_to(source)) for path in found) or "none"
         raise CohortError(
@@ -103,11 +103,11 @@ def _features_folder(source: Path, encoder: str | None = None) -> Path:
     return wanted[0]
 
 
-def _coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
+def _read_coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
     return store.attributes(path, "coords") if "coords" in layouts else {}
 
 
-def level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
+def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
     direct, size, own, target = (
         None if (number := stated_number(attributes, name)) is None else round(number)
@@ -115,10 +115,11 @@ def level0_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     )
     if direct:
         return LevelZeroPx(direct)
+    # Rounded down, as TRIDENT does it.
     return LevelZeroPx(max(1, size * own // target)) if size and own and target else None
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return "" if value is None or value == "None" else str(value)
 
 
@@ -132,11 +133,12 @@ def _describe_file(path: Path) -> Facts:
 
 LAYOUT = FeatureLayout(
     tool="trident",
+    name="TRIDENT",
     title="TRIDENT features",
     read=lambda source, options: read_trident(source, encoder=options.encoder, patch_size=options.patch_size),
     owns_folder=_owns_folder,
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
     file_title=lambda datasets: "TRIDENT features",
     describe_file=_describe_file,
-    patch_size=level0_patch_size,
+    patch_size=find_patch_size,
 )

@@ -22,8 +22,8 @@ from gcemil.bags.folds import read_fold
 from gcemil.bags.foreign import cohort_import
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.layouts import LAYOUTS
-from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ForeignSlide
+from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
+from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ForeignSlide, ReadOptions
 from gcemil.errors import CohortError, StoreError, UsageError
 
 
@@ -251,7 +251,7 @@ def test_features_without_labels_need_a_table(tmp_path):
 
 def test_unknown_folder_is_refused(tmp_path):
     (tmp_path / "F").mkdir()
-    with pytest.raises(CohortError, match="is no features folder of CLAM, TRIDENT, STAMP or torchmil"):
+    with pytest.raises(CohortError, match="is no features folder of STAMP, TRIDENT, CLAM or torchmil"):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
 
 
@@ -277,7 +277,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
     for slide in ("A", "B"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
     labels, out = clam_labels(tmp_path, "A", "B"), tmp_path / "made" / "c"
-    place, calls = cohort_import._place, []
+    place, calls = cohort_import._place_slide, []
 
     def interrupted(*arguments, **options):
         calls.append(arguments)
@@ -286,7 +286,7 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
         return place(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cohort_import, "_place", interrupted)
+        patched.setattr(cohort_import, "_place_slide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == []
@@ -306,6 +306,7 @@ def read_tokens(source, options):
             None,
             False,
             lambda path=path: (store.read(path, "tokens"), None),
+            lambda: {"evidence": np.array([0, 1, 0], np.uint8)},
         )
         for path in sorted(source.glob("*.h5"))
     ]
@@ -314,9 +315,10 @@ def read_tokens(source, options):
 
 def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
     layout = FeatureLayout(
-        "tokens",
-        "Token features",
-        read_tokens,
+        tool="tokens",
+        name="Tokens",
+        title="Token features",
+        read=read_tokens,
         owns_file=lambda datasets, attributes: "tokens" in datasets,
         file_title=lambda datasets: "Token file",
         datasets=("tokens",),
@@ -332,3 +334,7 @@ def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
     )
     assert (report.tool, report.n_slides) == ("tokens", 2)
     assert store.read(tmp_path / "cohort" / "features" / "A.h5", "features").shape == (3, 4)
+    assert store.read(tmp_path / "cohort" / "truth" / "A.h5", "evidence").tolist() == [0, 1, 0]
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(CohortError, match=r"is no features folder of .*torchmil or Tokens\."):
+        read_folder(tmp_path / "nothing", ReadOptions())

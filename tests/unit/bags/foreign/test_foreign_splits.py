@@ -2,14 +2,14 @@ import pytest
 
 from foreign_builders import stamp_splits, write_table
 from gcemil.bags.cohort import SlideRow
-from gcemil.bags.foreign.splits import placed_folds, read_splits
+from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.errors import CohortError
 
 ROWS = [SlideRow(f"s{i}", f"p{i}", label="x") for i in range(4)]
 
 
 def parts(path, rows=ROWS):
-    return [fold.part_of for fold in placed_folds(read_splits(path), rows).folds]
+    return [fold.part_of for fold in match_folds(read_splits(path), rows).folds]
 
 
 def test_clam_folder_of_ragged_columns(tmp_path):
@@ -116,7 +116,7 @@ def test_an_id_in_two_parts_is_refused(tmp_path):
 
 def test_slides_no_fold_places_are_returned(tmp_path):
     path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,s0,s1,s2")
-    assert placed_folds(read_splits(path), ROWS).unplaced == ("s3",)
+    assert match_folds(read_splits(path), ROWS).unplaced == ("s3",)
 
 
 def test_slides_only_some_folds_place_are_refused(tmp_path):

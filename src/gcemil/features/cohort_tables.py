@@ -9,7 +9,7 @@ from pathlib import Path
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
-from gcemil.bags.foreign.label_tables import LabelTable, cohort_classes
+from gcemil.bags.foreign.label_tables import LabelTable, choose_classes
 from gcemil.bags.patching import patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, StoreError
@@ -36,6 +36,7 @@ def write_cohort_tables(
     anchors: str | None = None,
 ) -> CohortTables:
     """cohort.yaml and slides.csv for the slides that have both features and a label."""
+    # A slide that failed is left out here and named among the lines.
     rows = [row for row in table.rows if feature_file(out, row.slide_id).is_file()]
     if not rows:
         raise CohortError(
@@ -53,14 +54,14 @@ def write_cohort_tables(
     card = CohortCard(
         name=out.resolve().name,
         task=table.task,
-        classes=cohort_classes(table, rows, classes),
+        classes=choose_classes(table, rows, classes),
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
-        patch_size_level0=_one_size([_side_of(feature_file(out, row.slide_id)) for row in rows]),
+        patch_size_level0=_common_size([_read_patch_size(feature_file(out, row.slide_id)) for row in rows]),
         anchors=anchors,
         provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
     )
-    return _saved(Cohort(out, card, tuple(rows)), lines)
+    return _save_cohort(Cohort(out, card, tuple(rows)), lines)
 
 
 def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings) -> CohortTables:
@@ -74,7 +75,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     }
     for name, grid in grids.items():
         write_pixel_truth(out, name, grid)
-    side = _one_size([int(grid.patch_size_level0) for grid in grids.values()])
+    side = _common_size([int(grid.patch_size_level0) for grid in grids.values()])
     if side is None:
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
@@ -82,7 +83,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     card = read_encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
-    return _saved(Cohort(out, card, rows), missing)
+    return _save_cohort(Cohort(out, card, rows), missing)
 
 
 def is_drawn(out: Path) -> bool:
@@ -90,12 +91,12 @@ def is_drawn(out: Path) -> bool:
     return (out / PIXEL_CARD).is_file()
 
 
-def _saved(cohort: Cohort, lines: Sequence[str]) -> CohortTables:
+def _save_cohort(cohort: Cohort, lines: Sequence[str]) -> CohortTables:
     cohort.save()
     return CohortTables(len(cohort.slides), tuple(lines))
 
 
-def _side_of(path: Path) -> int:
+def _read_patch_size(path: Path) -> int:
     size = stated_number(store.attributes(path, "coords"), "patch_size_level0")
     if size is None:
         raise StoreError(
@@ -104,7 +105,7 @@ def _side_of(path: Path) -> int:
     return round(size)
 
 
-def _one_size(sizes: Sequence[int]) -> int | None:
+def _common_size(sizes: Sequence[int]) -> int | None:
     """The side that all slides share; None where scanners differ."""
     found = set(sizes)
     return found.pop() if len(found) == 1 else None
