@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
-from gcemil.diagnostics.guarantee import counted
 from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits
 from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
 from gcemil.errors import UsageError
@@ -69,7 +68,6 @@ class Calibration:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     mean_budget: float = 0.05,
     tolerances: Sequence[float] = TOLERANCES,
     step_fraction: float = 0.01,
@@ -82,9 +80,9 @@ def measured(
     check_budget(mean_budget)
     check_parts(fold)
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
-    shares = validation_shares(fold, ladder, steps, counted(fold, "val", on_bag))
+    shares = validation_shares(fold, ladder, steps)
     chosen = calibrated(ladder, shares, mean_budget=mean_budget)
-    table = filled_table(fold, chosen.tolerance, steps, attributions, counted(fold, "test", on_bag))
+    table = filled_table(fold, chosen.tolerance, steps, attributions)
     return Finding(
         name="adaptive",
         rows=tuple(table.rows()),
@@ -112,12 +110,10 @@ def calibrated(
     return Calibration(tolerances[-1], means[-1], len(shares), is_within=False)
 
 
-def validation_shares(
-    fold: FoldBench, tolerances: Sequence[float], steps: Steps, on_bag: OnBag | None
-) -> list[list[float]]:
+def validation_shares(fold: FoldBench, tolerances: Sequence[float], steps: Steps) -> list[list[float]]:
     """For every validation bag, the share of its patches that each tolerance asks for."""
     shares = []
-    for bag in fold.bags("val", on_bag):
+    for bag in fold.bags("val"):
         way = way_down(fold, bag, network_view(fold, bag, "wrapped"), steps)
         shares.append([size_of(way.growth(tolerance)) / len(bag) for tolerance in tolerances])
     return shares
@@ -128,13 +124,12 @@ def filled_table(
     tolerance: float,
     steps: Steps,
     attributions: Sequence[str] | None,
-    on_bag: OnBag | None,
 ) -> RuleTable:
     """Every rule on every test bag, at the size the bag needs under the tolerance."""
     explainers = {name: chosen_attributions(fold.host_of(name), attributions) for name in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         views = {network: network_view(fold, bag, network) for network in fold.networks}
         growth = way_down(fold, bag, views["wrapped"], steps).growth(tolerance)

@@ -6,10 +6,9 @@ plain    the host of another run on the same folds, trained without the wrapper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +42,6 @@ from gcemil.tasks.task import Task
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
 NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
-OnBag = Callable[[int, int], None]
 
 
 class BagBench:
@@ -161,15 +159,12 @@ class FoldBench:
     def targets(self, part: PartName = "test") -> Tensor:
         return stacked_targets(self.specs(part))
 
-    def bags(self, part: PartName = "test", on_bag: OnBag | None = None) -> Iterator[BagBench]:
+    def bags(self, part: PartName = "test") -> Iterator[BagBench]:
         """All patches of every bag of the part; one bag in memory at a time."""
-        specs, done = self.specs(part), count(1)
-        # Not by enumerate, which would hold the last bag while the next is read.
-        for spec, bag in load_bags(self.cohort, specs, rule=SampleRule(), ahead=2):
+        for spec, bag in load_bags(self.cohort, self.specs(part), rule=SampleRule(), ahead=2):
             yield BagBench(spec, bag, self)
+            # Let go of it: the next bag is read while this name would still hold the last.
             del bag
-            if on_bag:
-                on_bag(next(done), len(specs))
 
 
 def risk_scale(run: Path, fold: int) -> RiskScale:

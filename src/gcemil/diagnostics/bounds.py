@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.snr import BagOutputs, gap
 from gcemil.diagnostics.verdicts import rule_subsets
 from gcemil.errors import UsageError
@@ -168,13 +168,13 @@ def coverage_figures(
     }
 
 
-def estimated_completeness(fold: FoldBench, on_bag: OnBag | None = None) -> Completeness | None:
+def estimated_completeness(fold: FoldBench) -> Completeness | None:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
-    for bench in fold.bags("val", on_bag):
+    for bench in fold.bags("val"):
         found += bag_variations(fold.model, bench, fold, generator)
     return completeness(found)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
 from gcemil.diagnostics.prefixes import NetworkView, network_view, prefix_logits
 from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
@@ -61,7 +61,6 @@ class Tally:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     budgets: Sequence[float | str] | None = None,
     attributions: Sequence[str] | None = None,
 ) -> Finding:
@@ -71,7 +70,7 @@ def measured(
     chosen = {network: chosen_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:

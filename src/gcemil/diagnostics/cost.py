@@ -37,7 +37,7 @@ from torch import Tensor
 
 from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.attribution.table import supported
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
 from gcemil.diagnostics.peak_memory import peak_bytes
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
@@ -85,7 +85,6 @@ class Way:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     budget: float = DEFAULT_BUDGET,
     repeats: int = 5,
     timed_bags: int = 12,
@@ -100,7 +99,7 @@ def measured(
     folder = fold.run / f"fold_{fold.fold}"
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
-    for number, bench in enumerate(fold.bags("test", on_bag)):
+    for number, bench in enumerate(fold.bags("test")):
         ways = [*ways_of(bench, fold, budget), *prefiltered_way(bench, fold, filtered)]
         for way in ways:
             logits.setdefault(way.mode, []).append(way.predict())

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
 from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
 from gcemil.errors import UsageError
@@ -70,7 +70,6 @@ class Thresholds:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
     ambiguity: float = 0.1,
@@ -87,7 +86,7 @@ def measured(
     generator = torch.Generator().manual_seed(fold.seed)
     budget = own_budget(fold)
     records: list[Record] = []
-    for bench in fold.bags("test", on_bag):
+    for bench in fold.bags("test"):
         is_artifact = artifact_patches(fold, bench, numbers)
         for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
             records.append(slide_record(fold, bench, judged, is_artifact, lines))
@@ -105,14 +104,6 @@ def measured(
             "seed": fold.seed,
         },
     )
-
-
-def failing_bags(
-    finding: Finding, *, rule: str = "evidence", network: str = "wrapped"
-) -> dict[str, list[str]]:
-    """The bags of each failure type, by their ids."""
-    own = [slide for slide in finding.slides if (slide["rule"], slide["network"]) == (rule, network)]
-    return {kind: [slide["bag_id"] for slide in own if slide[kind]] for kind in TYPES}
 
 
 def artifact_patches(fold: FoldBench, bench: BagBench, numbers: Sequence[int] | None) -> Selected | None:

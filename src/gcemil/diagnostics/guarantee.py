@@ -22,7 +22,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag, PartName
+from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, PartName
 from gcemil.diagnostics.conformal import (
     Certificate,
     bags_needed,
@@ -64,7 +64,6 @@ class RuleRecord:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     alpha: float = 0.1,
     confidence: float = 0.9,
     fractions: Sequence[float] = FRACTIONS,
@@ -75,9 +74,7 @@ def measured(
     check_level("confidence", confidence)
     check_parts(fold)
     judges = {name: answers_of(fold, name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration, test = (
-        part_records(fold, part, judges, fractions, counted(fold, part, on_bag)) for part in ("val", "test")
-    )
+    calibration, test = (part_records(fold, part, judges, fractions) for part in ("val", "test"))
     rows, slides, notes = [], [], [SELECTION_NOTE]
     for key in (key for key in test if is_complete(key, calibration, test)):
         agrees = calibration[key].agrees
@@ -105,12 +102,11 @@ def part_records(
     part: PartName,
     judges: dict[NetworkName, Answers],
     fractions: Sequence[float],
-    on_bag: OnBag | None,
 ) -> dict[RuleKey, RuleRecord]:
     """Agreement of every bag of a part at every size, by rule and network."""
     records: dict[RuleKey, RuleRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags(part, on_bag):
+    for bag in fold.bags(part):
         random_order = torch.randperm(len(bag), generator=generator)
         for network, answers in judges.items():
             view = network_view(fold, bag, network)
@@ -221,15 +217,6 @@ def is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
     """Whether a rule exists on every bag of every part; an oracle needs truth everywhere."""
     most = [max(len(record.bag_ids) for record in part.values()) for part in parts]
     return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
-
-
-def counted(fold: FoldBench, part: PartName, on_bag: OnBag | None) -> OnBag | None:
-    """Progress over both parts as one count."""
-    if on_bag is None:
-        return None
-    n_val, n_test = len(fold.specs("val")), len(fold.specs("test"))
-    before = 0 if part == "val" else n_val
-    return lambda done, _: on_bag(before + done, n_val + n_test)
 
 
 def check_parts(fold: FoldBench) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gcemil.bags.annotations.truth import MIN_OVERLAP
-from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
+from gcemil.diagnostics.bench import FoldBench, PartName
 from gcemil.diagnostics.components import hits_by_overlap, hits_by_point, lesion_candidates
 from gcemil.diagnostics.froc import (
     NOT_FOUND,
@@ -70,7 +70,6 @@ Detail = dict[str, Any]
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     min_overlap: float = MIN_OVERLAP,
     microns_per_pixel: float | None = None,
 ) -> Finding:
@@ -78,7 +77,6 @@ def measured(
     rule = TruthRule(min_overlap, microns_per_pixel)
     judged: dict[PartName, list[JudgedSlide]] = {"val": [], "test": []}
     excluded: list[Excluded] = []
-    done, total = 0, sum(len(fold.specs(part)) for part in judged)
     for part, slides in judged.items():
         for bench in fold.bags(part):
             for found in judged_slides(fold, bench, rule):
@@ -86,9 +84,6 @@ def measured(
                     slides.append(found)
                 else:
                     excluded.append(found)
-            done += 1
-            if on_bag:
-                on_bag(done, total)
     rows, details = localisation_rows(judged["val"], judged["test"])
     return Finding(
         name="localisation",

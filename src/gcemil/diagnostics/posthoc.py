@@ -23,7 +23,7 @@ import torch
 from gcemil.diagnostics.answers import answers_of
 from gcemil.diagnostics.attribution.predicted import predicted
 from gcemil.diagnostics.attribution.table import Attribution
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
 from gcemil.diagnostics.perturbation import REMOVED_SHARES, FlippingCurves, flipping_curves
 from gcemil.diagnostics.prefixes import network_view
@@ -43,7 +43,6 @@ T = TypeVar("T")
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     budget: float | str | None = None,
     attributions: Sequence[str] | None = None,
     clock: Clock = time.perf_counter,
@@ -54,7 +53,7 @@ def measured(
     chosen = {network: chosen_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:

@@ -7,7 +7,7 @@ the interval over bags asks another question and is explained in bag_bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags.cohort import Cohort
-from gcemil.diagnostics.bag_bootstrap import BagIntervals, Compared, FoldPair, bag_intervals, read_fold_pair
+from gcemil.diagnostics.bag_bootstrap import BagIntervals, Compared, bag_intervals, read_fold_pair
 from gcemil.diagnostics.paired_tests import PairedTests, holm, paired_tests, smallest_wilcoxon
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row
@@ -24,12 +24,9 @@ from gcemil.runs.folder import check_same_cohort, create_task, read_run
 from gcemil.runs.records import MODES, finished_folds, fold_number, read_metrics
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
-OnFold = Callable[[int, int], None]
 
 
-def compared_runs(
-    run: Path, against: Path, *, seed: int = 0, resamples: int = 1000, on_fold: OnFold | None = None
-) -> Finding:
+def compared_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 1000) -> Finding:
     """Every mode and metric of `run` against the full bag of `against`."""
     check_same_cohort(run, against)
     ours, theirs = fold_metrics(run), fold_metrics(against)
@@ -41,7 +38,7 @@ def compared_runs(
         for mode, metric in compared
     ]
     over_bags, missing = intervals_over_bags(
-        run, against, ours, theirs, generator=generator, resamples=resamples, on_fold=on_fold
+        run, against, ours, theirs, generator=generator, resamples=resamples
     )
     return Finding(
         name="significance",
@@ -144,7 +141,6 @@ def intervals_over_bags(
     *,
     generator: np.random.Generator,
     resamples: int,
-    on_fold: OnFold | None,
 ) -> tuple[BagIntervals, list[Path]]:
     """The intervals, or the tables of predictions that are missing for them."""
     files = {
@@ -157,14 +153,8 @@ def intervals_over_bags(
         return BagIntervals({}, 0), missing
     card = read_run(run)
     task = create_task(Cohort.load(card.cohort), card.settings)
-
-    def pairs() -> Iterator[FoldPair]:
-        for done, fold in enumerate(ours, start=1):
-            yield read_fold_pair(files[fold], rivals[fold], task)
-            if on_fold:
-                on_fold(done, len(ours))
-
-    return bag_intervals(pairs(), task, generator=generator, resamples=resamples), []
+    pairs = (read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
+    return bag_intervals(pairs, task, generator=generator, resamples=resamples), []
 
 
 def prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str, float]]) -> Path:

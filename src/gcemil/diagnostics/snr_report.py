@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
@@ -84,7 +84,6 @@ class Trial:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
     recoverability_tolerance: float = 0.01,
@@ -94,12 +93,10 @@ def measured(
     """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
     budget = own_budget(fold) if budget is None else budget
-    n_before = 0 if fold.model is None else len(fold.specs("val"))
-    n_bags = n_before + len(fold.specs("test"))
-    complete = estimated_completeness(fold, counted(on_bag, 0, n_bags))
+    complete = estimated_completeness(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     trials: list[Trial] = []
-    for bench in fold.bags("test", counted(on_bag, n_before, n_bags)):
+    for bench in fold.bags("test"):
         for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
             record = slide_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
             trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
@@ -116,13 +113,6 @@ def measured(
             "seed": fold.seed,
         },
     )
-
-
-def counted(on_bag: OnBag | None, before: int, total: int) -> OnBag | None:
-    """Progress over several parts as one count."""
-    if on_bag is None:
-        return None
-    return lambda done, _: on_bag(before + done, total)
 
 
 def slide_record(

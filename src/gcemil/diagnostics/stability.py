@@ -25,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.judged_evidence import (
     FIXED_SHARE,
     WHOLE_BAG,
@@ -53,7 +53,6 @@ SEEDS = "seeds"
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     others: Sequence[FoldBench] = (),
     dropout: float = 0.1,
     noise: float = 0.1,
@@ -64,11 +63,8 @@ def measured(
 ) -> Finding:
     """Under perturbation and, where runs of other seeds are given, across them."""
     common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "scores": scores}
-    n_bags = len(fold.specs())
-    parts = 1 + bool(others)
     perturbed = under_perturbation(
         fold,
-        on_bag=shifted(on_bag, 0, parts * n_bags),
         dropout=dropout,
         noise=noise,
         repeats=repeats,
@@ -78,7 +74,7 @@ def measured(
         return replace(
             perturbed, notes=("Across seeds: not measured, since no run of another seed was given.",)
         )
-    across = across_runs([fold, *others], on_bag=shifted(on_bag, n_bags, parts * n_bags), **common)
+    across = across_runs([fold, *others], **common)
     return Finding(
         "stability",
         across.rows + perturbed.rows,
@@ -91,7 +87,6 @@ def measured(
 def across_runs(
     folds: Sequence[FoldBench],
     *,
-    on_bag: OnBag | None = None,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
     scores: Mapping[str, ScoreRule] | None = None,
@@ -101,7 +96,7 @@ def across_runs(
     generator = torch.Generator().manual_seed(folds[0].seed)
     book = RuleBook(generator, share, risk_tolerance, scores or {})
     table = Table()
-    for bag in folds[0].bags("test", on_bag):
+    for bag in folds[0].bags("test"):
         original, rows = Original.of(bag), torch.arange(len(bag))
         found = [book.judged(fold, BagBench(bag.spec, bag.bag, fold), original, rows) for fold in folds]
         for key in (key for key in found[0] if all(key in one for one in found)):
@@ -119,7 +114,6 @@ def across_runs(
 def under_perturbation(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     dropout: float = 0.1,
     noise: float = 0.1,
     repeats: int = 5,
@@ -133,7 +127,7 @@ def under_perturbation(
     generator = torch.Generator().manual_seed(fold.seed)
     book = RuleBook(generator, share, risk_tolerance, scores or {})
     table = Table()
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         original = Original.of(bag)
         clean = book.judged(fold, bag, original, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
@@ -241,8 +235,3 @@ def check_runs(folds: Sequence[FoldBench]) -> None:
                 f"{fold.run} (fold {fold.fold} of {fold.cohort.folder}) does not test on the bags of "
                 f"{first.run} (fold {first.fold} of {first.cohort.folder}). Compare runs of one cohort and one fold."
             )
-
-
-def shifted(on_bag: OnBag | None, before: int, total: int) -> OnBag | None:
-    """Progress of one part of the work, counted over all of it."""
-    return None if on_bag is None else lambda done, _: on_bag(before + done, total)

@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
+from gcemil.diagnostics.bench import FoldBench, PartName
 from gcemil.diagnostics.prefixes import NetworkView, Order, Ranking, network_view, prefix_logits, rankings
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
@@ -72,7 +72,6 @@ class Candidate:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     sizes: Sequence[int] = SIZES,
     tolerance: float = 0.05,
     risk_tolerance: float = RISK_TOLERANCE,
@@ -88,7 +87,7 @@ def measured(
     }
     found: dict[tuple[str, str, int], list[Figures]] = {}
     slides: list[dict[str, Any]] = []
-    for bag in fold.bags(part, on_bag):
+    for bag in fold.bags(part):
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():

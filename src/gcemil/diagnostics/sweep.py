@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.bench import BagBench, FoldBench
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
@@ -49,7 +49,6 @@ class CellRecord:
 def measured(
     fold: FoldBench,
     *,
-    on_bag: OnBag | None = None,
     thresholds: Sequence[float] = THRESHOLDS,
     coverage_targets: Sequence[float | None] = COVERAGE_TARGETS,
 ) -> Finding:
@@ -62,7 +61,7 @@ def measured(
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
     records: dict[CellKey, CellRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random_order = torch.randperm(len(bag), generator=generator)
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gcemil.bags.fingerprint import content_hash
-from gcemil.diagnostics.bench import FoldBench, OnBag
+from gcemil.diagnostics.bench import FoldBench
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, write_finding
 from gcemil.runs.environment import describe_environment, one_thread
@@ -32,11 +32,7 @@ class DiagnosticSpec:
 
     def options(self) -> list[str]:
         """What a caller may set, beside the fold."""
-        return [
-            name
-            for name in list(inspect.signature(self.measured()).parameters)[1:]
-            if name not in ("on_bag", "others")
-        ]
+        return [name for name in list(inspect.signature(self.measured()).parameters)[1:] if name != "others"]
 
 
 DIAGNOSTICS: dict[str, DiagnosticSpec] = {
@@ -65,7 +61,6 @@ def run_diagnostic(
     against: Path | None = None,
     others: Sequence[Path] = (),
     seed: int = 0,
-    on_bag: OnBag | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
@@ -76,7 +71,7 @@ def run_diagnostic(
         extra = (
             {"others": [FoldBench.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
         )
-        finding = DIAGNOSTICS[name].measured()(bench, on_bag=on_bag, **extra, **(options or {}))
+        finding = DIAGNOSTICS[name].measured()(bench, **extra, **(options or {}))
     finding = replace(finding, provenance=origin(run, fold, against, others, seed))
     return write_finding(run / f"fold_{fold}" / "diagnostics", finding)
 

@@ -230,12 +230,6 @@ def test_the_report_shows_the_walk_first_and_one_comparison():
     assert main_rows(None, "adaptive", ordered) == [made[1], made[0]]
 
 
-def test_progress_counts_both_parts(tmp_path):
-    seen = []
-    adaptive.measured(calibrated_fold(tmp_path, n_slides=2), on_bag=lambda *count: seen.append(count))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

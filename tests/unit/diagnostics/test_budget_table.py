@@ -187,10 +187,3 @@ def test_a_run_without_a_wrapper_has_no_recovered_evidence(tmp_path):
     }
     with pytest.raises(UsageError, match="for a run with a wrapper, got 'recovered'"):
         budget.measured(fold, budgets=("recovered",))
-
-
-def test_progress_counts_the_bags(tmp_path):
-    seen = []
-    fold = planted_fold(tmp_path, n_slides=3)
-    budget.measured(fold, attributions=FEW, on_bag=lambda *count: seen.append(count))
-    assert seen == [(1, 3), (2, 3), (3, 3)]

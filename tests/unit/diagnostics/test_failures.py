@@ -12,7 +12,6 @@ from gcemil.diagnostics.failures import (
     Thresholds,
     agreement,
     case_failure,
-    failing_bags,
     intended_anchors,
     measured,
     severity,
@@ -120,12 +119,6 @@ def test_rates_are_shares_of_the_slides_listed(found):
         own = [s for s in own if row.labels["class"] in ("all", s["target"])]
         for kind in TYPES:
             assert row.values[f"{kind}_share"] == pytest.approx(np.mean([s[kind] for s in own]))
-    listed = failing_bags(found)
-    for slide in found.slides:
-        if slide["rule"] == "evidence":
-            assert [kind for kind in TYPES if slide["bag_id"] in listed[kind]] == [
-                kind for kind in TYPES if slide[kind]
-            ]
 
 
 def test_thresholds_are_stated(found):
@@ -167,7 +160,6 @@ def test_what_cannot_be_known_is_null_and_noted(classification_runs: TrainedRuns
         "Artifact evidence",
         "Semantic mismatch",
     ]
-    assert failing_bags(found, rule="random")["artifact_evidence"] == []
 
 
 def test_survival_slides_are_audited_by_their_order(survival_runs: TrainedRuns):

@@ -156,12 +156,9 @@ def test_tolerances_decide_the_shares_and_are_stated(classification_runs: Traine
     assert "plain" not in {row.labels["network"] for row in lenient.rows}
 
 
-def test_progress_counts_validation_and_test_bags_as_one(survival_runs: TrainedRuns):
+def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRuns):
     fold = FoldBench.open(survival_runs.gce, 0)
-    seen = []
-    found = measured(fold, on_bag=lambda done, total: seen.append((done, total)))
-    total = len(fold.parts.val) + len(fold.parts.test)
-    assert seen == [(done, total) for done in range(1, total + 1)]
+    found = measured(fold)
     assert {row.labels["class"] for row in found.rows} == {"all"}
     # A signed difference of risks has no better side.
     assert {row.values["removal_effect"] for row in found.rows if "removal_effect" in row.values} == {None}
