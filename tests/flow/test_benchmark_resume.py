@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.local import LocalPool
-from gcemil.benchmark.plan import RunKey, plan
+from gcemil.benchmark.plan import RunKey, plan_runs
 from gcemil.benchmark.results import Results, read_failure, read_log
 from gcemil.benchmark.runner import Ending
 from gcemil.benchmark.schedule import run_grid
@@ -109,7 +109,7 @@ def test_smoke_killed_and_restarted_ends_with_the_summary_of_an_undisturbed_one(
 @pytest.mark.slow
 def test_a_worker_that_dies_costs_its_own_run_alone(tmp_path):
     grid, results = small_grid(arms=["gce"]), Results(tmp_path)
-    first = plan(grid)[0]
+    first = plan_runs(grid)[0]
 
     class Killer:
         """Ends the process that trains the first fold."""

@@ -24,7 +24,7 @@ from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.local import ONE_THREAD, usable_cores
 from gcemil.benchmark.plan import Key
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.runner import Outcome, execute, failed
+from gcemil.benchmark.runner import Outcome, execute, record_failure
 from gcemil.errors import MissingExtraError, UsageError
 
 MAX_RETRIES = 5
@@ -88,7 +88,9 @@ class RayPool:
             outcome: Outcome = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
             # The run itself never raises: this is a node or worker that was lost too often.
-            return failed(self._results, key, f"Ray gave it up: {type(error).__name__}.", detail=str(error))
+            return record_failure(
+                self._results, key, f"Ray gave it up: {type(error).__name__}.", detail=str(error)
+            )
         return outcome
 
     def _connect(self, address: str | None, workers: int | None) -> None:

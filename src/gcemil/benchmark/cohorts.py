@@ -53,7 +53,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     """Make the cohort if it is a simulated one, check all of it, and write down what it is."""
     settings = grid.cohorts[key.cohort]
     if settings.folder is None and not results.path(key).is_dir():
-        simulate_whole(settings, results.path(key))
+        simulate_cohort(settings, results.path(key))
     folder = cohort_folder(grid, results, key.cohort)
     problems = validate(folder)
     if errors := select_errors(problems):
@@ -66,7 +66,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     if missing := sorted(wanted - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
     cohort = Cohort.load(folder)
-    record = described(cohort) | {
+    record = describe_cohort(cohort) | {
         "fingerprint": record_cohort(cohort).fingerprint,
         "settings": settings.model_dump(mode="json"),
         "warnings": [f"{problem.where}: {problem.what}" for problem in problems],
@@ -75,7 +75,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     write_json(results.cohort_record(key.cohort), record)
 
 
-def simulate_whole(settings: CohortSettings, folder: Path) -> None:
+def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
     """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
     with whole_folder(folder) as aside:
         cohort = simulate(
@@ -94,7 +94,7 @@ def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
     return grid.cohorts[name].folder or results.path(CohortKey(name))
 
 
-def described(cohort: Cohort) -> Record:
+def describe_cohort(cohort: Cohort) -> Record:
     """The dataset card, counted from the files."""
     card = cohort.card
     patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]

@@ -28,8 +28,8 @@ from gcemil.benchmark.plan import (
     Key,
     RunKey,
     fold_diagnostics,
+    plan_work,
     run_settings,
-    work,
 )
 from gcemil.benchmark.results import Results, read_log
 from gcemil.hosts.table import host_cost
@@ -64,16 +64,16 @@ class Shape:
         return self.bags * self.patches * self.width * 2 / 1e9
 
 
-def expected_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+def estimate_seconds(grid: Grid, results: Results) -> dict[Key, float]:
     """Seconds on one worker for every cohort and fold of the grid."""
-    model = modelled_seconds(grid, results)
-    ratios = measured_ratios(model, results)
+    model = model_seconds(grid, results)
+    ratios = read_ratios(model, results)
     return {key: seconds * correction(key, ratios) for key, seconds in model.items()}
 
 
-def modelled_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+def model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
     shapes = {name: cohort_shape(grid, results, name) for name in grid.cohorts}
-    return {key: key_seconds(grid, key, shapes[key.cohort]) for key in work(grid)}
+    return {key: key_seconds(grid, key, shapes[key.cohort]) for key in plan_work(grid)}
 
 
 def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
@@ -143,23 +143,23 @@ def folder_shape(cohort: Cohort) -> Shape:
     return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
 
 
-def measured_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:
+def read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:
     """Taken over expected, by kind of work and host, and over all work of a kind."""
     by_path = {str(key.path): key for key in model}
     found: dict[Hashable, list[float]] = defaultdict(list)
     for record in read_log(results):
         key = by_path.get(record["key"])
         if record["event"] == "end" and record["whole"] and key is not None:
-            for group in groups_of(key):
+            for group in ratio_groups(key):
                 found[group].append(record["seconds"] / model[key])
     return {group: median(ratios) for group, ratios in found.items()}
 
 
 def correction(key: Key, ratios: dict[Hashable, float]) -> float:
-    return next((ratios[group] for group in groups_of(key) if group in ratios), 1.0)
+    return next((ratios[group] for group in ratio_groups(key) if group in ratios), 1.0)
 
 
-def groups_of(key: Key) -> list[Hashable]:
+def ratio_groups(key: Key) -> list[Hashable]:
     """Whose ratios speak for this key: the nearest first."""
     kind = type(key).__name__
     match key:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.measured import MeasuredResults
 from gcemil.benchmark.paper_figures import TIMES, PaperFigures
 from gcemil.benchmark.tables.comparison import (
     Query,
@@ -38,13 +38,13 @@ RATIO_TABLES = ("same_budget", "explain")
 """Tables of the paper that have attention beside GCE discrete."""
 
 
-def headline(measured: Measured, paper: PaperFigures) -> Table:
+def headline(measured: MeasuredResults, paper: PaperFigures) -> Table:
     lines = [
         line
         for claim in paper.claims
         for line in (
             Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
-            Line((claim.name, "paper (from its tables)"), "paper", from_tables(claim.key, paper)),
+            Line((claim.name, "paper (from its tables)"), "paper", paper_cells(claim.key, paper)),
             *our_lines(claim.key, claim.name, measured),
         )
     ]
@@ -59,7 +59,7 @@ def headline(measured: Measured, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def from_tables(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+def paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     """What the paper's own tables give for a claim."""
     if claim.endswith("_gain"):
         table = paper.table(GAIN_TABLES[claim.removesuffix("_gain")])
@@ -94,39 +94,42 @@ def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
 
 
-def our_lines(claim: str, name: str, measured: Measured) -> list[Line]:
+def our_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
     """The claim on the results; where a fairness control was run, its gain beside it."""
     mark = our_origin(measured)
     return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in our_cells(claim, measured)]
 
 
-def our_cells(claim: str, measured: Measured) -> list[Found]:
+def our_cells(claim: str, measured: MeasuredResults) -> list[Found]:
     if claim.endswith("_gain"):
-        return gains(claim.removesuffix("_gain"), measured)
+        return gain_cells(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
     attention = snr.where(labels=PAPER_RULES["attention"].labels)
     evidence = snr.where(labels=PAPER_RULES["gce_discrete"].labels)
     if claim == "cd_gap_ratio":
         rival = find_values(measured, attention.where(metric="full_kept_gap"))
         return [
-            (", full-kept over C-D", ratio(rival, find_values(measured, evidence.where(metric="cd_gap")))),
-            (", full-kept over full-kept", ratio(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
+            (", full-kept over C-D", ratio_cells(rival, find_values(measured, evidence.where(metric="cd_gap")))),
+            (", full-kept over full-kept", ratio_cells(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
         ]  # fmt: skip
     if claim == "complement_degradation_ratio":
         found = [
             find_values(measured, rule.where(metric=claim.removesuffix("_ratio")))
             for rule in (evidence, attention)
         ]
-        return [("", ratio(*found))]
+        return [("", ratio_cells(*found))]
     if claim == "speed_up":
         return [
-            ("", speed("end_to_end_time", PREFILTER, measured)),
-            (": aggregation of cached evidence", speed("aggregation_time", "discrete", measured)),
+            ("", speed_cells("end_to_end_time", PREFILTER, measured)),
+            (": aggregation of cached evidence", speed_cells("aggregation_time", "discrete", measured)),
         ]
-    return [("", speed(claim, PREFILTER, measured)), (": evidence alone", speed(claim, "discrete", measured))]
+    return [
+        ("", speed_cells(claim, PREFILTER, measured)),
+        (": evidence alone", speed_cells(claim, "discrete", measured)),
+    ]
 
 
-def gains(metric: str, measured: Measured) -> list[Found]:
+def gain_cells(metric: str, measured: MeasuredResults) -> list[Found]:
     plain = find_values(measured, Query(metric, label="host", labels={"mode": "full"}))
     arms = {"": Query(metric, labels={"mode": "soft"})}
     controls = {
@@ -137,32 +140,33 @@ def gains(metric: str, measured: Measured) -> list[Found]:
     arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
     found = {suffix: subtract_paired(find_values(measured, query), plain) for suffix, query in arms.items()}
     return [
-        (suffix, (cell(gained, decimals=4, signed=True), counted(gained))) for suffix, gained in found.items()
+        (suffix, (cell(gained, decimals=4, signed=True), count_pairs(gained)))
+        for suffix, gained in found.items()
     ]
 
 
-def ratio(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
+def ratio_cells(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
     """Of the means over what both have."""
     shared = above.keys() & below.keys()
     top, bottom = (estimate({unit: found[unit] for unit in shared}) for found in (above, below))
     if top is None or bottom is None:
         return MISSING, MISSING
     if bottom.mean <= 0:
-        return UNDEFINED, counted(shared)
+        return UNDEFINED, count_pairs(shared)
     value = top.mean / bottom.mean
-    return Cell(f"{value:.2f}{TIMES}", value), counted(shared)
+    return Cell(f"{value:.2f}{TIMES}", value), count_pairs(shared)
 
 
-def speed(metric: str, mode: str, measured: Measured) -> tuple[Cell, Cell]:
+def speed_cells(metric: str, mode: str, measured: MeasuredResults) -> tuple[Cell, Cell]:
     """A ratio of the cost table; a time is turned over, so that more is faster."""
     found = find_values(measured, Query(metric, source="cost", labels={"mode": mode}))
     if metric == "relative_utility":
-        return cell(found, unit=TIMES), counted(found)
+        return cell(found, unit=TIMES), count_pairs(found)
     mean = estimate(found)
     text = MISSING if mean is None else Cell(f"{1 / mean.mean:.2f}{TIMES}", 1 / mean.mean)
-    return text, counted(found)
+    return text, count_pairs(found)
 
 
-def counted(units: Iterable[Unit]) -> Cell:
+def count_pairs(units: Iterable[Unit]) -> Cell:
     pairs = len({(unit.cohort, unit.host) for unit in units})
     return Cell(f"{pairs} pair{'s' if pairs > 1 else ''} of host and cohort") if pairs else MISSING

@@ -14,7 +14,7 @@ from types import TracebackType
 from gcemil.benchmark.grid import Grid, Resources
 from gcemil.benchmark.plan import Key
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.runner import Outcome, execute, failed
+from gcemil.benchmark.runner import Outcome, execute, record_failure
 from gcemil.errors import UsageError
 from gcemil.processes import Ended, WorkerPool
 
@@ -54,7 +54,7 @@ class LocalPool:
     def _outcome(self, ended: Ended[Key, Outcome]) -> Outcome:
         if ended.answer is not None:
             return ended.answer
-        return failed(self._results, ended.job, str(ended.error))
+        return record_failure(self._results, ended.job, str(ended.error))
 
 
 def affordable_workers(resources: Resources) -> int:

@@ -75,7 +75,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredResults:
     """Everything a results folder holds."""
 
     folder: Path
@@ -100,7 +100,7 @@ class Measured:
         return tuple(cohort for cohort in self.cohorts if cohort.dataset == name)
 
 
-def read_results(folder: Path) -> Measured:
+def read_results(folder: Path) -> MeasuredResults:
     """The runs of a results folder, by cohort, host, label and seed."""
     configs = sorted((folder / "runs").glob("*/*/*/seed_*/config.yaml"))
     if not configs:
@@ -114,12 +114,12 @@ def read_results(folder: Path) -> Measured:
         if cohort not in facts:
             facts[cohort] = cohort_facts(results, cohort, planned.get(cohort))
         settings = read_config(path.parent).settings
-        host, seed = settings.host.name, seed_number(path.parent)
+        host, seed = settings.host.name, parse_seed(path.parent)
         runs.append(Run(facts[cohort], host, label, seed, path.parent, settings))
-    return Measured(folder, tuple(runs))
+    return MeasuredResults(folder, tuple(runs))
 
 
-def seed_number(run: Path) -> int:
+def parse_seed(run: Path) -> int:
     number = run.name.removeprefix("seed_")
     if not (number.isascii() and number.isdigit()):
         raise RunError(f"{run} is no run of a grid: its folder is named seed_<number>. Move it away.")
@@ -141,7 +141,7 @@ def task_rows(run: Path) -> list[FoldRow]:
     for path in fold_files(run, "metrics.json"):
         for mode, values in read_metrics(path.parent).modes.items():
             main = next((name for name in TASK_METRIC.values() if name in values), "")
-            rows.append((fold_number(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)})))
+            rows.append((parse_fold(path), Row({"mode": mode}, {**values, "task_metric": values.get(main)})))
     return rows
 
 
@@ -149,7 +149,7 @@ def finding_rows(run: Path, name: str) -> list[FoldRow]:
     """A diagnostic's rows: of every fold that has it, or of the whole run where it is about that."""
     files = fold_files(run, f"diagnostics/{name}.json")
     if files:
-        return [(fold_number(path), row) for path in files for row in read_finding(path).rows]
+        return [(parse_fold(path), row) for path in files for row in read_finding(path).rows]
     whole = run / "diagnostics" / f"{name}.json"
     return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
 
@@ -162,6 +162,6 @@ def fold_files(run: Path, name: str) -> Sequence[Path]:
     return [found[number] for number in sorted(number for number in found if number is not None)]
 
 
-def fold_number(path: Path) -> int:
+def parse_fold(path: Path) -> int:
     part = next(part for part in reversed(path.parts) if part.startswith("fold_"))
     return int(part.removeprefix("fold_"))

@@ -84,7 +84,7 @@ class DiagnosisKey:
 Key = CohortKey | RunKey | DiagnosisKey
 
 
-def plan(grid: Grid) -> tuple[RunKey, ...]:
+def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
     """Every fold to train: by cohort, host and seed; within these plain arms first, a run's folds together."""
     check_names_exist(grid)
     return tuple(
@@ -97,17 +97,17 @@ def plan(grid: Grid) -> tuple[RunKey, ...]:
     )
 
 
-def work(grid: Grid) -> tuple[Key, ...]:
+def plan_work(grid: Grid) -> tuple[Key, ...]:
     """Everything to do: each cohort ahead of its runs, the runs of a host and seed ahead of their diagnostics."""
     keys: dict[Key, None] = {}
-    for (cohort, _, _), group in groupby(plan(grid), lambda run: (run.cohort, run.host, run.seed)):
+    for (cohort, _, _), group in groupby(plan_runs(grid), lambda run: (run.cohort, run.host, run.seed)):
         runs = list(group)
         keys |= dict.fromkeys([CohortKey(cohort), *runs])
         keys |= dict.fromkeys(DiagnosisKey(run) for run in runs if fold_diagnostics(grid, run))
     return tuple(keys)
 
 
-def needs(grid: Grid, key: Key) -> tuple[Key, ...]:
+def list_needs(grid: Grid, key: Key) -> tuple[Key, ...]:
     """What is over and done with, well or badly, before this begins."""
     match key:
         case CohortKey():
@@ -115,10 +115,12 @@ def needs(grid: Grid, key: Key) -> tuple[Key, ...]:
         case RunKey():
             return (CohortKey(key.cohort),)
         case DiagnosisKey(run):
-            return tuple(run for run in (run, rival(grid, run), *other_seeds(grid, run)) if run is not None)
+            return tuple(
+                run for run in (run, plain_rival(grid, run), *other_seeds(grid, run)) if run is not None
+            )
 
 
-def rival(grid: Grid, run: RunKey) -> RunKey | None:
+def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
     """The plain host beside which a wrapped fold is diagnosed, where the grid has one."""
     return None if run.is_plain or "host" not in grid.arms else replace(run, arm="host", variant=None)
 

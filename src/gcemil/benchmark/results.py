@@ -105,7 +105,7 @@ class Results:
 
 
 @contextmanager
-def claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
+def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Whether this process now holds the lock; with `wait` it does."""
     with ExitStack() as held:
         try:
@@ -121,7 +121,7 @@ def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
     record = {
         "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
     }  # fmt: skip
-    with claimed(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
+    with claim(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 

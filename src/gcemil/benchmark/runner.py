@@ -21,12 +21,12 @@ from gcemil.benchmark.plan import (
     Key,
     RunKey,
     fold_diagnostics,
-    needs,
+    list_needs,
     other_seeds,
-    rival,
+    plain_rival,
     run_settings,
 )
-from gcemil.benchmark.results import Results, append_log, claimed, read_failure
+from gcemil.benchmark.results import Results, append_log, claim, read_failure
 from gcemil.config import TrainSettings
 from gcemil.errors import ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import whole_folder, write_json
@@ -58,7 +58,7 @@ class Outcome:
 
 def execute(grid: Grid, results: Results, key: Key) -> Outcome:
     """Do the work of this key unless it is done or somebody else is at it."""
-    with claimed(results.lock(key.path)) as mine:
+    with claim(results.lock(key.path)) as mine:
         if not mine:
             return Outcome(Ending.busy)
         if is_finished(grid, results, key):
@@ -67,10 +67,10 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
         append_log(results, key, "start", whole=whole)
         started = time.monotonic()
         try:
-            do(grid, results, key)
+            do_work(grid, results, key)
         except Exception as error:  # one run that fails, for whatever reason, must not stop the others
             reason = describe_fault(error) or f"{type(error).__name__}: {error_text(error)}"
-            return failed(results, key, reason, detail=traceback.format_exc())
+            return record_failure(results, key, reason, detail=traceback.format_exc())
         results.failure(key).unlink(missing_ok=True)
         seconds = time.monotonic() - started
         append_log(results, key, "end", seconds=seconds, whole=whole)
@@ -99,7 +99,7 @@ def finding_file(results: Results, run: RunKey, name: str) -> Path:
     return results.path(DiagnosisKey(run)) / f"{name}.json"
 
 
-def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
+def record_failure(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
     """The failure on record: in its own file for the user, and in the log."""
     path = results.failure(key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outc
     return Outcome(Ending.failed, reason=reason)
 
 
-def do(grid: Grid, results: Results, key: Key) -> None:
+def do_work(grid: Grid, results: Results, key: Key) -> None:
     for host in grid.hosts:
         # The user named them in the grid; a worker that was not there when it was read needs to know.
         if is_import_path(host):
@@ -128,7 +128,7 @@ def train(grid: Grid, results: Results, run: RunKey) -> None:
     """Train and evaluate one fold."""
     cohort, warnings = open_cohort(grid, results, run.cohort)
     settings = run_settings(grid, run)
-    with claimed(results.lock(run.run_path), wait=True):
+    with claim(results.lock(run.run_path), wait=True):
         open_run(results.run(run), cohort, settings, warnings)
     train_fold(cohort, run.fold, settings, results.path(run))
     refresh_summary(results, run)
@@ -149,7 +149,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     from gcemil.diagnostics.table import run_diagnostic
 
     check_needs(grid, results, key)
-    run, plain = key.run, rival(grid, key.run)
+    run, plain = key.run, plain_rival(grid, key.run)
     for name in missing_diagnostics(grid, results, run):
         run_diagnostic(
             name,
@@ -164,7 +164,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
-    for need in needs(grid, key):
+    for need in list_needs(grid, key):
         if not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
@@ -172,7 +172,7 @@ def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 def refresh_summary(results: Results, run: RunKey) -> None:
     """The run's own summary, for everything that reads run folders."""
-    with claimed(results.lock(run.run_path), wait=True):
+    with claim(results.lock(run.run_path), wait=True):
         write_summary(results.run(run))
 
 

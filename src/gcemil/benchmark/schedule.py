@@ -13,8 +13,8 @@ import yaml
 
 from gcemil.benchmark.cohorts import read_cohort_record
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import Key, needs, plan, run_settings, work
-from gcemil.benchmark.results import Results, claimed
+from gcemil.benchmark.plan import Key, list_needs, plan_runs, plan_work, run_settings
+from gcemil.benchmark.results import Results, claim
 from gcemil.benchmark.runner import Ending, Outcome, is_finished
 from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
@@ -54,9 +54,9 @@ class Watch(Protocol):
 def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
-    todo = left_to_do(grid, results)
+    todo = list_unfinished(grid, results)
     try:
-        return dict(executed(grid, todo, pool, watch))
+        return dict(execute_keys(grid, todo, pool, watch))
     finally:
         # Workers that died or were stopped may have been writing.
         remove_leftovers(results.folder)
@@ -68,12 +68,12 @@ def enter_grid(grid: Grid, results: Results) -> None:
     """Write the grid into the folder, which must not contradict it and is freed of what killed processes left."""
     check_results(grid, results)
     remove_leftovers(results.folder)
-    with claimed(results.lock("grids"), wait=True):
+    with claim(results.lock("grids"), wait=True):
         write_text(results.folder / "grids" / f"{grid.name}.yaml", grid.to_yaml())
 
 
-def left_to_do(grid: Grid, results: Results) -> list[Key]:
-    return [key for key in work(grid) if not is_finished(grid, results, key)]
+def list_unfinished(grid: Grid, results: Results) -> list[Key]:
+    return [key for key in plan_work(grid) if not is_finished(grid, results, key)]
 
 
 def check_results(grid: Grid, results: Results) -> None:
@@ -88,7 +88,7 @@ def check_results(grid: Grid, results: Results) -> None:
                 f"{results.folder} holds another cohort '{name}' ({'; '.join(changed)}). "
                 "Name the cohort otherwise, or give another --out."
             )
-    for key in {key.run_path: key for key in plan(grid)}.values():
+    for key in {key.run_path: key for key in plan_runs(grid)}.values():
         run = results.run(key)
         if not (run / "config.yaml").is_file():
             continue
@@ -99,7 +99,7 @@ def check_results(grid: Grid, results: Results) -> None:
             )
 
 
-def executed(
+def execute_keys(
     grid: Grid, todo: Sequence[Key], pool: Pool, watch: Watch | None
 ) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, in the order of the plan as far as needs and workers allow."""
@@ -110,7 +110,7 @@ def executed(
         for key in [key for key, moment in waiting.items() if moment <= time.monotonic()]:
             if not pool.has_room():
                 break
-            if any(need in waiting or need in at_work for need in needs(grid, key)):
+            if any(need in waiting or need in at_work for need in list_needs(grid, key)):
                 continue
             del waiting[key]
             at_work.add(key)

@@ -70,7 +70,7 @@ def audit(
     from gcemil.bags.cohort import Cohort
     from gcemil.cli.console import print_json, progress
     from gcemil.config import TrainSettings
-    from gcemil.diagnostics.audit import audited
+    from gcemil.diagnostics.audit import audit_model
     from gcemil.diagnostics.black_box import BlackBox
     from gcemil.files import without_nan, write_json
     from gcemil.runs.folder import create_task, stacked_targets
@@ -90,7 +90,7 @@ def audit(
         )
         sources = score_sources(box, loaded, specs[0], scores, column, gates)
         with progress("auditing bags") as advance:
-            finding = audited(
+            finding = audit_model(
                 box.host(),
                 loaded,
                 specs,
@@ -164,12 +164,12 @@ def score_sources(
     import torch
 
     from gcemil.diagnostics.audit import OWN_SCORES
-    from gcemil.diagnostics.black_box import naming
+    from gcemil.diagnostics.black_box import name_bag_in_errors
     from gcemil.errors import UsageError
     from gcemil.explain import bag_tensors
 
     found: dict[str, ScoreSource] = {}
-    with naming(first.bag_id), torch.no_grad():
+    with name_bag_in_errors(first.bag_id), torch.no_grad():
         if box.answer(*bag_tensors(cohort.read_bag(first)))[1] is not None:
             found["model"] = OWN_SCORES
     for folder in folders:
@@ -190,10 +190,10 @@ def file_source(folder: Path, column: str | None, gates: bool) -> ScoreSource:
     import torch
 
     from gcemil.diagnostics.audit import ScoreSource
-    from gcemil.diagnostics.score_files import bag_scores
+    from gcemil.diagnostics.score_files import read_bag_scores
 
     def scores(bag: Bag, _full: HostOutput) -> Tensor:
-        return torch.from_numpy(bag_scores(folder, bag, column=column))
+        return torch.from_numpy(read_bag_scores(folder, bag, column=column))
 
     return ScoreSource(scores, follows_bag=False, are_gates=gates)
 

@@ -41,13 +41,13 @@ def benchmark(
 
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """
-    from gcemil.benchmark.estimate import expected_seconds
+    from gcemil.benchmark.estimate import estimate_seconds
     from gcemil.benchmark.grid import Grid
-    from gcemil.benchmark.plan import work
+    from gcemil.benchmark.plan import plan_work
     from gcemil.benchmark.progress import board
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
-    from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run_grid
+    from gcemil.benchmark.schedule import check_results, enter_grid, list_unfinished, run_grid
     from gcemil.benchmark.summary import write_summary
     from gcemil.cli.console import print_json
     from gcemil.errors import UsageError
@@ -61,7 +61,7 @@ def benchmark(
     check_diagnostics(grid)
     check_own_hosts(grid)
     check_results(grid, results)
-    expected, todo = expected_seconds(grid, results), left_to_do(grid, results)
+    expected, todo = estimate_seconds(grid, results), list_unfinished(grid, results)
     if dry_run:
         show_plan(grid, results, expected, todo, workers, as_json)
         return
@@ -69,7 +69,7 @@ def benchmark(
     if todo:
         with (
             open_pool(grid, results, engine, workers, address) as pool,
-            board(work(grid), todo, expected, pool.workers) as watch,
+            board(plan_work(grid), todo, expected, pool.workers) as watch,
         ):
             outcomes = run_grid(grid, results, pool, watch)
     else:

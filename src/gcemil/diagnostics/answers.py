@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.bench import FoldBench, NetworkName
+from gcemil.diagnostics.bench import NetworkName, TrainedFold
 from gcemil.diagnostics.snr import RiskScale
 from gcemil.errors import UsageError
 from gcemil.shapes import Logits
@@ -62,6 +62,6 @@ class Answers:
         return logits.argmax(dim=1) == full.argmax()
 
 
-def answers_of(fold: FoldBench, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
+def answers_of(fold: TrainedFold, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
     """The comparison under one network of a fold, in units of that network's own training risks."""
     return Answers(fold.task.n_outputs, fold.scale_of(network), risk_tolerance)

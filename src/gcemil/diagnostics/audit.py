@@ -31,8 +31,8 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.diagnostics.audit_table import AuditTable, Shaken, Trial, own_scale
-from gcemil.diagnostics.black_box import naming
+from gcemil.diagnostics.audit_table import AuditTable, AuditTrial, PerturbedTrial, measure_risk_scale
+from gcemil.diagnostics.black_box import name_bag_in_errors
 from gcemil.diagnostics.judged_evidence import jaccard
 from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
 from gcemil.diagnostics.snr import bag_outcome
@@ -68,7 +68,7 @@ OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
 
 
 @torch.no_grad()
-def audited(
+def audit_model(
     host: Host,
     cohort: Cohort,
     specs: Sequence[BagSpec],
@@ -88,11 +88,11 @@ def audited(
     check_sources(score_sources, specs)
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
-    trials: dict[str, list[Trial]] = {}
+    trials: dict[str, list[AuditTrial]] = {}
     bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
     for done, (spec, bag) in enumerate(bags, start=1):
-        with naming(spec.bag_id):
-            for trial in tried(host, cohort, bag, score_sources, budget, changes, repeats, seed):
+        with name_bag_in_errors(spec.bag_id):
+            for trial in try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed):
                 trials.setdefault(trial.rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
@@ -100,7 +100,7 @@ def audited(
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    table = AuditTable(trials, targets, task, own_scale(trials["random"], task), tolerances)
+    table = AuditTable(trials, targets, task, measure_risk_scale(trials["random"], task), tolerances)
     still = [name for name, source in score_sources.items() if not source.follows_bag]
     return Finding(
         name="audit",
@@ -117,7 +117,7 @@ def audited(
     )
 
 
-def tried(
+def try_rules(
     host: Host,
     cohort: Cohort,
     bag: Bag,
@@ -126,38 +126,42 @@ def tried(
     changes: Mapping[str, float],
     repeats: int,
     seed: int,
-) -> list[Trial]:
+) -> list[AuditTrial]:
     """Every rule on one bag and on its changed versions."""
     truth, regions = true_evidence(cohort, bag), true_regions(cohort, bag)
     bench = Interventions(host, *bag_tensors(bag))
     full = bench.full()
     everyone = torch.arange(len(bag))
-    draw = stream(seed, bag, "random")
+    draw = random_stream(seed, bag, "random")
     fixed = {"oracle": oracle_scores(truth, regions, torch.zeros(len(bag)))} if truth is not None else {}
     size = subset_size(len(bag), budget)
-    rankings = ranked(bag, full, sources, fixed, everyone, draw)
+    rankings = score_patches(bag, full, sources, fixed, everyone, draw)
     chosen = {rule: top_k(scores, size) for rule, scores in rankings.items()}
     found = {}
     for rule, scores in rankings.items():
         gates = rule in sources and sources[rule].are_gates
-        outcome = bag_outcome(bench, chosen[rule], log_gates(scores) if gates else None, full=full.logits)
-        found[rule] = Trial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
+        outcome = bag_outcome(
+            bench, chosen[rule], take_log_gates(scores) if gates else None, full=full.logits
+        )
+        found[rule] = AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
     following = {name: source for name, source in sources.items() if source.follows_bag}
     for name, strength in changes.items():
         for repeat in range(repeats):
-            changed = PERTURBATIONS[name](bag, strength, generator=stream(seed, bag, f"{name} {repeat}"))
+            changed = PERTURBATIONS[name](
+                bag, strength, generator=random_stream(seed, bag, f"{name} {repeat}")
+            )
             rows = torch.from_numpy(changed.rows)
             again = Interventions(host, *bag_tensors(changed.bag))
-            rankings = ranked(changed.bag, again.full(), following, fixed, rows, draw)
+            rankings = score_patches(changed.bag, again.full(), following, fixed, rows, draw)
             for rule, scores in rankings.items():
                 selected = top_k(scores, subset_size(len(rows), budget))
-                overlap = overlap_of(chosen[rule], selected, rows)
+                overlap = subset_overlap(chosen[rule], selected, rows)
                 kept = again.kept(selected).logits
-                found[rule].shaken.append(Shaken(f"{name} {strength:g}", overlap, kept))
+                found[rule].perturbed.append(PerturbedTrial(f"{name} {strength:g}", overlap, kept))
     return list(found.values())
 
 
-def ranked(
+def score_patches(
     bag: Bag,
     full: HostOutput,
     sources: Mapping[str, ScoreSource],
@@ -171,13 +175,13 @@ def ranked(
     return found | {rule: scores[rows].double() for rule, scores in fixed.items()}
 
 
-def overlap_of(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
+def subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
     """Jaccard of two subsets over the patches both bags have."""
     alive = members(rows, n_patches=len(before))
     return jaccard(before & alive, members(rows[after], n_patches=len(before)))
 
 
-def log_gates(scores: Scores) -> Scores:
+def take_log_gates(scores: Scores) -> Scores:
     if not bool(((scores >= 0) & (scores <= 1)).all()):
         wrong = int((~((scores >= 0) & (scores <= 1))).nonzero()[0])
         raise BagError(
@@ -186,7 +190,7 @@ def log_gates(scores: Scores) -> Scores:
     return logarithm(scores.float())
 
 
-def stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
+def random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
     """What is drawn depends on seed, bag and purpose alone, not on the bags before."""
     return np.random.default_rng([seed, *f"{purpose} {bag.bag_id}".encode()])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gcemil.bags.cohort import BagSpec
 from gcemil.diagnostics.answers import Answers
 from gcemil.diagnostics.snr import BagOutcome, BagOutputs, RiskScale, bag_outputs, snr_scores
-from gcemil.diagnostics.verdicts import Tolerances, verdict
+from gcemil.diagnostics.verdicts import Tolerances, judge_subset
 from gcemil.errors import UsageError
 from gcemil.findings import Labels, Row, mean_row
 from gcemil.metrics import METRICS
@@ -31,7 +31,7 @@ Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Shaken:
+class PerturbedTrial:
     """The same rule on a changed bag."""
 
     perturbation: str
@@ -40,20 +40,20 @@ class Shaken:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class AuditTrial:
     """One rule on one bag."""
 
     rule: str
     outcome: BagOutcome
     truth: Figures
-    shaken: list[Shaken] = field(default_factory=list)
+    perturbed: list[PerturbedTrial] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class AuditTable:
     """All trials by rule, each with one entry per bag and in the same order."""
 
-    trials: Mapping[str, Sequence[Trial]]
+    trials: Mapping[str, Sequence[AuditTrial]]
     targets: Tensor
     task: Task
     scale: RiskScale
@@ -64,7 +64,7 @@ class AuditTable:
         return Answers(self.task.n_outputs, self.scale)
 
     def rows(self) -> Iterator[Row]:
-        yield Row(labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
+        yield Row(audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
         for rule, trials in self.trials.items():
             yield self.full_kept(rule, trials)
         for rule, trials in self.trials.items():
@@ -78,7 +78,7 @@ class AuditTable:
         logits = torch.stack([trial.outcome.full for trial in self.trials["random"]])
         return self.task.metrics(self.targets, self.task.prediction(logits))
 
-    def full_kept(self, rule: str, trials: Sequence[Trial]) -> Row:
+    def full_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
         """Sufficiency, necessity, size and truth."""
         scores = snr_scores(
             [replace(trial.outcome, gated=None) for trial in trials],
@@ -86,7 +86,7 @@ class AuditTable:
             self.task,
             scale=self.scale,
         )
-        row = mean_row(labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
+        row = mean_row(audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
         metrics: Figures = {
             "evidence_sufficiency": scores.evidence_sufficiency,
             "keep_only_drop": scores.keep_only_drop,
@@ -94,10 +94,10 @@ class AuditTable:
         }
         return replace(row, values=metrics | row.values)
 
-    def figures(self, trial: Trial) -> Figures:
+    def figures(self, trial: AuditTrial) -> Figures:
         """What is said of one bag."""
         outputs = self.outputs(trial)
-        found = verdict(outputs, self.tolerances)
+        found = judge_subset(outputs, self.tolerances)
         return {
             "full_kept_gap": outputs.full_kept_gap,
             "removal_gap": outputs.removal_gap,
@@ -107,39 +107,37 @@ class AuditTable:
             **trial.truth,
         }
 
-    def outputs(self, trial: Trial) -> BagOutputs:
+    def outputs(self, trial: AuditTrial) -> BagOutputs:
         return bag_outputs(trial.outcome, self.task, self.scale)
 
-    def soft_kept(self, rule: str, trials: Sequence[Trial]) -> Row:
+    def soft_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
         gaps = [self.outputs(trial).cd_gap for trial in trials]
         limit = self.tolerances.recoverability
         per_bag: list[Figures] = [
             {"cd_gap": gap, "recoverable_share": None if gap is None else float(gap <= limit)} for gap in gaps
         ]
-        return mean_row(labels(rule, SOFT_KEPT), per_bag)
+        return mean_row(audit_labels(rule, SOFT_KEPT), per_bag)
 
-    def stability(self, rule: str, trials: Sequence[Trial]) -> Iterator[Row]:
+    def stability(self, rule: str, trials: Sequence[AuditTrial]) -> Iterator[Row]:
         """One row per perturbation: means over its repeats, then over bags."""
-        for name in dict.fromkeys(one.perturbation for one in trials[0].shaken):
+        for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
             per_bag: list[Figures] = [
-                joined_figures(
-                    [self.compared(trial, one) for one in trial.shaken if one.perturbation == name]
-                )
+                mean_figures([self.compare_perturbed(trial, one) for one in trial.perturbed if one.perturbation == name])
                 for trial in trials
             ]
-            yield mean_row(labels(rule, name), per_bag)
+            yield mean_row(audit_labels(rule, name), per_bag)
 
-    def compared(self, trial: Trial, shaken: Shaken) -> dict[str, float]:
+    def compare_perturbed(self, trial: AuditTrial, changed: PerturbedTrial) -> dict[str, float]:
         full, kept = trial.outcome.full, trial.outcome.kept
-        before, after = self.answers.outputs(full, torch.stack([kept, shaken.kept])).tolist()
+        before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
         flipped = (
             gap > self.answers.risk_tolerance
             if self.answers.is_risk
-            else int(kept.argmax()) != int(shaken.kept.argmax())
+            else int(kept.argmax()) != int(changed.kept.argmax())
         )
-        return {"jaccard": shaken.overlap, "prediction_flip": float(flipped), "output_gap": gap}
+        return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
         """One entry per bag and rule."""
@@ -190,15 +188,15 @@ class AuditTable:
         return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
 
 
-def labels(rule: str, comparison: str) -> Labels:
+def audit_labels(rule: str, comparison: str) -> Labels:
     return {"rule": rule, "comparison": comparison}
 
 
-def joined_figures(repeats: Sequence[dict[str, float]]) -> Figures:
+def mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
     return {name: fmean(one[name] for one in repeats) for name in repeats[0]}
 
 
-def own_scale(trials: Sequence[Trial], task: Task) -> RiskScale:
+def measure_risk_scale(trials: Sequence[AuditTrial], task: Task) -> RiskScale:
     """Mean and deviation of the audited bags' own risks; classes need none."""
     if task.n_outputs > 1:
         return RiskScale()

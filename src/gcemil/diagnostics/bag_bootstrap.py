@@ -63,7 +63,7 @@ def bag_intervals(
     folds: Iterable[FoldPair], task: Task, *, generator: np.random.Generator, resamples: int = 1000
 ) -> BagIntervals:
     """95 % percentile intervals; none where less than half of the draws count."""
-    per_fold = [drawn_differences(fold, task, generator, resamples) for fold in folds]
+    per_fold = [draw_differences(fold, task, generator, resamples) for fold in folds]
     nowhere = np.full(resamples, np.nan)
     keys = dict.fromkeys(key for fold in per_fold for key in fold)
     means = {key: np.mean([fold.get(key, nowhere) for fold in per_fold], axis=0) for key in keys}
@@ -74,11 +74,11 @@ def bag_intervals(
     )
 
 
-def drawn_differences(
+def draw_differences(
     fold: FoldPair, task: Task, generator: np.random.Generator, resamples: int
 ) -> dict[Compared, Float[np.ndarray, "resamples"]]:
     """Ours minus theirs on each draw, NaN where a metric is undefined."""
-    draws = drawn_rows(fold.theirs, resamples, generator)
+    draws = draw_rows(fold.theirs, resamples, generator)
     theirs = [fold.theirs.metrics(task, rows) for rows in draws]
     names = next((list(found) for found in theirs if found is not None), [])
     gained: dict[Compared, Float[np.ndarray, "resamples"]] = {}
@@ -90,7 +90,7 @@ def drawn_differences(
     return gained
 
 
-def drawn_rows(
+def draw_rows(
     bags: BagPredictions, resamples: int, generator: np.random.Generator
 ) -> list[Int[np.ndarray, "_"]]:
     """Rows of whole cases, drawn with replacement inside each class or inside each event."""
@@ -137,7 +137,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     rows = sorted((row for row in table if row["split"] == "test"), key=lambda row: row["slide_id"])
     try:
         values = torch.tensor([[float(row[name]) for name in names] for row in rows], dtype=torch.float64)
-        targets = stacked(rows, task)
+        targets = stack_targets(rows, task)
         if not (bool(values.isfinite().all()) and bool(targets.isfinite().all())):
             raise ValueError("a number is not finite")
         if len({row["slide_id"] for row in rows}) < len(rows):
@@ -156,7 +156,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     )
 
 
-def stacked(rows: Sequence[dict[str, str]], task: Task) -> Tensor:
+def stack_targets(rows: Sequence[dict[str, str]], task: Task) -> Tensor:
     """Class indices, or times and events."""
     if isinstance(task, ClassificationTask):
         return torch.tensor([task.classes.index(row["target"]) for row in rows])

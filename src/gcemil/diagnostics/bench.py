@@ -44,10 +44,10 @@ PartName = Literal["train", "val", "test"]
 NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
 
 
-class BagBench:
+class FoldBag:
     """One bag, embedded once per network, asked many questions."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: FoldBench) -> None:
+    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
         self.spec = spec
         self.bag = bag
         self.features, self.coords = bag_tensors(bag)
@@ -90,7 +90,7 @@ class BagBench:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldBench:
+class TrainedFold:
     """A trained fold, opened; both networks are in evaluation mode on the CPU."""
 
     run: Path
@@ -115,7 +115,7 @@ class FoldBench:
         against: Path | None = None,
         seed: int = 0,
         opened: tuple[RunCard, Cohort] | None = None,
-    ) -> FoldBench:
+    ) -> TrainedFold:
         """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
         card, cohort = opened or open_cohort(run)
         network, _ = load_network(run / f"fold_{fold}" / "checkpoint.safetensors")
@@ -133,8 +133,8 @@ class FoldBench:
             host=network.host,
             model=network.model,
             plain=plain,
-            scale=risk_scale(run, fold),
-            plain_scale=RiskScale() if against is None else risk_scale(against, fold),
+            scale=read_risk_scale(run, fold),
+            plain_scale=RiskScale() if against is None else read_risk_scale(against, fold),
             seed=seed,
         )
 
@@ -159,15 +159,15 @@ class FoldBench:
     def targets(self, part: PartName = "test") -> Tensor:
         return stacked_targets(self.specs(part))
 
-    def bags(self, part: PartName = "test") -> Iterator[BagBench]:
+    def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
         """All patches of every bag of the part; one bag in memory at a time."""
         for spec, bag in load_bags(self.cohort, self.specs(part), rule=SampleRule(), ahead=2):
-            yield BagBench(spec, bag, self)
+            yield FoldBag(spec, bag, self)
             # Let go of it: the next bag is read while this name would still hold the last.
             del bag
 
 
-def risk_scale(run: Path, fold: int) -> RiskScale:
+def read_risk_scale(run: Path, fold: int) -> RiskScale:
     """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
     details = read_metrics(run / f"fold_{fold}").details
     return RiskScale(details.risk_mean, details.risk_deviation)

@@ -36,7 +36,7 @@ class BlackBox:
         self.n_outputs = n_outputs
         self.arrays: Arrays = arrays
         self._model = model
-        self._takes_coords = takes_two(model)
+        self._takes_coords = accepts_coords(model)
 
     def host(self) -> CallableHost:
         """The model as a host, its own scores where it gives any and zeros otherwise."""
@@ -115,7 +115,7 @@ class BlackBox:
         return values
 
 
-def takes_two(model: Callable[..., Any]) -> bool:
+def accepts_coords(model: Callable[..., Any]) -> bool:
     """Whether the callable accepts coordinates beside the features; assumed where it does not say."""
     try:
         inspect.signature(model).bind(None, None)
@@ -127,7 +127,7 @@ def takes_two(model: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def naming(bag_id: str) -> Iterator[None]:
+def name_bag_in_errors(bag_id: str) -> Iterator[None]:
     """Puts the bag in front of what is wrong with it."""
     try:
         yield

@@ -35,14 +35,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.attribution.table import supported
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
+from gcemil.diagnostics.attribution.predicted import predict_bag
+from gcemil.diagnostics.attribution.table import supported_attributions
+from gcemil.diagnostics.bench import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.peak_memory import peak_bytes
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.verdicts import DEFAULT_BUDGET
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import recovered
+from gcemil.explain import recover_evidence
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
 from gcemil.interventions import Interventions
@@ -82,8 +82,8 @@ class Way:
 
 
 @torch.no_grad()
-def measured(
-    fold: FoldBench,
+def measure_inference_cost(
+    fold: TrainedFold,
     *,
     budget: float = DEFAULT_BUDGET,
     repeats: int = 5,
@@ -100,22 +100,22 @@ def measured(
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     for number, bench in enumerate(fold.bags("test")):
-        ways = [*ways_of(bench, fold, budget), *prefiltered_way(bench, fold, filtered)]
+        ways = [*list_ways(bench, fold, budget), *list_prefiltered_way(bench, fold, filtered)]
         for way in ways:
             logits.setdefault(way.mode, []).append(way.predict())
         if number % every:
             continue
-        for labels, figures in costs(bench, ways, repeats, clock):
+        for labels, figures in measure_ways(bench, ways, repeats, clock):
             per_bag.setdefault(tuple(labels.items()), []).append(figures)
             slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
-    rows = [with_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
+    rows = [add_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
     rows = [add_encoding_cost(row, filtered) for row in rows]
     return Finding(
         name="cost",
         rows=tuple(rows),
         slides=tuple(slides),
-        notes=tuple(notes(fold, utility, filtered)),
+        notes=tuple(cost_notes(fold, utility, filtered)),
         settings={
             "repeats": repeats,
             "bags": len(fold.specs()),
@@ -128,7 +128,7 @@ def measured(
     )
 
 
-def ways_of(bench: BagBench, fold: FoldBench, budget: float) -> Iterator[Way]:
+def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]:
     """Every way this fold has; the whole bag comes first."""
     network: NetworkName = "wrapped" if fold.plain is None else "plain"
     host, features, coords = fold.host_of(network), bench.features, bench.coords
@@ -150,32 +150,33 @@ def ways_of(bench: BagBench, fold: FoldBench, budget: float) -> Iterator[Way]:
 
         def evidence_found() -> Logits:
             output = model(features, coords, step=step)
-            return kept_logits(
+            return predict_kept(
                 Interventions(fold.host, features, coords, embedded=output.embedded),
-                recovered(model, output).selected,
+                recover_evidence(model, output).selected,
             )
 
-        yield subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
+        yield build_subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
-        return kept_logits(asked, top_k(asked.full().scores, size))
+        return predict_kept(asked, top_k(asked.full().scores, size))
 
     attention = top_k(bench.network(network).full().scores, size)
-    yield subset_way("attention", network, host, bench, attention, attention_found)
-    if "occlusion" in supported(host):
-        scores = supported(host)["occlusion"].scores
+    yield build_subset_way("attention", network, host, bench, attention, attention_found)
+    if "occlusion" in supported_attributions(host):
+        scores = supported_attributions(host)["occlusion"].scores
 
         def occlusion_found() -> Logits:
-            return kept_logits(
-                Interventions(host, features, coords), top_k(scores(predicted(host, features, coords)), size)
+            return predict_kept(
+                Interventions(host, features, coords),
+                top_k(scores(predict_bag(host, features, coords)), size),
             )
 
-        chosen = top_k(scores(predicted(host, features, coords)), size)
-        yield subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
+        chosen = top_k(scores(predict_bag(host, features, coords)), size)
+        yield build_subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
 
 
-def prefiltered_way(bench: BagBench, fold: FoldBench, filtered: PrefilterCost | None) -> Iterator[Way]:
+def list_prefiltered_way(bench: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None) -> Iterator[Way]:
     """The host on what a prefilter left of this bag."""
     if filtered is None:
         return
@@ -186,11 +187,11 @@ def prefiltered_way(bench: BagBench, fold: FoldBench, filtered: PrefilterCost | 
             "Measure again with 'gcemil prefilter --measure'."
         )
     selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bench))
-    yield subset_way(PREFILTER_MODE, "wrapped", fold.host, bench, selected, None)
+    yield build_subset_way(PREFILTER_MODE, "wrapped", fold.host, bench, selected, None)
 
 
-def subset_way(
-    mode: str, network: NetworkName, host: Host, bench: BagBench, selected: Selected, explain: Call | None
+def build_subset_way(
+    mode: str, network: NetworkName, host: Host, bench: FoldBag, selected: Selected, explain: Call | None
 ) -> Way:
     """The host on some rows, which lie ready as if only they had been read."""
     rows = bench.features[selected]
@@ -198,24 +199,24 @@ def subset_way(
     return Way(mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords))
 
 
-def kept_logits(asked: Interventions, selected: Selected) -> Logits:
+def predict_kept(asked: Interventions, selected: Selected) -> Logits:
     return asked.kept(selected).logits
 
 
-def costs(
-    bench: BagBench, ways: Sequence[Way], repeats: int, clock: Clock
+def measure_ways(
+    bench: FoldBag, ways: Sequence[Way], repeats: int, clock: Clock
 ) -> Iterator[tuple[Labels, Figures]]:
     """Time and memory of each way on one bag, over those of the first."""
     full = ways[0]
     asked = bench.network(full.network)
-    one_out = [without_patch(len(bench), turn) for turn in range(repeats)]
+    one_out = [leave_out_patch(len(bench), turn) for turn in range(repeats)]
     calls = {f"predict {way.mode}": way.predict for way in ways}
     calls |= {f"explain {way.mode}": way.explain for way in ways if way.explain is not None}
     if len(bench) > 1:
         turns = iter(one_out)
         calls["one out"] = lambda: asked.kept(next(turns))
-    memory = {way.mode: held_bytes(way.handed) + peak_bytes(way.predict) for way in ways}
-    seconds = interleaved(calls, repeats, clock)
+    memory = {way.mode: count_bytes(way.handed) + peak_bytes(way.predict) for way in ways}
+    seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
     for way in ways:
         predicted = seconds[f"predict {way.mode}"]
@@ -243,7 +244,7 @@ def costs(
     )
 
 
-def interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:
+def time_interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:
     """The median time of each call; every round times all of them, starting with another one each time."""
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -256,18 +257,18 @@ def interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str,
     return {name: median(times) for name, times in found.items()}
 
 
-def without_patch(n_patches: int, turn: int) -> Selected:
+def leave_out_patch(n_patches: int, turn: int) -> Selected:
     """All patches but one; each turn another, spread over the bag."""
     kept = torch.ones(n_patches, dtype=torch.bool)
     kept[(turn * 7919) % n_patches] = False
     return kept
 
 
-def held_bytes(tensors: Sequence[Tensor | None]) -> int:
+def count_bytes(tensors: Sequence[Tensor | None]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 
 
-def with_utility(row: Row, utility: dict[str, float]) -> Row:
+def add_utility(row: Row, utility: dict[str, float]) -> Row:
     """The row with what its predictions are worth; a mode that was never predicted from has none."""
     mode = row.labels["mode"]
     if mode == "occlusion":
@@ -278,7 +279,7 @@ def with_utility(row: Row, utility: dict[str, float]) -> Row:
     return Row(row.labels, {**row.values, "relative_utility": relative}, row.deviations)
 
 
-def notes(fold: FoldBench, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:
+def cost_notes(fold: TrainedFold, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:
     yield describe_encoding(filtered)
     if fold.model is None:
         yield "The run has no wrapper: no rows 'soft' and 'discrete'."

@@ -17,7 +17,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import DIAGNOSTICS, run_diagnostic
 from gcemil.errors import UsageError
 from gcemil.files import working_in
-from gcemil.findings import Finding, over_folds, read_finding, write_finding
+from gcemil.findings import Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.folder import open_cohort, trained_folds
 from gcemil.runs.records import write_summary
@@ -46,7 +46,7 @@ def diagnose_run(
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
-    chosen = checked_names(names, comparison)
+    chosen = choose_names(names, comparison)
     open_cohort(comparison.run)
     with working_in(comparison.run):
         return _diagnose_run(comparison, chosen, folds, again=again, jobs=jobs, on_done=on_done)
@@ -61,7 +61,7 @@ def _diagnose_run(
     jobs: int | None,
     on_done: OnDone | None,
 ) -> list[Finding]:
-    numbers = trained_numbers(comparison.run) if folds is None else list(folds)
+    numbers = trained_fold_numbers(comparison.run) if folds is None else list(folds)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
     todo = [
         (name, fold)
@@ -69,17 +69,17 @@ def _diagnose_run(
         for fold in numbers
         if again or not is_current(finding_file(comparison.run, name, fold), comparison, fold)
     ]
-    for done, _ in enumerate(finished(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+    for done, _ in enumerate(make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
         if on_done:
             on_done(done, len(todo))
-    found = [joined_finding(comparison.run, name) for name in per_fold]
+    found = [join_finding(comparison.run, name) for name in per_fold]
     if SIGNIFICANCE in chosen:
-        found.append(significance(comparison))
+        found.append(compare_with_rival(comparison))
     write_summary(comparison.run)
     return found
 
 
-def checked_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
+def choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
     """The diagnostics asked for; all, where none is named."""
     possible = [*DIAGNOSTICS, SIGNIFICANCE]
     if names is None:
@@ -91,7 +91,7 @@ def checked_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
     return list(names)
 
 
-def trained_numbers(run: Path) -> list[int]:
+def trained_fold_numbers(run: Path) -> list[int]:
     return [int(folder.name.removeprefix("fold_")) for folder in trained_folds(run)]
 
 
@@ -109,18 +109,21 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
     return provenance.get("seed") == comparison.seed and list(provenance["inputs"].values()) == expected
 
 
-def finished(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
+def make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
     """The findings as they get ready: in this process, or spread over several."""
     if min(jobs, len(todo)) <= 1:
-        yield from (_made(comparison, job) for job in todo)
+        yield from (_make_finding(comparison, job) for job in todo)
         return
     ended = run_jobs(
-        partial(_made, comparison), todo, jobs, name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}"
+        partial(_make_finding, comparison),
+        todo,
+        jobs,
+        name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}",
     )
     yield from (path for _, path in ended if path is not None)
 
 
-def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
+def _make_finding(comparison: Comparison, job: tuple[str, int]) -> Path:
     name, fold = job
     return run_diagnostic(
         name,
@@ -132,19 +135,19 @@ def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
     )
 
 
-def joined_finding(run: Path, name: str) -> Finding:
+def join_finding(run: Path, name: str) -> Finding:
     """A diagnostic over all folds that have it, written beside them."""
     files = sorted(run.glob(f"fold_*/diagnostics/{name}.json"))
-    finding = over_folds([read_finding(path) for path in files])
+    finding = join_folds([read_finding(path) for path in files])
     write_finding(run / "diagnostics", finding)
     return finding
 
 
-def significance(comparison: Comparison) -> Finding:
-    from gcemil.diagnostics.significance import compared_runs
+def compare_with_rival(comparison: Comparison) -> Finding:
+    from gcemil.diagnostics.significance import compare_runs
 
     if comparison.against is None:
         raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
-    finding = compared_runs(comparison.run, comparison.against)
+    finding = compare_runs(comparison.run, comparison.against)
     write_finding(comparison.run / "diagnostics", finding)
     return finding

@@ -57,12 +57,14 @@ def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
     )
 
 
-def reached(curve: FrocCurve, rates: Sequence[float] = PAPER_RATES) -> Float[np.ndarray, "rates"]:
+def reached_sensitivity(curve: FrocCurve, rates: Sequence[float] = PAPER_RATES) -> Float[np.ndarray, "rates"]:
     """The highest sensitivity that some threshold reaches with at most so many false positives."""
     last = np.searchsorted(curve.false_positives, np.array(rates), side="right") - 1
     return curve.sensitivity[last]
 
 
-def interpolated(curve: FrocCurve, rates: Sequence[float] = OFFICIAL_RATES) -> Float[np.ndarray, "rates"]:
+def interpolated_sensitivity(
+    curve: FrocCurve, rates: Sequence[float] = OFFICIAL_RATES
+) -> Float[np.ndarray, "rates"]:
     """Sensitivity by straight lines between the points, as the organisers read their curve."""
     return np.interp(np.array(rates), curve.false_positives, curve.sensitivity)

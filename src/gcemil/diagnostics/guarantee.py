@@ -22,7 +22,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, PartName
+from gcemil.diagnostics.bench import FoldBag, NetworkName, PartName, TrainedFold
 from gcemil.diagnostics.conformal import (
     Certificate,
     bags_needed,
@@ -30,7 +30,7 @@ from gcemil.diagnostics.conformal import (
     check_level,
     conformal_certificate,
 )
-from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits, rankings
+from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits, rank_by_rules
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
@@ -61,8 +61,8 @@ class RuleRecord:
         return np.stack(self.agreement)
 
 
-def measured(
-    fold: FoldBench,
+def measure_guarantee(
+    fold: TrainedFold,
     *,
     alpha: float = 0.1,
     confidence: float = 0.9,
@@ -72,9 +72,9 @@ def measured(
     """Promised and realised agreement of every ranking, under both methods."""
     check_level("alpha", alpha)
     check_level("confidence", confidence)
-    check_parts(fold)
+    check_guarantee_parts(fold)
     judges = {name: answers_of(fold, name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration, test = (part_records(fold, part, judges, fractions) for part in ("val", "test"))
+    calibration, test = (measure_part(fold, part, judges, fractions) for part in ("val", "test"))
     rows, slides, notes = [], [], [SELECTION_NOTE]
     for key in (key for key in test if is_complete(key, calibration, test)):
         agrees = calibration[key].agrees
@@ -83,9 +83,9 @@ def measured(
             "learn_then_test": binomial_certificate(agrees, fractions, alpha=alpha, confidence=confidence),
         }
         for method, certificate in certificates.items():
-            rows.append(rule_row(key, method, certificate, test[key], fractions))
-            slides += slide_lines(key, method, certificate, test[key], fractions)
-            notes += refusal(key, method, certificate, confidence)
+            rows.append(guarantee_row(key, method, certificate, test[key], fractions))
+            slides += guarantee_slides(key, method, certificate, test[key], fractions)
+            notes += explain_refusal(key, method, certificate, confidence)
     settings = {
         "alpha": alpha,
         "confidence": confidence,
@@ -97,8 +97,8 @@ def measured(
     )
 
 
-def part_records(
-    fold: FoldBench,
+def measure_part(
+    fold: TrainedFold,
     part: PartName,
     judges: dict[NetworkName, Answers],
     fractions: Sequence[float],
@@ -110,7 +110,7 @@ def part_records(
         random_order = torch.randperm(len(bag), generator=generator)
         for network, answers in judges.items():
             view = network_view(fold, bag, network)
-            for rule, order in rankings(bag, network, view, random_order=random_order).items():
+            for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
                 record = records.setdefault((rule, network), RuleRecord())
                 add_bag(record, bag, view, order, answers, fractions)
     return records
@@ -118,7 +118,7 @@ def part_records(
 
 def add_bag(
     record: RuleRecord,
-    bag: BagBench,
+    bag: FoldBag,
     view: NetworkView,
     order: Order,
     answers: Answers,
@@ -141,7 +141,7 @@ def ranking_precision(order: Order, truth: Tensor | None) -> float | None:
     return average_precision(falling, truth)
 
 
-def rule_row(
+def guarantee_row(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Row:
     rule, network = key
@@ -161,13 +161,13 @@ def rule_row(
             "average_precision": found,
         }
         for (_, agrees, shown, falls_back), found in zip(
-            outcomes(certificate, test, fractions), test.average_precision, strict=True
+            certified_outcomes(certificate, test, fractions), test.average_precision, strict=True
         )
     ]
     return mean_row(labels, per_bag)
 
 
-def slide_lines(
+def guarantee_slides(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> list[dict[str, object]]:
     rule, network = key
@@ -181,11 +181,11 @@ def slide_lines(
             "evidence_fraction": shown,
             "falls_back": falls_back,
         }
-        for bag_id, agrees, shown, falls_back in outcomes(certificate, test, fractions)
+        for bag_id, agrees, shown, falls_back in certified_outcomes(certificate, test, fractions)
     ]
 
 
-def outcomes(
+def certified_outcomes(
     certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Iterator[tuple[str, bool, float, bool]]:
     """Each test bag at the certified size: its id, whether it agrees, the share shown, whether it is shown whole."""
@@ -195,7 +195,7 @@ def outcomes(
         yield bag_id, agrees, float(shown[column]), not (agrees and certificate.certified)
 
 
-def refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
+def explain_refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
     """Why nothing was certified, if so; too few bags are the same reason for every rule."""
     if certificate.certified:
         return []
@@ -219,7 +219,7 @@ def is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
     return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
 
 
-def check_parts(fold: FoldBench) -> None:
+def check_guarantee_parts(fold: TrainedFold) -> None:
     for part in ("val", "test"):
         if not fold.specs(part):
             raise UsageError(

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
+from gcemil.diagnostics.bench import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.prefixes import network_view
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.explain import Explanation
@@ -30,7 +30,7 @@ from gcemil.recovery.rules import above_threshold, members, random_k, subset_siz
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
 
-ScoreRule = Callable[[BagBench, NetworkName], Tensor]
+ScoreRule = Callable[[FoldBag, NetworkName], Tensor]
 """Patch scores of one bag under one network, for a rule made elsewhere."""
 RuleKey = tuple[str, NetworkName]
 
@@ -40,7 +40,7 @@ FIXED_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class RuleEvidence:
     """The evidence of one rule in one bag, and what the network says of it."""
 
     selected: Selected
@@ -52,7 +52,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Original:
+class OriginalBag:
     """What a bag was before anyone perturbed it."""
 
     n_patches: int
@@ -61,14 +61,14 @@ class Original:
     """A score that ranks the true patches first, whatever any network thinks."""
 
     @classmethod
-    def of(cls, bag: BagBench) -> Original:
+    def of(cls, bag: FoldBag) -> OriginalBag:
         nobody = torch.zeros(len(bag))
         oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, nobody)
         return cls(len(bag), bag.truth, oracle)
 
 
 @dataclass(frozen=True, eq=False)
-class RuleBook:
+class EvidenceRules:
     """Every rule's evidence, under every network of a fold."""
 
     generator: torch.Generator
@@ -76,17 +76,17 @@ class RuleBook:
     risk_tolerance: float = RISK_TOLERANCE
     scores: Mapping[str, ScoreRule] = field(default_factory=dict)
 
-    def judged(
-        self, fold: FoldBench, bag: BagBench, original: Original, rows: Int[Tensor, "k"]
-    ) -> dict[RuleKey, Judged]:
+    def collect(
+        self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
+    ) -> dict[RuleKey, RuleEvidence]:
         """The evidence in a bag whose patches stand at `rows` of the original."""
-        found: dict[RuleKey, Judged] = {}
+        found: dict[RuleKey, RuleEvidence] = {}
         for network in fold.networks:
             view = network_view(fold, bag, network)
             answers = answers_of(fold, network, risk_tolerance=self.risk_tolerance)
             oracle = None if original.oracle is None else original.oracle[rows]
             for rule, selected in self.subsets(fold, bag, network, view.full.scores, oracle).items():
-                found[rule, network] = Judged(
+                found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
                     kept=view.bench.kept(selected).logits,
@@ -96,7 +96,7 @@ class RuleBook:
         return found
 
     def subsets(
-        self, fold: FoldBench, bag: BagBench, network: NetworkName, attention: Scores, oracle: Scores | None
+        self, fold: TrainedFold, bag: FoldBag, network: NetworkName, attention: Scores, oracle: Scores | None
     ) -> dict[str, Tensor]:
         """Selections over the patches of the bag at hand."""
         explanation = bag.explanation
@@ -110,7 +110,7 @@ class RuleBook:
         }
         found |= {name: top_k(score(bag, network), size) for name, score in self.scores.items()}
         if network == "wrapped" and fold.model is not None and explanation is not None:
-            found["soft_thresholded"] = soft_thresholded(fold.model, explanation)
+            found["soft_thresholded"] = threshold_gates(fold.model, explanation)
             found["evidence"] = explanation.recovery.selected
         if oracle is not None:
             found["oracle"] = top_k(oracle, size)
@@ -123,28 +123,28 @@ def jaccard(one: Selected, other: Selected) -> float:
     return int((one & other).sum()) / joint if joint else 1.0
 
 
-def flips(one: Judged, other: Judged) -> bool:
+def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
     """Whether the two predictions from the evidence are different answers."""
     if one.answers.is_risk:
         return output_gap(one, other) > one.answers.risk_tolerance
     return int(one.kept.argmax()) != int(other.kept.argmax())
 
 
-def output_gap(one: Judged, other: Judged) -> float:
+def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
     """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
     first = one.answers.outputs(one.full, one.kept.unsqueeze(0))
     second = other.answers.outputs(one.full, other.kept.unsqueeze(0))
     return abs(float(first) - float(second))
 
 
-def own_gap(judged: Judged) -> float:
+def own_gap(judged: RuleEvidence) -> float:
     """|Phi(X_pi) - Phi(X_S)| of a rule made from gates, |Phi(X) - Phi(X_S)| of any other."""
     reference = judged.full if judged.gated is None else judged.gated
     one, other = judged.answers.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
     return abs(one - other)
 
 
-def soft_thresholded(model: GceMil, explanation: Explanation) -> Selected:
+def threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
     """Gates above the threshold, without repair; the best patch when there are none."""
     return above_threshold(explanation.output.gates, model.settings.selection_threshold)
 

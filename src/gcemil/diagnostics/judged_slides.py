@@ -19,15 +19,15 @@ from gcemil.bags import store
 from gcemil.bags.annotations.truth import Cells, Numbers, connected_regions, patch_cells
 from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.bag import Bag, coordinate_step
-from gcemil.diagnostics.bench import BagBench, FoldBench
+from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.components import Ignored, PatchScores, major_axes
 
 ISOLATED_MICRONS = 275.0
 """Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
 
-Rule = tuple[str, str]
+MapKey = tuple[str, str]
 """What is ranked, and by which network."""
-RECOVERED: Rule = ("evidence", "wrapped")
+RECOVERED_MAP: MapKey = ("evidence", "wrapped")
 """The recovered evidence: a set, so marked or not marked."""
 
 
@@ -57,12 +57,12 @@ class Excluded:
 
 
 @dataclass(frozen=True, eq=False)
-class JudgedSlide:
+class MappedSlide:
     truth: SlideTruth
-    maps: dict[Rule, PatchScores]
+    maps: dict[MapKey, PatchScores]
 
 
-def judged_slides(fold: FoldBench, bench: BagBench, rule: TruthRule) -> Iterator[JudgedSlide | Excluded]:
+def map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[MappedSlide | Excluded]:
     """Every slide of a bag with its maps, or the reason why it cannot be judged."""
     unfit = lesion_exclusions(fold.cohort.card.provenance)
     truths = [
@@ -78,7 +78,7 @@ def judged_slides(fold: FoldBench, bench: BagBench, rule: TruthRule) -> Iterator
         else:
             rows = bench.bag.rows_of(truth.slide_id)
             own = {name: scores[rows] for name, scores in maps.items()}
-            yield JudgedSlide(truth, {**own, **control_maps(truth, fold.seed)})
+            yield MappedSlide(truth, {**own, **control_maps(truth, fold.seed)})
 
 
 def lesion_exclusions(provenance: dict[str, Any]) -> dict[str, str]:
@@ -106,17 +106,17 @@ def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTr
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
 
 
-def bag_maps(fold: FoldBench, bench: BagBench) -> dict[Rule, PatchScores]:
+def bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
     """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
     maps = {("attention", str(name)): bench.network(name).full().scores for name in fold.networks}
     if bench.explanation is not None:
         maps["evidence scores", "wrapped"] = bench.explanation.output.scores
         maps["gates", "wrapped"] = bench.explanation.output.gates
-        maps[RECOVERED] = bench.explanation.recovery.selected
+        maps[RECOVERED_MAP] = bench.explanation.recovery.selected
     return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 
-def control_maps(truth: SlideTruth, seed: int) -> dict[Rule, PatchScores]:
+def control_maps(truth: SlideTruth, seed: int) -> dict[MapKey, PatchScores]:
     """Chance, and the truth itself."""
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([seed, *truth.slide_id.encode()])

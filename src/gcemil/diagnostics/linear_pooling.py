@@ -34,7 +34,7 @@ def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 
-def pooled_prefixes(
+def pool_prefixes(
     pooling: LinearPooling, order: Int[Tensor, "n"], sizes: Sequence[int]
 ) -> Float[Tensor, "s v"]:
     """The pooled readings of the first so many patches of the ranking, for each number of them."""

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gcemil.bags.annotations.truth import MIN_OVERLAP
-from gcemil.diagnostics.bench import FoldBench, PartName
+from gcemil.diagnostics.bench import PartName, TrainedFold
 from gcemil.diagnostics.components import hits_by_overlap, hits_by_point, lesion_candidates
 from gcemil.diagnostics.froc import (
     NOT_FOUND,
@@ -37,18 +37,18 @@ from gcemil.diagnostics.froc import (
     PAPER_RATES,
     SlideDetections,
     froc_curve,
-    interpolated,
-    reached,
+    interpolated_sensitivity,
+    reached_sensitivity,
 )
 from gcemil.diagnostics.judged_slides import (
     ISOLATED_MICRONS,
-    RECOVERED,
+    RECOVERED_MAP,
     Excluded,
-    JudgedSlide,
-    Rule,
+    MapKey,
+    MappedSlide,
     SlideTruth,
     TruthRule,
-    judged_slides,
+    map_slides,
 )
 from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
 from gcemil.findings import Finding, Labels, Row, mean_row
@@ -67,20 +67,20 @@ RATE_NAMES = {1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2"}
 Detail = dict[str, Any]
 
 
-def measured(
-    fold: FoldBench,
+def measure_localisation(
+    fold: TrainedFold,
     *,
     min_overlap: float = MIN_OVERLAP,
     microns_per_pixel: float | None = None,
 ) -> Finding:
     """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
     rule = TruthRule(min_overlap, microns_per_pixel)
-    judged: dict[PartName, list[JudgedSlide]] = {"val": [], "test": []}
+    judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
     excluded: list[Excluded] = []
     for part, slides in judged.items():
         for bench in fold.bags(part):
-            for found in judged_slides(fold, bench, rule):
-                if isinstance(found, JudgedSlide):
+            for found in map_slides(fold, bench, rule):
+                if isinstance(found, MappedSlide):
                     slides.append(found)
                 else:
                     excluded.append(found)
@@ -89,7 +89,7 @@ def measured(
         name="localisation",
         rows=rows,
         slides=details,
-        notes=notes(judged["val"], judged["test"], excluded),
+        notes=localisation_notes(judged["val"], judged["test"], excluded),
         settings={
             "min_overlap": min_overlap,
             "microns_per_pixel": microns_per_pixel,
@@ -103,7 +103,7 @@ def measured(
 
 
 def localisation_rows(
-    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide]
+    val: Sequence[MappedSlide], test: Sequence[MappedSlide]
 ) -> tuple[tuple[Row, ...], tuple[Detail, ...]]:
     """The rows of every map, and its figures slide by slide; thresholds come from `val`, figures from `test`."""
     rows: list[Row] = []
@@ -111,19 +111,19 @@ def localisation_rows(
     for rule in test[0].maps if test else ():
         threshold = (
             0.5
-            if rule == RECOVERED
+            if rule == RECOVERED_MAP
             else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
-            rows.append(Row(labels_of(rule), dict.fromkeys(FIGURES)))
+            rows.append(Row(map_labels(rule), dict.fromkeys(FIGURES)))
             continue
-        found, own = rule_rows(rule, threshold, test)
+        found, own = map_rows(rule, threshold, test)
         rows += found
         details += own
     return tuple(rows), tuple(details)
 
 
-def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tuple[list[Row], list[Detail]]:
+def map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
     slides, by_overlap, by_point = [], [], []
     for one in test:
@@ -132,9 +132,9 @@ def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tupl
         by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
         slides.append(slide_figures(candidates.number > 0, one.truth.positive))
     paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
-    paper = None if paper_curve is None else reached(paper_curve, PAPER_RATES)
-    official = None if official_curve is None else interpolated(official_curve, OFFICIAL_RATES)
-    figures = mean_row(labels_of(rule), slides)
+    paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
+    official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
+    figures = mean_row(map_labels(rule), slides)
     values: dict[str, float | None] = {
         **figures.values,
         "patch_specificity": pooled_specificity(rule, threshold, test),
@@ -154,7 +154,7 @@ def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tupl
     return rows, details
 
 
-def labels_of(rule: Rule) -> Labels:
+def map_labels(rule: MapKey) -> Labels:
     return {"rule": rule[0], "network": rule[1]}
 
 
@@ -166,29 +166,29 @@ def slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]
     }
 
 
-def pooled_specificity(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> float | None:
+def pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
     marked = np.concatenate([one.maps[rule] >= threshold for one in test])
     return specificity(marked, np.concatenate([one.truth.positive for one in test]))
 
 
 def curve_rows(
-    rule: Rule, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
+    rule: MapKey, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
 ) -> list[Row]:
     """One row for each rate of false positives."""
     values = [] if points is None else points.tolist()
     names = [RATE_NAMES.get(rate, f"{rate:g}") for rate in rates]
     return [
-        Row({**labels_of(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+        Row({**map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
         for name, value in zip(names, values, strict=False)
     ]
 
 
 def slide_detail(
-    truth: SlideTruth, rule: Rule, figures: dict[str, float | None], detected: SlideDetections
+    truth: SlideTruth, rule: MapKey, figures: dict[str, float | None], detected: SlideDetections
 ) -> Detail:
     return {
         "slide_id": truth.slide_id,
-        **labels_of(rule),
+        **map_labels(rule),
         "dice": figures["dice"],
         "marked_share": figures["marked_share"],
         "lesions": len(detected.lesion_scores),
@@ -198,8 +198,8 @@ def slide_detail(
     }
 
 
-def notes(
-    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide], excluded: Sequence[Excluded]
+def localisation_notes(
+    val: Sequence[MappedSlide], test: Sequence[MappedSlide], excluded: Sequence[Excluded]
 ) -> tuple[str, ...]:
     """Who was left out, which figures do not exist and why, and how to read the others."""
     lines = []

@@ -43,7 +43,7 @@ def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
     if not with_truth:
         return None
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
-    walks = [dice_walk(slide) for slide in with_truth]
+    walks = [dice_steps(slide) for slide in with_truth]
     scores = np.concatenate([walk[0] for walk in walks])
     order = np.argsort(-scores, kind="stable")
     total = np.cumsum(np.concatenate([walk[1] for walk in walks])[order])
@@ -54,7 +54,7 @@ def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
     return float(ranked[last[np.round(total[last], 9).argmax()]])
 
 
-def dice_walk(slide: ScoredSlide) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+def dice_steps(slide: ScoredSlide) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
     """The slide's scores in decreasing order, and what each patch adds to its Dice when it is marked next."""
     order = np.argsort(-slide.scores, kind="stable")
     hits = np.cumsum(slide.positive[order])

@@ -38,8 +38,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {storage.data_ptr() for storage in storages((args, kwargs))}
-        for storage in storages(result):
+        given = {storage.data_ptr() for storage in list_storages((args, kwargs))}
+        for storage in list_storages(result):
             place, size = storage.data_ptr(), storage.nbytes()
             # A view shares the storage of what it was made from.
             if size and place not in given and place not in self._known:
@@ -53,7 +53,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive -= self._known.pop(place)
 
 
-def storages(values: Any) -> list[torch.UntypedStorage]:
+def list_storages(values: Any) -> list[torch.UntypedStorage]:
     """Of every dense tensor in a nested value; a sparse one is made of dense ones, seen when they were made."""
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]

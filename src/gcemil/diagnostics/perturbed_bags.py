@@ -23,7 +23,7 @@ class PerturbedBag:
     """Where each of its patches stands in the bag it came from, sorted."""
 
 
-def dropped_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+def drop_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     """The bag without a random share of its patches."""
     if not 0 <= share < 1:
         raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
@@ -32,7 +32,7 @@ def dropped_patches(bag: Bag, share: float, *, generator: Generator) -> Perturbe
     return PerturbedBag(bag.sampled(rows), rows)
 
 
-def noisy_features(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     """The bag with Gaussian noise of a share of each feature's own deviation."""
     if not share >= 0:
         raise UsageError(f"Noise is a share of a feature's deviation, at least 0, got {share}.")
@@ -43,4 +43,4 @@ def noisy_features(bag: Bag, share: float, *, generator: Generator) -> Perturbed
     return PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
 
 
-PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": dropped_patches, "noise": noisy_features}
+PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}

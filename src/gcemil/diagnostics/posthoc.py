@@ -21,15 +21,15 @@ from typing import TypeVar
 import torch
 
 from gcemil.diagnostics.answers import answers_of
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.predicted import predict_bag
 from gcemil.diagnostics.attribution.table import Attribution
-from gcemil.diagnostics.bench import BagBench, FoldBench
+from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
 from gcemil.diagnostics.perturbation import REMOVED_SHARES, FlippingCurves, flipping_curves
 from gcemil.diagnostics.prefixes import network_view
-from gcemil.diagnostics.rules import chosen_attributions, rule_scores
+from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.verdicts import own_budget
-from gcemil.explain import recovered
+from gcemil.explain import recover_evidence
 from gcemil.findings import Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
@@ -40,8 +40,8 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
-def measured(
-    fold: FoldBench,
+def measure_posthoc(
+    fold: TrainedFold,
     *,
     budget: float | str | None = None,
     attributions: Sequence[str] | None = None,
@@ -50,7 +50,7 @@ def measured(
     """Every method on the test bags; `budget` None is the size of the recovered evidence, where there is any."""
     if budget is None:
         budget = RECOVERED if fold.model is not None else own_budget(fold)
-    chosen = {network: chosen_attributions(fold.host_of(network), attributions) for network in fold.networks}
+    chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
@@ -58,9 +58,9 @@ def measured(
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
             view, answers = network_view(fold, bag, network), answers_of(fold, network)
-            attributed, ratios = timed_scores(bag, view.host, chosen[network], clock)
+            attributed, ratios = time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
-                ratios |= evidence_ratios(bag, fold.model, clock)
+                ratios |= time_evidence(bag, fold.model, clock)
             for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
                 curves = flipping_curves(view, ranking(scores), answers)
                 more = {**curve_figures(curves), "runtime_ratio": ratios.get(rule)}
@@ -79,47 +79,47 @@ def measured(
     )
 
 
-def timed_scores(
-    bag: BagBench, host: Host, attributions: Mapping[str, Attribution], clock: Clock
+def time_attributions(
+    bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
 ) -> tuple[dict[str, Scores], Figures]:
     """What each attribution says of a bag, and its time in passes of the host."""
     # The first pass over a bag meets cold caches, which would flatter whatever is compared with it.
-    predicted(host, bag.features, bag.coords)
+    predict_bag(host, bag.features, bag.coords)
     scores: dict[str, Scores] = {}
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
-        passes.append(pass_seconds(bag, host, clock))
-        scores[name], seconds[name] = timed(partial(newly_attributed, one, host, bag), clock)
-    return scores, {name: ratio(one, passes) for name, one in seconds.items()}
+        passes.append(time_pass(bag, host, clock))
+        scores[name], seconds[name] = time_call(partial(predict_and_attribute, one, host, bag), clock)
+    return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
 
 
-def newly_attributed(attribution: Attribution, host: Host, bag: BagBench) -> Scores:
+def predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -> Scores:
     """The attribution with the pass it starts from."""
-    return attribution.scores(predicted(host, bag.features, bag.coords))
+    return attribution.scores(predict_bag(host, bag.features, bag.coords))
 
 
 @torch.no_grad()
-def evidence_ratios(bag: BagBench, model: GceMil, clock: Clock) -> Figures:
+def time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
-    before = pass_seconds(bag, model.host, clock)
-    output, soft = timed(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
-    _, recovery = timed(lambda: recovered(model, output), clock)
-    passes = [before, pass_seconds(bag, model.host, clock)]
-    return {"gce_soft": ratio(soft, passes), "gce_discrete": ratio(soft + recovery, passes)}
+    before = time_pass(bag, model.host, clock)
+    output, soft = time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
+    _, recovery = time_call(lambda: recover_evidence(model, output), clock)
+    passes = [before, time_pass(bag, model.host, clock)]
+    return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}
 
 
-def pass_seconds(bag: BagBench, host: Host, clock: Clock) -> float:
-    return timed(lambda: predicted(host, bag.features, bag.coords), clock)[1]
+def time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
+    return time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
 
 
-def timed(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
+def time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
     start = clock()
     result = call()
     return result, clock() - start
 
 
-def ratio(seconds: float, passes: Sequence[float]) -> float | None:
+def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
     """None where the clock is too coarse to see a pass."""
     typical = median(passes)
     return seconds / typical if typical > 0 else None

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import Predicted, predicted
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
-from gcemil.diagnostics.linear_pooling import linear_form, pooled_prefixes
+from gcemil.diagnostics.attribution.predicted import PredictedBag, predict_bag
+from gcemil.diagnostics.bench import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.linear_pooling import linear_form, pool_prefixes
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Host, HostOutput
@@ -32,7 +32,7 @@ Order = Int[Tensor, "n"]
 class NetworkView:
     """One bag under one network, embedded once."""
 
-    predicted: Predicted
+    predicted: PredictedBag
     bench: Interventions
 
     @property
@@ -56,22 +56,22 @@ class NetworkView:
 
 
 @torch.no_grad()
-def network_view(fold: FoldBench, bag: BagBench, network: NetworkName) -> NetworkView:
+def network_view(fold: TrainedFold, bag: FoldBag, network: NetworkName) -> NetworkView:
     """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
     host = fold.host_of(network)
     if network == "wrapped" and bag.explanation is not None:
         output = bag.explanation.output
-        return viewed(Predicted(host, bag.features, bag.coords, output.embedded, output.full))
-    return viewed(predicted(host, bag.features, bag.coords))
+        return view_bag(PredictedBag(host, bag.features, bag.coords, output.embedded, output.full))
+    return view_bag(predict_bag(host, bag.features, bag.coords))
 
 
-def viewed(bag: Predicted) -> NetworkView:
+def view_bag(bag: PredictedBag) -> NetworkView:
     """A predicted bag with the interventions on it."""
     return NetworkView(bag, Interventions(bag.host, bag.features, bag.coords, embedded=bag.embedded))
 
 
-def rankings(
-    bag: BagBench, network: NetworkName, view: NetworkView, *, random_order: Order
+def rank_by_rules(
+    bag: FoldBag, network: NetworkName, view: NetworkView, *, random_order: Order
 ) -> dict[str, Tensor]:
     """Every rule's order of the patches, best first: evidence where there are gates, oracle where there is truth."""
     attention = view.full.scores
@@ -87,12 +87,12 @@ def rankings(
 def prefix_logits(view: NetworkView, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
     if view.linear is None:
-        return torch.stack([pooled_prefix(view, order[:size]).logits for size in sizes])
-    pooled = pooled_prefixes(view.linear, order, sizes)
+        return torch.stack([pool_prefix(view, order[:size]).logits for size in sizes])
+    pooled = pool_prefixes(view.linear, order, sizes)
     return view.linear.read_out(pooled.to(view.full.logits.dtype))
 
 
-def pooled_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
+def pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
     n_patches = len(view.embedded.tokens)
     # The whole bag is the dearest prefix, and its answer is known.
     if len(patches) == n_patches:

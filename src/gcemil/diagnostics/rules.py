@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, Attribution, supported
-from gcemil.diagnostics.bench import BagBench, NetworkName
+from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, Attribution, supported_attributions
+from gcemil.diagnostics.bench import FoldBag, NetworkName
 from gcemil.diagnostics.prefixes import NetworkView
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
@@ -32,7 +32,7 @@ from gcemil.shapes import Scores, Selected
 
 
 def rule_scores(
-    bag: BagBench,
+    bag: FoldBag,
     network: NetworkName,
     attributions: Mapping[str, Scores],
     *,
@@ -42,7 +42,7 @@ def rule_scores(
     """Scores of every rule for the patches of a bag, from the attributions of the network that is asked."""
     found = {"random": random, **attributions}
     if smooths:
-        found |= smoothed_scores(bag, attributions)
+        found |= smooth_scores(bag, attributions)
     if network == "wrapped" and bag.explanation is not None:
         found |= evidence_scores(bag.explanation)
     if bag.truth is not None:
@@ -50,12 +50,12 @@ def rule_scores(
     return found
 
 
-def attributed(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+def attribute_patches(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
     """What each attribution says of the patches of a bag."""
     return {name: one.scores(view.predicted) for name, one in attributions.items()}
 
 
-def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """The same rules under the selector's half smoothing; none for a bag without coordinates."""
     if bag.coords is None:
         return {}
@@ -66,10 +66,10 @@ def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Sc
 def evidence_scores(explanation: Explanation) -> dict[str, Scores]:
     """The wrapper's own two rules."""
     soft = explanation.output.scores
-    return {"gce_soft": soft, "gce_discrete": placed_first(explanation.recovery.selected, soft)}
+    return {"gce_soft": soft, "gce_discrete": rank_selected_first(explanation.recovery.selected, soft)}
 
 
-def placed_first(selected: Selected, scores: Scores) -> Scores:
+def rank_selected_first(selected: Selected, scores: Scores) -> Scores:
     """Ranks from n down to 1: the selected patches before the others, both by score."""
     order = ranking(scores)
     order = torch.cat([order[selected[order]], order[~selected[order]]])
@@ -78,9 +78,9 @@ def placed_first(selected: Selected, scores: Scores) -> Scores:
     return ranks
 
 
-def chosen_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
+def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
     """The attributions that can explain the host, or those of them that are asked for; attention always."""
-    found = supported(host)
+    found = supported_attributions(host)
     if names is None:
         return found
     if unknown := [name for name in names if name not in ATTRIBUTIONS]:

@@ -26,18 +26,18 @@ SUFFIXES = (".h5", ".csv", ".npy")
 BagScores = Float[np.ndarray, "n"]
 
 
-def bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> BagScores:
+def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> BagScores:
     """The scores of every slide of a bag, one after another."""
     parts = []
     for span in bag.spans:
-        path = score_file(folder, span.slide_id)
+        path = find_score_file(folder, span.slide_id)
         values, coords = read_scores(path, column)
         check_scores(path, values, coords, span.stop - span.start, bag.slide_coords(span.slide_id))
         parts.append(values)
     return np.concatenate(parts)
 
 
-def score_file(folder: Path, slide_id: str) -> Path:
+def find_score_file(folder: Path, slide_id: str) -> Path:
     """The one score file of a slide."""
     # Not with_suffix: a slide id may hold dots.
     found = [path for suffix in SUFFIXES if (path := folder / f"{slide_id}{suffix}").is_file()]
@@ -56,14 +56,14 @@ def score_file(folder: Path, slide_id: str) -> Path:
 def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarray, "p 2"] | None]:
     """The scores of one file, and the coordinates it brings along."""
     if path.suffix == ".h5":
-        found = flat(path, store.read(path, dataset_of(path, column)))
+        found = flatten_scores(path, store.read(path, find_dataset(path, column)))
         return found, store.read(path, "coords") if store.has(path, "coords") else None
     if path.suffix == ".csv":
         return read_column(path, column), None
-    return flat(path, read_array(path, "scores")), None
+    return flatten_scores(path, read_array(path, "scores")), None
 
 
-def dataset_of(path: Path, column: str | None) -> str:
+def find_dataset(path: Path, column: str | None) -> str:
     layouts = store.describe(path)
     if column is not None:
         return column
@@ -91,7 +91,7 @@ def read_column(path: Path, column: str | None) -> BagScores:
         raise StoreError(f"{path}: column '{chosen}' holds something that is no number ({error}).") from error
 
 
-def flat(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
+def flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
     if values.dtype.kind not in "fiub" or values.size != max(values.shape, default=0):
         raise StoreError(
             f"{path}: scores are one number per patch, got {values.dtype} of shape {values.shape}. "

@@ -26,30 +26,28 @@ from gcemil.runs.records import MODES, finished_folds, fold_number, read_metrics
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 
 
-def compared_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 1000) -> Finding:
+def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 1000) -> Finding:
     """Every mode and metric of `run` against the full bag of `against`."""
     check_same_cohort(run, against)
-    ours, theirs = fold_metrics(run), fold_metrics(against)
+    ours, theirs = read_fold_metrics(run), read_fold_metrics(against)
     check_paired(run, ours, against, theirs)
     compared = [(mode, metric) for mode in shared_modes(ours) for metric in task_metrics(ours, mode)]
     generator = np.random.default_rng(seed)
     tests = [
-        paired_tests(differences(ours, theirs, mode, metric), generator=generator)
+        paired_tests(fold_differences(ours, theirs, mode, metric), generator=generator)
         for mode, metric in compared
     ]
-    over_bags, missing = intervals_over_bags(
-        run, against, ours, theirs, generator=generator, resamples=resamples
-    )
+    over_bags, missing = bootstrap_bags(run, against, ours, theirs, generator=generator, resamples=resamples)
     return Finding(
         name="significance",
         rows=tuple(significance_rows(compared, tests, over_bags)),
         slides=tuple(fold_details(ours, theirs, compared)),
-        notes=(*notes(compared, tests), *bag_notes(over_bags, missing, resamples)),
+        notes=(*fold_notes(compared, tests), *bag_notes(over_bags, missing, resamples)),
         settings={"folds": sorted(ours), "seed": seed, "resamples": resamples, "against": against.name},
     )
 
 
-def fold_metrics(run: Path) -> FoldMetrics:
+def read_fold_metrics(run: Path) -> FoldMetrics:
     """metrics.json of every finished fold, by fold and mode."""
     found = {
         number: read_metrics(folder)
@@ -86,7 +84,9 @@ def task_metrics(metrics: FoldMetrics, mode: str) -> list[str]:
     return [name for name in folds[0][mode] if name in METRICS and all(name in fold[mode] for fold in folds)]
 
 
-def differences(ours: FoldMetrics, theirs: FoldMetrics, mode: str, metric: str) -> Float[np.ndarray, "folds"]:
+def fold_differences(
+    ours: FoldMetrics, theirs: FoldMetrics, mode: str, metric: str
+) -> Float[np.ndarray, "folds"]:
     return np.array([ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours])
 
 
@@ -133,7 +133,7 @@ def fold_details(
     ]
 
 
-def intervals_over_bags(
+def bootstrap_bags(
     run: Path,
     against: Path,
     ours: FoldMetrics,
@@ -163,7 +163,7 @@ def prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str
     return run / f"fold_{fold}" / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
 
 
-def notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:
+def fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:
     """What so few folds can and cannot show."""
     n_folds = tests[0].n_pairs
     if n_folds < 2:

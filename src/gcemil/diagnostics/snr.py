@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors, recovered
+from gcemil.explain import bag_tensors, recover_evidence
 from gcemil.interventions import Interventions, class_probability, standardised_risk
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
@@ -145,7 +145,7 @@ def snr(
         features, coords = bag_tensors(bag, model.anchors.device)
         output = model(features, coords, step=bag.patch_size)
         bench = Interventions(model.host, features, coords, embedded=output.embedded)
-        outcomes.append(bag_outcome(bench, recovered(model, output).selected, output.log_gates))
+        outcomes.append(bag_outcome(bench, recover_evidence(model, output).selected, output.log_gates))
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
     return snr_scores(outcomes, targets, task, scale=scale)

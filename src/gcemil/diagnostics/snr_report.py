@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench
+from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
-    estimated_completeness,
+    estimate_completeness,
     recoverability_figures,
 )
 from gcemil.diagnostics.snr import BagOutcome, task_metric
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
-from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
+from gcemil.diagnostics.verdicts import JudgedSubset, Tolerances, bag_record, judge_subsets, own_budget
 from gcemil.errors import InputError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
@@ -81,8 +81,8 @@ class Trial:
         return self.record["network"], self.record["rule"]
 
 
-def measured(
-    fold: FoldBench,
+def measure_snr(
+    fold: TrainedFold,
     *,
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
@@ -93,18 +93,18 @@ def measured(
     """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
     budget = own_budget(fold) if budget is None else budget
-    complete = estimated_completeness(fold)
+    complete = estimate_completeness(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     trials: list[Trial] = []
     for bench in fold.bags("test"):
-        for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
-            record = slide_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
+        for judged in judge_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+            record = snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
             trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
     return Finding(
         name="snr",
-        rows=tuple(rows(trials, fold.task, complete)),
+        rows=tuple(snr_rows(trials, fold.task, complete)),
         slides=tuple(one.record for one in trials),
-        notes=tuple(notes(fold, trials, complete)),
+        notes=tuple(snr_notes(fold, trials, complete)),
         settings={
             **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
             "budget": budget,
@@ -115,10 +115,10 @@ def measured(
     )
 
 
-def slide_record(
-    bench: BagBench,
-    fold: FoldBench,
-    judged: Judged,
+def snr_record(
+    bench: FoldBag,
+    fold: TrainedFold,
+    judged: JudgedSubset,
     complete: Completeness | None,
     *,
     budget: float,
@@ -141,7 +141,7 @@ def slide_record(
     }
 
 
-def output_figures(judged: Judged, task: Task) -> dict[str, float | None]:
+def output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
     """The interventions on Phi."""
     outputs = judged.outputs
     removed = outputs.removed
@@ -168,18 +168,18 @@ def size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[s
     }
 
 
-def rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
+def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
     """One row for every rule, network, class and comparison."""
     for network, rule in dict.fromkeys(one.key for one in trials):
         own = [one for one in trials if one.key == (network, rule)]
-        for name, members, score in groups(own, task):
+        for name, members, score in class_groups(own, task):
             labels = {"rule": rule, "network": network, "class": name}
-            yield full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
+            yield snr_full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
             if rule == "evidence":
-                yield soft_kept_row(labels, own, members, score)
+                yield snr_soft_kept_row(labels, own, members, score)
 
 
-def groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
+def class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
     """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
     yield "all", own, lambda targets, logits: defined_metric(task, targets, logits)
     if not isinstance(task, ClassificationTask):
@@ -190,7 +190,7 @@ def groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Tri
             yield name, members, class_f1(task, index)
 
 
-def full_kept_row(
+def snr_full_kept_row(
     labels: Labels,
     own: Sequence[Trial],
     members: Sequence[Trial],
@@ -198,32 +198,32 @@ def full_kept_row(
     complete: Completeness | None,
 ) -> Row:
     with_complement = [one for one in own if one.outcome.removed is not None]
-    full, kept = predicted(own, "full", score), predicted(own, "kept", score)
+    full, kept = trial_metric(own, "full", score), trial_metric(own, "kept", score)
     values = {
         "task_metric": full,
         "evidence_sufficiency": kept,
         "keep_only_drop": difference(full, kept),
         "complement_degradation": difference(
-            predicted(with_complement, "full", score), predicted(with_complement, "removed", score)
+            trial_metric(with_complement, "full", score), trial_metric(with_complement, "removed", score)
         ),
     }
     if complete is not None:
         values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-    return with_slides({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
+    return add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
 
 
-def soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
-    soft, kept = predicted(own, "gated", score), predicted(own, "kept", score)
+def snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
+    soft, kept = trial_metric(own, "gated", score), trial_metric(own, "kept", score)
     gap = difference(soft, kept)
     values = {
         "soft_metric": soft,
         "evidence_sufficiency": kept,
         "cd_metric_gap": None if gap is None else abs(gap),
     }
-    return with_slides({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
+    return add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
 
 
-def with_slides(
+def add_slide_means(
     labels: Labels, values: dict[str, float | None], members: Sequence[Trial], names: Sequence[str]
 ) -> Row:
     """Figures of M beside means over slides; figures that the rule does not have are left out."""
@@ -240,7 +240,7 @@ def as_figure(value: float | bool | None) -> float | None:
     return None if value is None else float(value)
 
 
-def predicted(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
+def trial_metric(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
     """M of one of the four predictions."""
     if not trials:
         return None
@@ -271,11 +271,11 @@ def class_f1(task: ClassificationTask, class_index: int) -> Score:
     return score
 
 
-def notes(fold: FoldBench, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
+def snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
     try:
-        predicted(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
+        trial_metric(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
     except InputError as error:
         yield f"No task metric on these bags: {error}"
     if not any(one.record["rule"] == "oracle" for one in trials):

@@ -25,19 +25,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gcemil.diagnostics.answers import RISK_TOLERANCE
-from gcemil.diagnostics.bench import BagBench, FoldBench
+from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.judged_evidence import (
     FIXED_SHARE,
     WHOLE_BAG,
-    Judged,
-    Original,
-    RuleBook,
+    EvidenceRules,
+    OriginalBag,
+    RuleEvidence,
     RuleKey,
     ScoreRule,
-    flips,
     jaccard,
     output_gap,
     own_gap,
+    predictions_differ,
 )
 from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
 from gcemil.diagnostics.truth import precision
@@ -50,10 +50,10 @@ Figures = dict[str, float | None]
 SEEDS = "seeds"
 
 
-def measured(
-    fold: FoldBench,
+def measure_stability(
+    fold: TrainedFold,
     *,
-    others: Sequence[FoldBench] = (),
+    others: Sequence[TrainedFold] = (),
     dropout: float = 0.1,
     noise: float = 0.1,
     repeats: int = 5,
@@ -63,7 +63,7 @@ def measured(
 ) -> Finding:
     """Under perturbation and, where runs of other seeds are given, across them."""
     common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "scores": scores}
-    perturbed = under_perturbation(
+    perturbed = measure_under_perturbation(
         fold,
         dropout=dropout,
         noise=noise,
@@ -74,7 +74,7 @@ def measured(
         return replace(
             perturbed, notes=("Across seeds: not measured, since no run of another seed was given.",)
         )
-    across = across_runs([fold, *others], **common)
+    across = measure_across_runs([fold, *others], **common)
     return Finding(
         "stability",
         across.rows + perturbed.rows,
@@ -84,8 +84,8 @@ def measured(
     )
 
 
-def across_runs(
-    folds: Sequence[FoldBench],
+def measure_across_runs(
+    folds: Sequence[TrainedFold],
     *,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
@@ -94,25 +94,25 @@ def across_runs(
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
     check_runs(folds)
     generator = torch.Generator().manual_seed(folds[0].seed)
-    book = RuleBook(generator, share, risk_tolerance, scores or {})
-    table = Table()
+    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    table = StabilityTable()
     for bag in folds[0].bags("test"):
-        original, rows = Original.of(bag), torch.arange(len(bag))
-        found = [book.judged(fold, BagBench(bag.spec, bag.bag, fold), original, rows) for fold in folds]
+        original, rows = OriginalBag.of(bag), torch.arange(len(bag))
+        found = [rules.collect(fold, FoldBag(bag.spec, bag.bag, fold), original, rows) for fold in folds]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
-            figures = bag_figures(key, list(combinations(judged, 2)), judged, original, rows)
+            figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
             table.add(bag, key, SEEDS, figures)
     settings = {
         "seeds": [fold.settings.seed for fold in folds],
         "risk_tolerance": risk_tolerance,
         "share": share,
     }
-    return table.finding(settings, notes=tuple(differences(folds)))
+    return table.finding(settings, notes=tuple(run_differences(folds)))
 
 
-def under_perturbation(
-    fold: FoldBench,
+def measure_under_perturbation(
+    fold: TrainedFold,
     *,
     dropout: float = 0.1,
     noise: float = 0.1,
@@ -125,16 +125,16 @@ def under_perturbation(
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
     generator = torch.Generator().manual_seed(fold.seed)
-    book = RuleBook(generator, share, risk_tolerance, scores or {})
-    table = Table()
+    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    table = StabilityTable()
     for bag in fold.bags("test"):
-        original = Original.of(bag)
-        clean = book.judged(fold, bag, original, torch.arange(len(bag)))
+        original = OriginalBag.of(bag)
+        clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(perturbed_versions(book, fold, bag, original, name, strength, repeats))
+            versions = list(judge_perturbed(rules, fold, bag, original, name, strength, repeats))
             for key, reference in clean.items():
                 figures = [
-                    bag_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
+                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
                     for judged, rows in versions
                 ]
                 table.add(bag, key, f"{name} {strength:g}", mean_row({}, figures).values)
@@ -148,34 +148,34 @@ def under_perturbation(
     return table.finding(settings)
 
 
-def perturbed_versions(
-    book: RuleBook,
-    fold: FoldBench,
-    bag: BagBench,
-    original: Original,
+def judge_perturbed(
+    rules: EvidenceRules,
+    fold: TrainedFold,
+    bag: FoldBag,
+    original: OriginalBag,
     name: str,
     strength: float,
     repeats: int,
-) -> Iterator[tuple[dict[RuleKey, Judged], Tensor]]:
+) -> Iterator[tuple[dict[RuleKey, RuleEvidence], Tensor]]:
     """Every rule on a bag perturbed several times, and where its patches stood; one version in memory at a time."""
     for repeat in range(repeats):
         # What is drawn depends on seed and bag alone, not on the bags before it.
         generator = np.random.default_rng([fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
         perturbed = PERTURBATIONS[name](bag.bag, strength, generator=generator)
         rows = torch.from_numpy(perturbed.rows)
-        yield book.judged(fold, BagBench(bag.spec, perturbed.bag, fold), original, rows), rows
+        yield rules.collect(fold, FoldBag(bag.spec, perturbed.bag, fold), original, rows), rows
 
 
-def bag_figures(
+def pair_figures(
     key: RuleKey,
-    pairs: Sequence[tuple[Judged, Judged]],
-    judged: Sequence[Judged],
-    original: Original,
+    pairs: Sequence[tuple[RuleEvidence, RuleEvidence]],
+    judged: Sequence[RuleEvidence],
+    original: OriginalBag,
     rows: Int[Tensor, "k"],
 ) -> Figures:
     """Means over pairs of what compares two, and over all of what is said of one."""
     figures: Figures = {
-        "prediction_flip": fmean(float(flips(*pair)) for pair in pairs),
+        "prediction_flip": fmean(float(predictions_differ(*pair)) for pair in pairs),
         "output_gap": fmean(output_gap(*pair) for pair in pairs),
     }
     if key[0] == WHOLE_BAG:
@@ -190,14 +190,14 @@ def bag_figures(
     return figures
 
 
-class Table:
+class StabilityTable:
     """Figures per bag, gathered by rule, network and perturbation."""
 
     def __init__(self) -> None:
         self._figures: dict[tuple[str, str, str], list[Figures]] = {}
         self._slides: list[dict[str, Any]] = []
 
-    def add(self, bag: BagBench, key: RuleKey, perturbation: str, figures: Figures) -> None:
+    def add(self, bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> None:
         rule, network = key
         self._figures.setdefault((rule, network, perturbation), []).append(figures)
         labels = {"rule": rule, "network": network, "perturbation": perturbation}
@@ -211,7 +211,7 @@ class Table:
         return Finding("stability", rows, slides=tuple(self._slides), notes=notes, settings=settings)
 
 
-def differences(folds: Sequence[FoldBench]) -> list[str]:
+def run_differences(folds: Sequence[TrainedFold]) -> list[str]:
     """What else than the seed differs between the runs."""
     notes = []
     first = folds[0].settings.model_copy(update={"seed": 0})
@@ -223,7 +223,7 @@ def differences(folds: Sequence[FoldBench]) -> list[str]:
     return notes
 
 
-def check_runs(folds: Sequence[FoldBench]) -> None:
+def check_runs(folds: Sequence[TrainedFold]) -> None:
     if len({fold.run for fold in folds}) < max(2, len(folds)):
         raise UsageError(
             f"Stability across seeds compares two or more different runs, got {[str(fold.run) for fold in folds]}."

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gcemil.bags.fingerprint import content_hash
-from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.bench import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, write_finding
 from gcemil.runs.environment import describe_environment, one_thread
@@ -23,32 +23,35 @@ from gcemil.runs.folder import read_run
 class DiagnosticSpec:
     """Where a diagnostic lives and the question it answers."""
 
-    module: str
+    function: str
+    """module:function; the module is imported when the diagnostic is made."""
     question: str
 
-    def measured(self) -> Callable[..., Finding]:
-        found: Callable[..., Finding] = import_module(f"gcemil.diagnostics.{self.module}").measured
+    def load(self) -> Callable[..., Finding]:
+        """The function that measures a fold."""
+        module, name = self.function.split(":")
+        found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), name)
         return found
 
     def options(self) -> list[str]:
         """What a caller may set, beside the fold."""
-        return [name for name in list(inspect.signature(self.measured()).parameters)[1:] if name != "others"]
+        return [name for name in list(inspect.signature(self.load()).parameters)[1:] if name != "others"]
 
 
 DIAGNOSTICS: dict[str, DiagnosticSpec] = {
-    "snr": DiagnosticSpec("snr_report", "Is the evidence sufficient, necessary and recoverable?"),
-    "budget": DiagnosticSpec("budget", "Which rule finds the best patches, all having the same number?"),
-    "posthoc": DiagnosticSpec("posthoc", "Do explanations made after training do as well?"),
-    "subsets": DiagnosticSpec("subsets", "How many disjoint subsets would be evidence enough?"),
-    "stability": DiagnosticSpec("stability", "Does the evidence stay when bag or seed change a little?"),
-    "localisation": DiagnosticSpec("localisation", "Does it lie on the annotated lesions?"),
-    "failures": DiagnosticSpec("failures", "Which slides fail, and how?"),
-    "cost": DiagnosticSpec("cost", "What does the evidence cost, and what does it save?"),
-    "guarantee": DiagnosticSpec("guarantee", "Which evidence size keeps the prediction, with which promise?"),
+    "snr": DiagnosticSpec("snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"),
+    "budget": DiagnosticSpec("budget:measure_budget", "Which rule finds the best patches, all having the same number?"),
+    "posthoc": DiagnosticSpec("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
+    "subsets": DiagnosticSpec("subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"),
+    "stability": DiagnosticSpec("stability:measure_stability", "Does the evidence stay when bag or seed change a little?"),
+    "localisation": DiagnosticSpec("localisation:measure_localisation", "Does it lie on the annotated lesions?"),
+    "failures": DiagnosticSpec("failures:measure_failures", "Which slides fail, and how?"),
+    "cost": DiagnosticSpec("cost:measure_inference_cost", "What does the evidence cost, and what does it save?"),
+    "guarantee": DiagnosticSpec("guarantee:measure_guarantee", "Which evidence size keeps the prediction, with which promise?"),
     "adaptive": DiagnosticSpec(
-        "adaptive", "How few patches does a slide need, and which rule picks them best?"
+        "adaptive:measure_adaptive", "How few patches does a slide need, and which rule picks them best?"
     ),
-    "sweep": DiagnosticSpec("sweep", "How do threshold and coverage target move the result?"),
+    "sweep": DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
 }
 """Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
 
@@ -67,16 +70,18 @@ def run_diagnostic(
     if name not in DIAGNOSTICS:
         raise UsageError(f"Unknown diagnostic '{name}'. Choose from: {', '.join(DIAGNOSTICS)}.")
     with one_thread():
-        bench = FoldBench.open(run, fold, against=against, seed=seed)
+        bench = TrainedFold.open(run, fold, against=against, seed=seed)
         extra = (
-            {"others": [FoldBench.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
+            {"others": [TrainedFold.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
         )
-        finding = DIAGNOSTICS[name].measured()(bench, **extra, **(options or {}))
-    finding = replace(finding, provenance=origin(run, fold, against, others, seed))
+        finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
+    finding = replace(finding, provenance=describe_origin(run, fold, against, others, seed))
     return write_finding(run / f"fold_{fold}" / "diagnostics", finding)
 
 
-def origin(run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int) -> dict[str, Any]:
+def describe_origin(
+    run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int
+) -> dict[str, Any]:
     """Versions, seed, and the fingerprints of every network a finding depends on."""
     networks = {"run": run, **({"against": against} if against else {})}
     networks |= {f"other_{number}": path for number, path in enumerate(others)}

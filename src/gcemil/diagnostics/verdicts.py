@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName
+from gcemil.diagnostics.bench import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.snr import BagOutcome, BagOutputs, bag_outcome, bag_outputs
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
@@ -60,7 +60,7 @@ class Verdict:
     recoverable: bool | None
 
 
-def verdict(outputs: BagOutputs, tolerances: Tolerances) -> Verdict:
+def judge_subset(outputs: BagOutputs, tolerances: Tolerances) -> Verdict:
     """What the definitions say of one subset of one bag."""
     removal_gap, cd_gap = outputs.removal_gap, outputs.cd_gap
     return Verdict(
@@ -82,7 +82,7 @@ class RuleSubset:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedSubset:
     """A rule's subset, put to the test under one network."""
 
     network: NetworkName
@@ -100,14 +100,14 @@ class Judged:
         return self.subset.selected
 
 
-def judged_subsets(
-    bench: BagBench,
-    fold: FoldBench,
+def judge_subsets(
+    bench: FoldBag,
+    fold: TrainedFold,
     tolerances: Tolerances,
     *,
     generator: torch.Generator,
     budget: float,
-) -> Iterator[Judged]:
+) -> Iterator[JudgedSubset]:
     """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
     random = torch.rand(len(bench), generator=generator)
     for network in fold.networks:
@@ -116,11 +116,11 @@ def judged_subsets(
         for subset in rule_subsets(bench, network, full, random, budget=budget):
             outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
             outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
-            yield Judged(network, subset, outcome, outputs, verdict(outputs, tolerances))
+            yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
 
 
 def rule_subsets(
-    bench: BagBench, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
+    bench: FoldBag, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
 ) -> Iterator[RuleSubset]:
     """Evidence where there is any, then its rivals at the same size."""
     explanation, size = bench.explanation, subset_size(len(bench), budget)
@@ -136,12 +136,12 @@ def rule_subsets(
         yield RuleSubset("oracle", top_k(oracle, size), oracle)
 
 
-def own_budget(fold: FoldBench) -> float:
+def own_budget(fold: TrainedFold) -> float:
     """The share of patches that the run means to be evidence."""
     return DEFAULT_BUDGET if fold.model is None else fold.model.settings.budget
 
 
-def bag_record(bench: BagBench, judged: Judged, task: Task) -> dict[str, Any]:
+def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
     """What identifies a judged subset in a list of slides, and the outputs and verdicts it has."""
     outputs = judged.outputs
     return {

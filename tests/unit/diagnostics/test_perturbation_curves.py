@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution.predicted import predict_bag
 from gcemil.diagnostics.perturbation import area, flipping_curves
-from gcemil.diagnostics.prefixes import viewed
+from gcemil.diagnostics.prefixes import view_bag
 from gcemil.diagnostics.snr import RiskScale
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
@@ -21,7 +21,7 @@ def any_positive(features):
 
 
 def view_of(host, features, coords=None):
-    return viewed(predicted(host, features, coords))
+    return view_bag(predict_bag(host, features, coords))
 
 
 def toy(*values, model=any_positive, n_outputs=2):

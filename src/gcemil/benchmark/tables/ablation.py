@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.measured import MeasuredResults
 from gcemil.benchmark.paper_figures import PaperFigures, PaperTable
 from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, build_comparison
 from gcemil.benchmark.tables.evidence import EVIDENCE
@@ -47,7 +47,7 @@ GROUNDINGS = {
 """Each: the paper's row, and the variant of our grids that stands for it."""
 
 
-def components(measured: Measured, paper: PaperFigures) -> Table:
+def components(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("ablation")
     plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
     only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
@@ -56,17 +56,17 @@ def components(measured: Measured, paper: PaperFigures) -> Table:
     )
 
 
-def budget(measured: Measured, paper: PaperFigures) -> Table:
+def budget(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("budget")
     return ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
 
 
-def selector(measured: Measured, paper: PaperFigures) -> Table:
+def selector(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("selector_arch")
     return ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
 
 
-def grounding(measured: Measured, paper: PaperFigures) -> Table:
+def grounding(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("grounding")
     return ablation_table(
         "grounding", "anchors and bridges, mean over cohorts", measured, table, GROUNDINGS, None
@@ -76,7 +76,7 @@ def grounding(measured: Measured, paper: PaperFigures) -> Table:
 def ablation_table(
     name: str,
     title: str,
-    measured: Measured,
+    measured: MeasuredResults,
     table: PaperTable,
     variants: Mapping[str, str],
     dataset: str | None,
@@ -96,7 +96,7 @@ def ablation_table(
     )  # fmt: skip
 
 
-def comparable(measured: Measured, variants: set[str]) -> Measured:
+def comparable(measured: MeasuredResults, variants: set[str]) -> MeasuredResults:
     """Only hosts and cohorts that have a variant: the full method on other hosts would be another comparison."""
     pairs = {(run.cohort.name, run.host) for run in measured.runs if run.label in variants - {"gce"}}
     runs = tuple(run for run in measured.runs if (run.cohort.name, run.host) in pairs)

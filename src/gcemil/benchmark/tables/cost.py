@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.measured import MeasuredResults
 from gcemil.benchmark.paper_figures import TIMES, PaperFigures
 from gcemil.benchmark.tables.ablation import GROUNDINGS, comparable
 from gcemil.benchmark.tables.comparison import (
@@ -41,7 +41,7 @@ COST_NOTE = (
 )
 
 
-def cost(measured: Measured, paper: PaperFigures) -> Table:
+def cost(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("cost")
     names = {row.key: row.name for row in table.rows} | {CLOSED_FORM: "Occlusion in closed form"}
     rows = [
@@ -77,7 +77,7 @@ ADDED_PARAMETERS = 230_165
 """What the wrapper adds to any host at full width and two outputs, by the default recipe with a text bank."""
 
 
-def capacity(measured: Measured, paper: PaperFigures) -> Table:
+def capacity(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("capacity_overhead")
     answers = {
         "soft_runtime": cost_cell(measured, "soft", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
@@ -107,7 +107,7 @@ def capacity(measured: Measured, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def cost_cell(measured: Measured, mode: str, metrics: dict[str, str]) -> Cell:
+def cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> Cell:
     """Several ratios of one mode of inference in one cell."""
     found = [
         estimate(find_values(measured, Query(metric, source="cost", labels={"mode": mode})))
@@ -118,7 +118,7 @@ def cost_cell(measured: Measured, mode: str, metrics: dict[str, str]) -> Cell:
     ])  # fmt: skip
 
 
-def grounding_cell(measured: Measured, rows: Sequence[str], between: str) -> Cell:
+def grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str) -> Cell:
     """C-D gap and degradation of some grounding_cell variants, on the hosts and cohorts that have them."""
     measured = comparable(measured, set(GROUNDINGS.values()))
     parts = []

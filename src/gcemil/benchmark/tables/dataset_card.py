@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcemil.benchmark.measured import CohortFacts, Measured
+from gcemil.benchmark.measured import CohortFacts, MeasuredResults
 from gcemil.benchmark.paper_figures import PaperFigures, PaperTable
 from gcemil.benchmark.tables.comparison import PAPER_MARK, legend, our_origin, paper_cell
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
@@ -17,7 +17,7 @@ COLUMNS = (
 )
 
 
-def dataset_card(measured: Measured, paper: PaperFigures) -> Table:
+def dataset_card(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("dataset_details")
     known = [row.key for row in table.rows]
     lines = [line for key in known for line in (paper_line(table, key), *our_lines(measured, key))]
@@ -36,7 +36,7 @@ def paper_line(table: PaperTable, key: str) -> Line:
     return Line((row.name if row else key, PAPER_MARK), "paper", cells)
 
 
-def our_lines(measured: Measured, dataset: str) -> list[Line]:
+def our_lines(measured: MeasuredResults, dataset: str) -> list[Line]:
     """One line per cohort of the dataset, or one that says that there is none."""
     found = measured.dataset(dataset)
     if not found:
@@ -44,7 +44,7 @@ def our_lines(measured: Measured, dataset: str) -> list[Line]:
     return [our_line(measured, cohort) for cohort in found]
 
 
-def our_line(measured: Measured, cohort: CohortFacts) -> Line:
+def our_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
     row_labels = (cohort.name, our_origin(measured))
     record = cohort.record
     if record is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.measured import Measured
+from gcemil.benchmark.measured import MeasuredResults
 from gcemil.benchmark.paper_figures import PaperFigures
 from gcemil.benchmark.tables import ablation, cost, dataset_card, evidence, prediction
 from gcemil.errors import UsageError
 from gcemil.tables import Table
 
-Build = Callable[[Measured, PaperFigures], Table]
+Build = Callable[[MeasuredResults, PaperFigures], Table]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ TABLES: dict[str, TableSpec] = {
 }
 
 
-def build_table(name: str, measured: Measured, paper: PaperFigures) -> Table:
+def build_table(name: str, measured: MeasuredResults, paper: PaperFigures) -> Table:
     """A table by name, with the remedy for what it misses."""
     if name not in TABLES:
         raise UsageError(f"Unknown table '{name}'. Choose one of: headline, {', '.join(TABLES)}.")

@@ -16,7 +16,7 @@ from captum.attr import FeatureAblation  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import Predicted
+from gcemil.diagnostics.attribution.predicted import PredictedBag
 from gcemil.evidence.spatial import common_step
 from gcemil.shapes import Coords, Scores, Selected
 
@@ -24,49 +24,49 @@ MAX_BLOCKS = 32
 
 
 @torch.no_grad()
-def leave_one_out(bag: Predicted) -> Scores:
+def leave_one_out(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i), one pass per patch."""
     patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([bag.logit - logit_of(bag, patches != patch) for patch in patches])
+    return torch.stack([bag.logit - kept_logit(bag, patches != patch) for patch in patches])
 
 
 @torch.no_grad()
-def keep_one(bag: Predicted) -> Scores:
+def keep_one(bag: PredictedBag) -> Scores:
     """f({i}), one pass per patch."""
     patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([logit_of(bag, patches == patch) for patch in patches])
+    return torch.stack([kept_logit(bag, patches == patch) for patch in patches])
 
 
-def captum_occlusion(bag: Predicted) -> Scores:
+def captum_occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i) by captum, one pass per patch."""
     return captum_ablation(bag, torch.arange(len(bag), device=bag.logit.device))
 
 
-def block_occlusion(bag: Predicted) -> Scores:
+def block_occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without the block of i)."""
-    return captum_ablation(bag, blocks_of(bag.coords, len(bag)).to(bag.logit.device))
+    return captum_ablation(bag, patch_blocks(bag.coords, len(bag)).to(bag.logit.device))
 
 
 @torch.no_grad()
-def block_single(bag: Predicted) -> Scores:
+def block_single(bag: PredictedBag) -> Scores:
     """f(the block of i alone)."""
-    blocks = blocks_of(bag.coords, len(bag)).to(bag.logit.device)
-    alone = [logit_of(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
+    blocks = patch_blocks(bag.coords, len(bag)).to(bag.logit.device)
+    alone = [kept_logit(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
     return torch.stack(alone)[blocks]
 
 
 @torch.no_grad()
-def captum_ablation(bag: Predicted, groups: Int[Tensor, "n"]) -> Scores:
+def captum_ablation(bag: PredictedBag, groups: Int[Tensor, "n"]) -> Scores:
     """The fall of the predicted output when each group of patches is removed."""
 
     def kept_output(kept: Float[Tensor, "1 n"]) -> Float[Tensor, "1"]:
-        return logit_of(bag, kept[0] > 0).unsqueeze(0)
+        return kept_logit(bag, kept[0] > 0).unsqueeze(0)
 
     present = bag.logit.new_ones(1, len(bag))
     return FeatureAblation(kept_output).attribute(present, feature_mask=groups.unsqueeze(0))[0]
 
 
-def logit_of(bag: Predicted, kept: Selected) -> Float[Tensor, ""]:
+def kept_logit(bag: PredictedBag, kept: Selected) -> Float[Tensor, ""]:
     """The explained output on the kept patches; without any, that of the whole bag."""
     if not bool(kept.any()):
         return bag.logit
@@ -74,7 +74,7 @@ def logit_of(bag: Predicted, kept: Selected) -> Float[Tensor, ""]:
     return bag.host.aggregate(bag.embedded.rows(kept), rows).logits[bag.index]
 
 
-def blocks_of(coords: Coords | None, n_patches: int) -> Int[Tensor, "n"]:
+def patch_blocks(coords: Coords | None, n_patches: int) -> Int[Tensor, "n"]:
     """The block of each patch, numbered from 0: squares of the grid, as small as the limit on blocks allows."""
     if coords is None:
         return torch.arange(n_patches) * min(MAX_BLOCKS, n_patches) // n_patches

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from gcemil.diagnostics.attribution.predicted import Predicted
+from gcemil.diagnostics.attribution.predicted import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import ClosedForm
 from gcemil.hosts.host import Host, shortcut
@@ -22,18 +22,18 @@ from gcemil.shapes import Scores
 
 
 @torch.no_grad()
-def occlusion(bag: Predicted) -> Scores:
+def occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i) of every patch; the only patch of a bag has no complement, and scores 0."""
-    form = closed_form_of(bag.host)
+    form = find_closed_form(bag.host)
     if len(bag) == 1:
         return bag.logit.new_zeros(1)
     return bag.logit - form.without(bag.embedded, bag.coords, bag.index)
 
 
 @torch.no_grad()
-def single(bag: Predicted) -> Scores:
+def single(bag: PredictedBag) -> Scores:
     """f({i}) of every patch."""
-    return closed_form_of(bag.host).alone(bag.embedded, bag.index)
+    return find_closed_form(bag.host).alone(bag.embedded, bag.index)
 
 
 def has_closed_form(host: Host) -> bool:
@@ -42,7 +42,7 @@ def has_closed_form(host: Host) -> bool:
     return form is not None and form() is not None
 
 
-def closed_form_of(host: Host) -> ClosedForm:
+def find_closed_form(host: Host) -> ClosedForm:
     """The host's closed form; one without is refused."""
     if not has_closed_form(host):
         raise UsageError(

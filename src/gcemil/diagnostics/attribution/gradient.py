@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.predicted import Predicted
+from gcemil.diagnostics.attribution.predicted import PredictedBag
 from gcemil.diagnostics.linear_pooling import linear_form
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.attention import LinearPooling
@@ -43,15 +43,15 @@ def is_differentiable(host: Host) -> bool:
     return not isinstance(host, CallableHost) or host.score_source == "slope"
 
 
-def saliency(bag: Predicted) -> Scores:
+def saliency(bag: PredictedBag) -> Scores:
     return slope_scores(bag, lambda rows, slopes: slopes.abs().sum(dim=1))
 
 
-def gradient_x_input(bag: Predicted) -> Scores:
+def gradient_x_input(bag: PredictedBag) -> Scores:
     return slope_scores(bag, row_products)
 
 
-def integrated_gradients(bag: Predicted) -> Scores:
+def integrated_gradients(bag: PredictedBag) -> Scores:
     nodes, weights = np.polynomial.legendre.leggauss(N_STEPS)
     total = bag.logit.new_zeros(len(bag))
     # The rule is for [-1, 1].
@@ -64,19 +64,21 @@ def row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:
     return (rows * slopes).sum(dim=1)
 
 
-def slope_scores(bag: Predicted, of_rows: OfRows, *, scale: float = 1.0, at_tokens: bool = False) -> Scores:
+def slope_scores(
+    bag: PredictedBag, of_rows: OfRows, *, scale: float = 1.0, at_tokens: bool = False
+) -> Scores:
     """What `of_rows` makes of every patch and the slope of f there, f being taken at `scale` times the features.
 
     The slope is that of the features, or of the tokens embedded from them.
     """
-    seam, features = seam_of(bag), bag.features
+    seam, features = find_seam(bag), bag.features
     parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
     with torch.inference_mode(False), torch.enable_grad():
         if len(parts) == 1:
             part = PatchRows(seam, widened(features), scale)
             (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
             return of_rows(part.values(at_tokens), slopes)
-        pooled_slopes = slopes_of_pooled(bag, seam, scale)
+        pooled_slopes = slope_of_pooled(bag, seam, scale)
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
@@ -88,7 +90,7 @@ def slope_scores(bag: Predicted, of_rows: OfRows, *, scale: float = 1.0, at_toke
     return scores
 
 
-def slopes_of_pooled(bag: Predicted, seam: Seam, scale: float) -> list[Tensor | None]:
+def slope_of_pooled(bag: PredictedBag, seam: Seam, scale: float) -> list[Tensor | None]:
     """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
     with torch.no_grad():
         mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
@@ -108,7 +110,7 @@ class Seam:
     logits: Callable[[Sequence[Tensor]], Logits]
 
 
-def seam_of(bag: Predicted) -> Seam:
+def find_seam(bag: PredictedBag) -> Seam:
     """The narrowest seam there is: readings where the host pools linearly, the embedding elsewhere."""
     host, kind = bag.host, bag.embedded
     form = linear_form(host)

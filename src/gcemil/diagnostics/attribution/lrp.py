@@ -26,60 +26,60 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gcemil.diagnostics.attribution.gradient import row_products, slope_scores
-from gcemil.diagnostics.attribution.predicted import Predicted
+from gcemil.diagnostics.attribution.predicted import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.hosts.host import Host, shortcut
 from gcemil.hosts.nystrom import NystromAttention
 from gcemil.shapes import Scores
 
 
-def has_rules(host: Host) -> bool:
+def has_lrp_rules(host: Host) -> bool:
     """Whether its class says which of its parts are held constant: every other part has a rule then."""
     return shortcut(host, "lrp_constants") is not None
 
 
-def lrp(bag: Predicted) -> Scores:
+def lrp(bag: PredictedBag) -> Scores:
     """The relevance of every patch for the predicted output."""
-    if not (isinstance(bag.host, nn.Module) and has_rules(bag.host)):
+    if not (isinstance(bag.host, nn.Module) and has_lrp_rules(bag.host)):
         raise UsageError(
             f"{type(bag.host).__name__} has no rules of relevance propagation ('lrp_constants')."
         )
-    with held_constant(bag.host):
+    with hold_constant(bag.host):
         return slope_scores(bag, row_products, at_tokens=True)
 
 
 @contextmanager
-def held_constant(host: nn.Module) -> Iterator[None]:
+def hold_constant(host: nn.Module) -> Iterator[None]:
     """Within, the host computes the same values but passes relevance instead of gradients."""
     with ExitStack() as stack:
         for name in shortcut(host, "lrp_constants"):
-            stack.callback(host.get_submodule(name).register_forward_hook(without_gradient).remove)
+            stack.callback(host.get_submodule(name).register_forward_hook(stop_gradient).remove)
         for module in host.modules():
-            if (handle := rule_of(module)) is not None:
+            if (handle := add_rule(module)) is not None:
                 stack.callback(handle.remove)
         yield
 
 
-def rule_of(module: nn.Module) -> RemovableHandle | None:
+def add_rule(module: nn.Module) -> RemovableHandle | None:
     """The rule for a kind of layer, put on this one."""
     if isinstance(module, NystromAttention):
-        return module.qkv.register_forward_hook(values_alone)
+        return module.qkv.register_forward_hook(keep_values_alone)
     if isinstance(module, nn.LayerNorm):
-        return module.register_forward_hook(constant_deviation)
+        return module.register_forward_hook(normalise_by_constant)
     return None
 
 
-def without_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output.detach()
 
 
-def values_alone(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def keep_values_alone(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Queries and keys, which make the attention, pass nothing on."""
     query, key, value = output.chunk(3, dim=1)
     return torch.cat([query.detach(), key.detach(), value], dim=1)
 
 
-def constant_deviation(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def normalise_by_constant(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """The same values, the standard deviation being a constant."""
     (rows,) = inputs
     centred = rows - rows.mean(dim=-1, keepdim=True)

@@ -15,7 +15,7 @@ from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedde
 
 
 @dataclass(frozen=True, eq=False)
-class Predicted:
+class PredictedBag:
     """A bag embedded and pooled once by a host in evaluation mode: the pass that every attribution starts from."""
 
     host: Host
@@ -40,7 +40,7 @@ class Predicted:
 
 
 @torch.no_grad()
-def predicted(host: Host, features: Tensor, coords: Tensor | None) -> Predicted:
+def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> PredictedBag:
     """One pass of a host in evaluation mode over the whole bag."""
     # The user's door: shapes are checked here with a message, not by annotation.
     check_bag(features, coords, in_dim=host.in_dim)
@@ -49,4 +49,4 @@ def predicted(host: Host, features: Tensor, coords: Tensor | None) -> Predicted:
     embedded = embedded_bag(host, features)
     full = host.aggregate(embedded, coords)
     check_finite(full, features)
-    return Predicted(host, features, coords, embedded, full)
+    return PredictedBag(host, features, coords, embedded, full)

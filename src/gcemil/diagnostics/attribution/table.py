@@ -20,8 +20,8 @@ from gcemil.diagnostics.attribution.gradient import (
     is_differentiable,
     saliency,
 )
-from gcemil.diagnostics.attribution.lrp import has_rules, lrp
-from gcemil.diagnostics.attribution.predicted import Predicted, predicted
+from gcemil.diagnostics.attribution.lrp import has_lrp_rules, lrp
+from gcemil.diagnostics.attribution.predicted import PredictedBag, predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.clam_sb import ClamSb
@@ -34,26 +34,26 @@ class Attribution:
     """A patch scorer: what it is called, how it scores, and which hosts it can explain."""
 
     name: str
-    scores: Callable[[Predicted], Tensor]
+    scores: Callable[[PredictedBag], Tensor]
     """One score per patch of a bag that the host has predicted."""
     supports: Callable[[Host], bool]
     passes: str
     """What it costs, in passes of the host over the bag, the prediction itself being the first."""
 
 
-def attention(bag: Predicted) -> Scores:
+def attention(bag: PredictedBag) -> Scores:
     """The host's own raw patch scores."""
     return bag.full.scores
 
 
-def contribution(bag: Predicted) -> Scores:
+def contribution(bag: PredictedBag) -> Scores:
     """The host's signed share of each patch in the predicted output."""
     if bag.full.contributions is None:
         raise UsageError(f"{type(bag.host).__name__} gives no contributions: it does not pool linearly.")
     return bag.full.contributions
 
 
-def any_host(host: Host) -> bool:
+def explains_any_host(host: Host) -> bool:
     return True
 
 
@@ -63,17 +63,17 @@ def gives_contributions(host: Host) -> bool:
         return False
     parameters = host.parameters() if isinstance(host, nn.Module) else iter(())
     parameter = next(parameters, torch.zeros(0))
-    return predicted(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
+    return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
-def without_closed_form(host: Host) -> bool:
+def lacks_closed_form(host: Host) -> bool:
     return not has_closed_form(host)
 
 
 ATTRIBUTIONS: dict[str, Attribution] = {
     a.name: a
     for a in (
-        Attribution("attention", attention, any_host, "1"),
+        Attribution("attention", attention, explains_any_host, "1"),
         # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
         Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb), "1"),
         Attribution("contribution", contribution, gives_contributions, "1"),
@@ -82,13 +82,13 @@ ATTRIBUTIONS: dict[str, Attribution] = {
         Attribution("integrated_gradients", integrated_gradients, is_differentiable, "17, 16 backward"),
         Attribution("occlusion", occlusion, has_closed_form, "about 1, closed form"),
         Attribution("single", single, has_closed_form, "about 1, closed form"),
-        Attribution("occlusion_blocks", block_occlusion, without_closed_form, "1 per block, at most 32"),
-        Attribution("single_blocks", block_single, without_closed_form, "1 per block, at most 32"),
-        Attribution("lrp", lrp, has_rules, "2, one backward"),
+        Attribution("occlusion_blocks", block_occlusion, lacks_closed_form, "1 per block, at most 32"),
+        Attribution("single_blocks", block_single, lacks_closed_form, "1 per block, at most 32"),
+        Attribution("lrp", lrp, has_lrp_rules, "2, one backward"),
     )
 }
 
 
-def supported(host: Host) -> dict[str, Attribution]:
+def supported_attributions(host: Host) -> dict[str, Attribution]:
     """The attributions that can explain this host."""
     return {name: one for name, one in ATTRIBUTIONS.items() if one.supports(host)}
