@@ -25,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.ablation import captum_occlusion
-from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
-from gcemil.diagnostics.attribution.predicted import predict_bag
+from gcemil.diagnostics.attribution import captum_occlusion, has_closed_form, occlusion, single
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.hosts.table import HOSTS, create_host
 
 REQUIRED_SPEEDUP = 100.0

@@ -15,8 +15,8 @@ from statistics import fmean, pstdev
 
 from claim_tables import Figures, cohort_table, listing, markdown, one_line_each
 
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.stability import measure_across_runs
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import Finding, read_finding
 
 CONTROLS = {"random", "oracle", "gce_soft", "gce_discrete"}

@@ -26,8 +26,8 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.cost import measure_inference_cost
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import encode_slides

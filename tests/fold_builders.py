@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.diagnostics.bench import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold
 
 
 def one_patch_fold(fold: TrainedFold, folder: Path) -> TrainedFold:

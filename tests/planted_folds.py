@@ -11,8 +11,8 @@ from builders import grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.hosts.abmil import Abmil
 from gcemil.runs.folder import FoldParts
 from gcemil.tasks.task import ClassificationTask

@@ -16,8 +16,8 @@ from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict
 from gcemil.cli.prefilter import prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.cost import measure_inference_cost
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.as_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder

@@ -51,10 +51,9 @@ from gcemil.benchmark.results import Results, append_log, read_failure, read_log
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.cli.main import app
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings, with_overrides
-from gcemil.diagnostics.bag_bootstrap import read_predictions
-from gcemil.diagnostics.bench import read_risk_scale
-from gcemil.diagnostics.score_files import read_bag_scores
-from gcemil.diagnostics.significance import compare_runs, read_fold_metrics
+from gcemil.diagnostics.audit_inputs import read_bag_scores
+from gcemil.diagnostics.significance import compare_runs, read_fold_metrics, read_predictions
+from gcemil.diagnostics.trained_fold import read_risk_scale
 from gcemil.diagnostics.truth import artifact_concepts, true_evidence, true_regions
 from gcemil.errors import GcemilError, describe_fault
 from gcemil.evidence.anchors import AnchorBank

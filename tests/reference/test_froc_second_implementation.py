@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gcemil.diagnostics.judged_slides import MappedSlide, SlideTruth
-from gcemil.diagnostics.localisation import localisation_rows
+from gcemil.diagnostics.localisation import MappedSlide, SlideTruth, localisation_rows
 
 PAPER = [0.125, 0.25, 0.5, 1, 2, 4, 8]
 OFFICIAL = [0.25, 0.5, 1, 2, 4, 8]

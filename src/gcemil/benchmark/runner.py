@@ -146,7 +146,7 @@ def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: li
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Every diagnostic of a fold that is not there yet."""
-    from gcemil.diagnostics.table import run_diagnostic
+    from gcemil.diagnostics.diagnose import run_diagnostic
 
     check_needs(grid, results, key)
     run, plain = key.run, plain_rival(grid, key.run)
@@ -188,7 +188,7 @@ def check_own_hosts(grid: Grid) -> None:
 
 def check_diagnostics(grid: Grid) -> None:
     """A diagnostic or an option of one that does not exist is found before anything runs."""
-    from gcemil.diagnostics.table import DIAGNOSTICS
+    from gcemil.diagnostics.diagnose import DIAGNOSTICS
 
     named = (*grid.diagnostics, *grid.diagnostic_options)
     if unknown := [name for name in named if name not in DIAGNOSTICS]:

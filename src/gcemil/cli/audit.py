@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gcemil.bags.bag import Bag
     from gcemil.bags.cohort import BagSpec, Cohort
     from gcemil.diagnostics.audit import ScoreSource
-    from gcemil.diagnostics.black_box import BlackBox
+    from gcemil.diagnostics.audit_inputs import BlackBox
     from gcemil.findings import Finding
     from gcemil.hosts.host import HostOutput
 
@@ -71,7 +71,7 @@ def audit(
     from gcemil.cli.console import print_json, progress
     from gcemil.config import TrainSettings
     from gcemil.diagnostics.audit import audit_model
-    from gcemil.diagnostics.black_box import BlackBox
+    from gcemil.diagnostics.audit_inputs import BlackBox
     from gcemil.files import without_nan, write_json
     from gcemil.runs.folder import create_task, stacked_targets
 
@@ -164,7 +164,7 @@ def score_sources(
     import torch
 
     from gcemil.diagnostics.audit import OWN_SCORES
-    from gcemil.diagnostics.black_box import name_bag_in_errors
+    from gcemil.diagnostics.audit_inputs import name_bag_in_errors
     from gcemil.errors import UsageError
     from gcemil.explain import bag_tensors
 
@@ -190,7 +190,7 @@ def file_source(folder: Path, column: str | None, gates: bool) -> ScoreSource:
     import torch
 
     from gcemil.diagnostics.audit import ScoreSource
-    from gcemil.diagnostics.score_files import read_bag_scores
+    from gcemil.diagnostics.audit_inputs import read_bag_scores
 
     def scores(bag: Bag, _full: HostOutput) -> Tensor:
         return torch.from_numpy(read_bag_scores(folder, bag, column=column))

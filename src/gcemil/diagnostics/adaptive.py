@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
-from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits
+from gcemil.diagnostics.network_view import NetworkView, Order, network_view, prefix_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
 from gcemil.recovery.rules import ranking, subset_size
@@ -163,7 +163,7 @@ def count_selected(growth: Growth) -> int:
 def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Steps) -> PrefixSearch:
     """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
     scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
-    answers = answers_of(fold, "wrapped", risk_tolerance=steps.risk_tolerance)
+    answers = fold.answers("wrapped", risk_tolerance=steps.risk_tolerance)
     return PrefixSearch(view, ranking(scores), answers, steps)
 
 

@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
+from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import BagOutputs, gap
-from gcemil.diagnostics.verdicts import rule_subsets
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation
 from gcemil.hosts.host import logarithm

@@ -25,9 +25,10 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
+from gcemil.diagnostics.snr import Tolerances
+from gcemil.diagnostics.snr_report import JudgedSubset, bag_record, judge_subsets
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
-from gcemil.diagnostics.verdicts import JudgedSubset, Tolerances, bag_record, judge_subsets, own_budget
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
@@ -84,7 +85,7 @@ def measure_failures(
     lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
     numbers = artifact_concepts(fold.cohort, artifacts)
     generator = torch.Generator().manual_seed(fold.seed)
-    budget = own_budget(fold)
+    budget = fold.own_budget
     records: list[Record] = []
     for bench in fold.bags("test"):
         is_artifact = artifact_patches(fold, bench, numbers)

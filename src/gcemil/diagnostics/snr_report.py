@@ -10,6 +10,13 @@ Every question is asked twice: of the task metric M (keep_only_drop, complement_
 slide's output Phi (keep_only_effect, removal_effect, cd_gap). A signed difference of risks has no better side, so
 survival has the absolute ones only. In the row of one class M is the F1 of that class over all bags, and figures per
 slide are means over the bags of that class.
+
+Rules that are judged (rules.py), each at the size of the recovered evidence:
+
+  evidence    the wrapper's own, under the wrapped host
+  attention   the highest raw scores of the host that is asked
+  random      one draw per bag, the same for both networks
+  oracle      truth first, one region after another, then attention; only where the truth is known
 """
 
 from __future__ import annotations
@@ -21,23 +28,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
     estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.snr import BagOutcome, task_metric
+from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, task_metric
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
-from gcemil.diagnostics.verdicts import JudgedSubset, Tolerances, bag_record, judge_subsets, own_budget
 from gcemil.errors import InputError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.rules import subset_size
 from gcemil.runs.folder import target_tensor
-from gcemil.shapes import Logits
+from gcemil.shapes import Logits, Selected
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array
 
@@ -92,7 +98,7 @@ def measure_snr(
 ) -> Finding:
     """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
-    budget = own_budget(fold) if budget is None else budget
+    budget = fold.own_budget if budget is None else budget
     complete = estimate_completeness(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     trials: list[Trial] = []
@@ -287,3 +293,69 @@ def snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness
         yield "No finite eta fits the validation bags, so the coverage bound has no right-hand side."
     if fold.host.reweights_features:
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedSubset:
+    """A rule's subset, put to the test under one network."""
+
+    network: NetworkName
+    subset: RuleSubset
+    outcome: BagOutcome
+    outputs: BagOutputs
+    verdict: Verdict
+
+    @property
+    def rule(self) -> str:
+        return self.subset.rule
+
+    @property
+    def selected(self) -> Selected:
+        return self.subset.selected
+
+
+def judge_subsets(
+    bench: FoldBag,
+    fold: TrainedFold,
+    tolerances: Tolerances,
+    *,
+    generator: torch.Generator,
+    budget: float,
+) -> Iterator[JudgedSubset]:
+    """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
+    random = torch.rand(len(bench), generator=generator)
+    for network in fold.networks:
+        asked = bench.network(network)
+        full = asked.full()
+        for subset in rule_subsets(bench, network, full, random, budget=budget):
+            outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
+            outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
+            yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
+
+
+def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
+    """What identifies a judged subset in a list of slides, and the outputs and verdicts it has."""
+    outputs = judged.outputs
+    return {
+        "bag_id": bench.spec.bag_id,
+        "case_id": bench.spec.case_id,
+        "slide_ids": list(bench.bag.slide_ids),
+        "rule": judged.rule,
+        "network": judged.network,
+        **named_target(task, bench.spec.target, judged.outcome.full),
+        "n_patches": len(bench),
+        "n_selected": int(judged.selected.sum()),
+        "phi_full": outputs.full,
+        "phi_soft": outputs.gated,
+        "phi_kept": outputs.kept,
+        "phi_removed": outputs.removed,
+        **vars(judged.verdict),
+    }
+
+
+def named_target(task: Task, target: int | tuple[float, int], logits: Logits) -> dict[str, Any]:
+    """Target and prediction by class name, or time and event."""
+    if isinstance(target, int):
+        names = task.classes if isinstance(task, ClassificationTask) else ()
+        return {"target": names[target], "predicted": names[int(logits.argmax())]}
+    return {"time": target[0], "event": target[1]}

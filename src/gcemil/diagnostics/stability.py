@@ -8,13 +8,26 @@
 Two runs of other seeds form a pair, and so do a bag and its perturbed version. A perturbed bag is asked anew from the
 start: features, gates, evidence, prediction.
 
-Rules and their sizes: judged_evidence.py.
+  rule              evidence
+  whole_bag         all patches: the part of flips and gaps that is the network's own
+  attention         as many patches as the recovered evidence has, by the network's attention
+  evidence          the recovered evidence
+  soft_thresholded  gates above the threshold, without repair
+  random            as many random patches, drawn anew every time: what chance gives
+  oracle            as many patches, the true ones first, in an order that never changes
+
+A run without gates takes a fixed share of the bag. Further rules (gradient, occlusion) come in as scores.
+
+Perturbations are small random changes that should not change what the evidence is:
+
+  dropout s   a share s of the patches is missing, at least one stays
+  noise s     features + s * deviation * N(0, 1), the deviation that of each feature over the patches of the bag
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -22,28 +35,28 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.random import Generator
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
-from gcemil.diagnostics.judged_evidence import (
-    FIXED_SHARE,
-    WHOLE_BAG,
-    EvidenceRules,
-    OriginalBag,
-    RuleEvidence,
-    RuleKey,
-    ScoreRule,
-    jaccard,
-    output_gap,
-    own_gap,
-    predictions_differ,
-)
-from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
-from gcemil.diagnostics.truth import precision
+from gcemil.bags.bag import Bag, RowIndex
+from gcemil.diagnostics.network_view import network_view
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
+from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
-from gcemil.recovery.rules import members
+from gcemil.model import GceMil
+from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
+from gcemil.rules import GATED_RULES
+from gcemil.shapes import Logits, Scores, Selected
+
+ScoreRule = Callable[[FoldBag, NetworkName], Tensor]
+"""Patch scores of one bag under one network, for a rule made elsewhere."""
+RuleKey = tuple[str, NetworkName]
+WHOLE_BAG = "whole_bag"
+FIXED_SHARE = 0.05
+"""Evidence of a run without gates."""
 
 Figures = dict[str, float | None]
 
@@ -235,3 +248,148 @@ def check_runs(folds: Sequence[TrainedFold]) -> None:
                 f"{fold.run} (fold {fold.fold} of {fold.cohort.folder}) does not test on the bags of "
                 f"{first.run} (fold {first.fold} of {first.cohort.folder}). Compare runs of one cohort and one fold."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class RuleEvidence:
+    """The evidence of one rule in one bag, and what the network says of it."""
+
+    selected: Selected
+    """Over the patches of the unperturbed bag."""
+    full: Logits
+    kept: Logits
+    gated: Logits | None
+    answers: Answers
+
+
+@dataclass(frozen=True, eq=False)
+class OriginalBag:
+    """What a bag was before anyone perturbed it."""
+
+    n_patches: int
+    truth: Tensor | None
+    oracle: Tensor | None
+    """A score that ranks the true patches first, whatever any network thinks."""
+
+    @classmethod
+    def of(cls, bag: FoldBag) -> OriginalBag:
+        # Attention would make the oracle differ between networks.
+        unranked = torch.zeros(len(bag))
+        oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)
+        return cls(len(bag), bag.truth, oracle)
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceRules:
+    """Every rule's evidence, under every network of a fold."""
+
+    generator: torch.Generator
+    share: float = FIXED_SHARE
+    risk_tolerance: float = RISK_TOLERANCE
+    scores: Mapping[str, ScoreRule] = field(default_factory=dict)
+
+    def collect(
+        self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
+    ) -> dict[RuleKey, RuleEvidence]:
+        """The evidence in a bag whose patches stand at `rows` of the original."""
+        found: dict[RuleKey, RuleEvidence] = {}
+        for network in fold.networks:
+            view = network_view(fold, bag, network)
+            answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
+            oracle = None if original.oracle is None else original.oracle[rows]
+            for rule, selected in self.subsets(fold, bag, network, view.full.scores, oracle).items():
+                found[rule, network] = RuleEvidence(
+                    selected=members(rows[selected], n_patches=original.n_patches),
+                    full=view.full.logits,
+                    kept=view.bench.kept(selected).logits,
+                    gated=soft_logits(bag.explanation) if rule in GATED_RULES else None,
+                    answers=answers,
+                )
+        return found
+
+    def subsets(
+        self, fold: TrainedFold, bag: FoldBag, network: NetworkName, attention: Scores, oracle: Scores | None
+    ) -> dict[str, Tensor]:
+        """Selections over the patches of the bag at hand."""
+        explanation = bag.explanation
+        size = subset_size(len(bag), self.share)
+        if explanation is not None:
+            size = int(explanation.recovery.selected.sum())
+        found = {
+            WHOLE_BAG: torch.ones(len(bag), dtype=torch.bool),
+            "random": random_k(len(bag), size, generator=self.generator),
+            "attention": top_k(attention, size),
+        }
+        found |= {name: top_k(score(bag, network), size) for name, score in self.scores.items()}
+        if network == "wrapped" and fold.model is not None and explanation is not None:
+            found["soft_thresholded"] = threshold_gates(fold.model, explanation)
+            found["evidence"] = explanation.recovery.selected
+        if oracle is not None:
+            found["oracle"] = top_k(oracle, size)
+        return found
+
+
+def jaccard(one: Selected, other: Selected) -> float:
+    """Shared over joint patches; two empty sets are the same set."""
+    joint = int((one | other).sum())
+    return int((one & other).sum()) / joint if joint else 1.0
+
+
+def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
+    """Whether the two predictions from the evidence are different answers."""
+    if one.answers.is_risk:
+        return output_gap(one, other) > one.answers.risk_tolerance
+    return int(one.kept.argmax()) != int(other.kept.argmax())
+
+
+def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
+    """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
+    first = one.answers.outputs(one.full, one.kept.unsqueeze(0))
+    second = other.answers.outputs(one.full, other.kept.unsqueeze(0))
+    return abs(float(first) - float(second))
+
+
+def own_gap(judged: RuleEvidence) -> float:
+    """|Phi(X_pi) - Phi(X_S)| of a rule made from gates, |Phi(X) - Phi(X_S)| of any other."""
+    reference = judged.full if judged.gated is None else judged.gated
+    one, other = judged.answers.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
+    return abs(one - other)
+
+
+def threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
+    """Gates above the threshold, without repair; the best patch when there are none."""
+    return above_threshold(explanation.output.gates, model.settings.selection_threshold)
+
+
+def soft_logits(explanation: Explanation | None) -> Logits | None:
+    return None if explanation is None else explanation.output.soft.logits
+
+
+@dataclass(frozen=True, eq=False)
+class PerturbedBag:
+    bag: Bag
+    rows: RowIndex
+    """Where each of its patches stands in the bag it came from, sorted."""
+
+
+def drop_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+    """The bag without a random share of its patches."""
+    if not 0 <= share < 1:
+        raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
+    n_kept = max(1, round((1 - share) * len(bag)))
+    rows = np.sort(generator.choice(len(bag), size=n_kept, replace=False))
+    return PerturbedBag(bag.sampled(rows), rows)
+
+
+def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+    """The bag with Gaussian noise of a share of each feature's own deviation."""
+    if not share >= 0:
+        raise UsageError(f"Noise is a share of a feature's deviation, at least 0, got {share}.")
+    # float32, because float16 on disk would round small noise away; the deviation is 0 for a single patch.
+    features = bag.features.astype(np.float32)
+    noise = generator.standard_normal(features.shape, dtype=np.float32)
+    noisy = features + np.float32(share) * features.std(axis=0) * noise
+    return PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
+
+
+PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}

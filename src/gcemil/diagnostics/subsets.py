@@ -31,16 +31,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import PartName, TrainedFold
-from gcemil.diagnostics.prefixes import (
-    NetworkView,
-    Order,
-    Ranking,
-    network_view,
-    prefix_logits,
-    rank_by_rules,
-)
+from gcemil.diagnostics.network_view import NetworkView, Order, Ranking, network_view, prefix_logits
+from gcemil.diagnostics.rules import rank_by_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import PartName, TrainedFold
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_row
@@ -89,7 +83,7 @@ def measure_subsets(
     check_sizes(sizes)
     generator = torch.Generator().manual_seed(seed)
     judges = {
-        network: Sufficiency(answers_of(fold, network, risk_tolerance=risk_tolerance), tolerance)
+        network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
         for network in fold.networks
     }
     found: dict[tuple[str, str, int], list[Figures]] = {}

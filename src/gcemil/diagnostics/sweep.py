@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
 from gcemil.explain import Explanation, explain_bag

@@ -17,9 +17,8 @@ from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
-from gcemil.diagnostics.snr import BagOutcome, BagOutputs, bag_outcome, bag_outputs
-from gcemil.diagnostics.verdicts import DEFAULT_BUDGET, Tolerances, judge_subset
+from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, judge_subset
+from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.exports.certificate import (

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Int
 
 from gcemil.bags.cohort import BagSpec
-from gcemil.diagnostics.bench import FoldBag, TrainedFold
-from gcemil.diagnostics.verdicts import Tolerances, own_budget
+from gcemil.diagnostics.snr import Tolerances
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
@@ -176,7 +176,7 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str) -> OpenedSlide:
         evidence = next(record for record in records if record.slide_id == slide_id)
     else:
         full = bench.wrapped.full()
-        chosen = top_k(full.scores, subset_size(len(bench), own_budget(fold)))
+        chosen = top_k(full.scores, subset_size(len(bench), fold.own_budget))
     rows = bench.bag.rows_of(slide_id)
     found_coords = bench.bag.slide_coords(slide_id)
     coords = (

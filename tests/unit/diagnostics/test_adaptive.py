@@ -8,8 +8,8 @@ import torch
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import adaptive
 from gcemil.diagnostics.adaptive import PrefixLogits, Steps, choose_tolerance, start_search
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.network_view import network_view
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil

@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution import ablation
-from gcemil.diagnostics.attribution.ablation import (
+from gcemil.diagnostics import attribution as ablation
+from gcemil.diagnostics.attribution import (
+    ATTRIBUTIONS,
     block_occlusion,
     block_single,
     captum_occlusion,
     keep_one,
     leave_one_out,
     patch_blocks,
+    supported_attributions,
 )
-from gcemil.diagnostics.attribution.gradient import integrated_gradients
-from gcemil.diagnostics.attribution.predicted import predict_bag
-from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, supported_attributions
+from gcemil.diagnostics.attribution_gradients import integrated_gradients
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.adapters import CallableHost

@@ -8,9 +8,8 @@ from builders import grid_coords
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.folds import read_fold
-from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model, true_regions
-from gcemil.diagnostics.audit_table import measure_risk_scale
-from gcemil.diagnostics.black_box import BlackBox
+from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model, measure_risk_scale, true_regions
+from gcemil.diagnostics.audit_inputs import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, InputError, UsageError
 from gcemil.findings import read_finding, write_finding

@@ -1,4 +1,4 @@
-from gcemil.diagnostics.bench import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold
 from run_builders import TrainedRuns
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gcemil.diagnostics.black_box import BlackBox, name_bag_in_errors
+from gcemil.diagnostics.audit_inputs import BlackBox, name_bag_in_errors
 from gcemil.errors import BagError, StoreError, UsageError
 
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])

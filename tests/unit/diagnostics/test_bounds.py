@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gcemil.config import EvidenceSettings
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.bounds import (
     Completeness,
     Variation,
@@ -18,6 +17,7 @@ from gcemil.diagnostics.bounds import (
     recoverability_figures,
 )
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome, bag_outputs
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from run_builders import TrainedRuns

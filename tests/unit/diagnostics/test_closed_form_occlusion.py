@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution.ablation import captum_occlusion, keep_one, leave_one_out
-from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
-from gcemil.diagnostics.attribution.predicted import predict_bag
+from gcemil.diagnostics.attribution import (
+    captum_occlusion,
+    has_closed_form,
+    keep_one,
+    leave_one_out,
+    occlusion,
+    single,
+)
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts import attention
 from gcemil.hosts.abmil import Abmil

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fold_builders import one_patch_fold
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.cost import count_bytes, leave_out_patch, measure_inference_cost, time_interleaved
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from run_builders import TrainedRuns
@@ -63,7 +63,9 @@ def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> TrainedFold:
 
 def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_runs: TrainedRuns):
     watch = Stopwatch()
-    finding = measure_inference_cost(counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2)
+    finding = measure_inference_cost(
+        counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2
+    )
     assert [row.labels["mode"] for row in finding.rows] == ["full", "attention", "occlusion"]
     for mode in ("attention", "occlusion"):
         for slide in (one for one in finding.slides if one["mode"] == mode):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.failures import (
     BASIC_TYPES,
     TYPES,
@@ -18,6 +17,7 @@ from gcemil.diagnostics.failures import (
     ordered_share,
     shown_anchor,
 )
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.metrics import METRICS
 from run_builders import TrainedRuns

@@ -7,9 +7,14 @@ import pytest
 
 from fold_builders import fold_of, one_patch_fold
 from gcemil.diagnostics import guarantee
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.conformal import Certificate
-from gcemil.diagnostics.guarantee import RuleRecord, explain_refusal, guarantee_row, guarantee_slides
+from gcemil.diagnostics.guarantee import (
+    Certificate,
+    RuleRecord,
+    explain_refusal,
+    guarantee_row,
+    guarantee_slides,
+)
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from run_builders import TrainedRuns
 

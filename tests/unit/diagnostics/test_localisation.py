@@ -8,25 +8,30 @@ import pytest
 
 from gcemil.bags import store
 from gcemil.bags.bag import slide_bag
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.froc import (
+from gcemil.diagnostics.lesions import (
     NOT_FOUND,
+    ScoredSlide,
     SlideDetections,
+    best_threshold,
+    dice,
     froc_curve,
     interpolated_sensitivity,
     reached_sensitivity,
+    specificity,
 )
-from gcemil.diagnostics.judged_slides import (
+from gcemil.diagnostics.localisation import (
     Excluded,
     MappedSlide,
     SlideTruth,
     TruthRule,
     control_maps,
     lesion_exclusions,
+    localisation_notes,
+    localisation_rows,
+    measure_localisation,
     slide_truth,
 )
-from gcemil.diagnostics.localisation import localisation_notes, localisation_rows, measure_localisation
-from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import StoreError
 from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.simulation.simulate import simulate

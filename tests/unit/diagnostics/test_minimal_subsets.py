@@ -5,13 +5,10 @@ import torch
 
 from fold_builders import few_bags
 from gcemil.diagnostics import subsets
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.attribution.predicted import predict_bag
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.linear_pooling import linear_form
-from gcemil.diagnostics.prefixes import prefix_logits, view_bag
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.network_view import linear_form, predict_bag, prefix_logits, view_bag
+from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.subsets import Sufficiency, disjoint_candidates, subset_figures
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS

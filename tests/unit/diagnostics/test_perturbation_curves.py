@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.attribution.predicted import predict_bag
-from gcemil.diagnostics.perturbation import area, flipping_curves
-from gcemil.diagnostics.prefixes import view_bag
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.network_view import predict_bag, view_bag
+from gcemil.diagnostics.posthoc import area, flipping_curves
+from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from wrapper_builders import prepared_host, tensor_bag

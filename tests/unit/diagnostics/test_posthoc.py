@@ -5,7 +5,7 @@ import torch
 
 from fold_builders import few_bags, one_patch_fold
 from gcemil.diagnostics import posthoc
-from gcemil.diagnostics.bench import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import read_finding, write_finding
 from planted_folds import planted_fold
 from run_builders import TrainedRuns

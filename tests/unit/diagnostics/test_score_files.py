@@ -4,7 +4,7 @@ import pytest
 from builders import make_bag
 from gcemil.bags import store
 from gcemil.bags.bag import case_bag
-from gcemil.diagnostics.score_files import read_bag_scores
+from gcemil.diagnostics.audit_inputs import read_bag_scores
 from gcemil.errors import CohortError, StoreError
 
 BAG = make_bag(n_patches=3, slide_id="a.1")

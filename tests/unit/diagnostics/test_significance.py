@@ -11,14 +11,14 @@ import yaml
 
 from builders import make_cohort
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bag_bootstrap import (
+from gcemil.diagnostics.significance import (
     BagPredictions,
     FoldPair,
     bag_intervals,
+    compare_runs,
     draw_rows,
     read_predictions,
 )
-from gcemil.diagnostics.significance import compare_runs
 from gcemil.errors import RunError
 from gcemil.files import write_table
 from gcemil.findings import read_finding, write_finding

@@ -6,8 +6,7 @@ A patch is (lesion, context). The hosts say 'tumour' or 'normal' with the probab
 import pytest
 import torch
 
-from gcemil.diagnostics.snr import bag_outcome, bag_outputs
-from gcemil.diagnostics.verdicts import Tolerances, Verdict, judge_subset
+from gcemil.diagnostics.snr import Tolerances, Verdict, bag_outcome, bag_outputs, judge_subset
 from gcemil.hosts.adapters import CallableHost
 from gcemil.interventions import Interventions
 from gcemil.recovery.rules import above_threshold

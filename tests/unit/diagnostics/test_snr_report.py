@@ -9,9 +9,9 @@ import torch
 
 from builders import make_cohort
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.snr import BagOutcome, RiskScale
 from gcemil.diagnostics.snr_report import Trial, measure_snr, snr_rows
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.findings import join_folds, read_finding, write_finding

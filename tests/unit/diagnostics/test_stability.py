@@ -10,18 +10,18 @@ import torch
 from builders import make_bag
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import stability
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.judged_evidence import (
+from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.stability import (
     OriginalBag,
     RuleEvidence,
+    add_noise,
+    drop_patches,
     jaccard,
     output_gap,
     own_gap,
     predictions_differ,
 )
-from gcemil.diagnostics.perturbed_bags import add_noise, drop_patches
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import RunError, UsageError
 from run_builders import TrainedRuns
 

@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution.ablation import leave_one_out
-from gcemil.diagnostics.attribution.predicted import predict_bag
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.attribution import leave_one_out
+from gcemil.diagnostics.network_view import network_view, predict_bag
 from gcemil.diagnostics.rules import (
     attribute_patches,
     choose_attributions,
@@ -12,6 +10,7 @@ from gcemil.diagnostics.rules import (
     rule_scores,
     smooth_scores,
 )
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.recovery.rules import top_k
 from planted_folds import planted_fold, planted_host

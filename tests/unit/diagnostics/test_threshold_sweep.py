@@ -5,8 +5,8 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import sweep
-from gcemil.diagnostics.bench import TrainedFold
 from gcemil.diagnostics.sweep import SubsetCache, recover_at, sweep_bag
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import explain_bag
 from run_builders import TrainedRuns

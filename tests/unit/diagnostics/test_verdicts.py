@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 import torch
 
-from gcemil.diagnostics.bench import TrainedFold
-from gcemil.diagnostics.snr import BagOutputs
-from gcemil.diagnostics.verdicts import Tolerances, Verdict, judge_subset, judge_subsets
+from gcemil.diagnostics.snr import BagOutputs, Tolerances, Verdict, judge_subset
+from gcemil.diagnostics.snr_report import judge_subsets
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from run_builders import TrainedRuns
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bench import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.training.optimizer import (
     annealed_temperature,
     base_learning_rate,

@@ -1,4 +1,4 @@
-"""One trained fold on the bench: its test bags, one at a time, with everything a diagnostic asks of them.
+"""A trained fold, opened: its bags, one at a time, with everything a diagnostic asks of them.
 
 wrapped  the host inside the wrapper (or the run's own host, when it has no wrapper)
 plain    the host of another run on the same folds, trained without the wrapper
@@ -19,7 +19,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError
 from gcemil.explain import Explanation, bag_tensors, explain_bag
@@ -38,6 +38,9 @@ from gcemil.runs.folder import (
 from gcemil.runs.network import load_network
 from gcemil.runs.records import read_metrics
 from gcemil.tasks.task import Task
+
+DEFAULT_BUDGET = 0.05
+"""rho of the paper, for a run that has no wrapper to say its own."""
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
@@ -149,6 +152,15 @@ class TrainedFold:
         if self.plain is None:
             raise RunError(NO_PLAIN_HOST)
         return self.plain
+
+    @property
+    def own_budget(self) -> float:
+        """The share of patches that the run means to be evidence."""
+        return DEFAULT_BUDGET if self.model is None else self.model.settings.budget
+
+    def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
+        """How predictions of one network are compared, in units of that network's own training risks."""
+        return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
 
     def scale_of(self, network: NetworkName) -> RiskScale:
         return self.scale if network == "wrapped" else self.plain_scale
