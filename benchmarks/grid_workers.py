@@ -15,12 +15,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.local import LocalPool, usable_cores
-from gcemil.benchmark.plan import CohortKey, plan_runs
+from gcemil.benchmark.engines import LocalPool, run_grid, usable_cores
+from gcemil.benchmark.grid import CohortKey, Grid, plan_runs
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import execute
-from gcemil.benchmark.schedule import run_grid
 
 
 def main() -> None:

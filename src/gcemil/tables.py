@@ -75,7 +75,7 @@ class Line:
     origin: Origin
     cells: tuple[Cell, ...]
     comparison: str | None = None
-    """None stays out: subtract_paired, and controls that know the truth or nothing."""
+    """None stays out: differences, and controls that know the truth or nothing."""
 
 
 @dataclass(frozen=True)

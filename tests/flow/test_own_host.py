@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import gcemil
 from builders import make_cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.benchmark.plan import RunKey, plan_work
+from gcemil.benchmark.grid import RunKey, plan_work
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.runner import Ending, execute
 from gcemil.cli.main import app

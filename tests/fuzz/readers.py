@@ -42,11 +42,9 @@ from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_pa
 from gcemil.bags.recipes import import_recipe
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
-from gcemil.benchmark.estimate import estimate_seconds
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.measured import read_results
-from gcemil.benchmark.paper_figures import paper_figures
-from gcemil.benchmark.plan import CohortKey, plan_runs, run_settings
+from gcemil.benchmark.figures import paper_figures, read_results
+from gcemil.benchmark.grid import CohortKey, Grid, plan_runs, run_settings
+from gcemil.benchmark.progress import estimate_seconds
 from gcemil.benchmark.results import Results, append_log, read_failure, read_log
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.cli.main import app

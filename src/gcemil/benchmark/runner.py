@@ -2,22 +2,30 @@
 
 A fold is trained when metrics.json is there, and diagnosed when every diagnostic asked for is. Training goes on inside a
 fold where a killed process stopped, to the same bits.
+
+A cohort is simulated once by whoever comes first, or it is a folder that exists; checked once either way.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
-from gcemil.benchmark.cohorts import open_cohort, prepare_cohort, read_cohort_record
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import (
+from gcemil.bags.fingerprint import record_cohort
+from gcemil.bags.folds import fold_indices, make_folds, write_folds
+from gcemil.bags.guards import select_errors, validate
+from gcemil.benchmark.grid import (
     CohortKey,
+    CohortSettings,
     DiagnosisKey,
+    Grid,
     Key,
     RunKey,
     fold_diagnostics,
@@ -26,14 +34,15 @@ from gcemil.benchmark.plan import (
     plain_rival,
     run_settings,
 )
-from gcemil.benchmark.results import Results, append_log, claim, read_failure
+from gcemil.benchmark.results import Record, Results, append_log, claim, read_cohort_record, read_failure
 from gcemil.config import TrainSettings
-from gcemil.errors import ConfigError, RunError, UsageError, describe_fault, error_text
+from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import whole_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
 from gcemil.runs.records import write_summary
+from gcemil.simulation.simulate import simulate
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run
 
@@ -201,3 +210,84 @@ def check_diagnostics(grid: Grid) -> None:
             raise ConfigError(
                 f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: {', '.join(known) or 'none'}."
             )
+
+
+def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
+    """Make the cohort if it is a simulated one, check all of it, and write down what it is."""
+    settings = grid.cohorts[key.cohort]
+    if settings.folder is None and not results.path(key).is_dir():
+        simulate_cohort(settings, results.path(key))
+    folder = cohort_folder(grid, results, key.cohort)
+    problems = validate(folder)
+    if errors := select_errors(problems):
+        first = errors[0]
+        raise CohortError(
+            f"{folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "
+            f"See all with 'gcemil validate {folder}'."
+        )
+    wanted = {fold for folds in (grid.folds, *grid.folds_by_host.values()) for fold in folds}
+    if missing := sorted(wanted - set(fold_indices(folder))):
+        raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
+    cohort = Cohort.load(folder)
+    record = describe_cohort(cohort) | {
+        "fingerprint": record_cohort(cohort).fingerprint,
+        "settings": settings.model_dump(mode="json"),
+        "warnings": [f"{problem.where}: {problem.what}" for problem in problems],
+    }
+    results.cohort_record(key.cohort).parent.mkdir(parents=True, exist_ok=True)
+    write_json(results.cohort_record(key.cohort), record)
+
+
+def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
+    """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
+    with whole_folder(folder) as aside:
+        cohort = simulate(
+            str(settings.profile),
+            aside,
+            size=settings.size,
+            seed=settings.seed,
+            slides=settings.slides,
+            dim=settings.dim,
+            dials=settings.dials,
+        )
+        write_folds(cohort, make_folds(cohort, seed=settings.seed))
+
+
+def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
+    return grid.cohorts[name].folder or results.path(CohortKey(name))
+
+
+def describe_cohort(cohort: Cohort) -> Record:
+    """The dataset card, counted from the files."""
+    card = cohort.card
+    patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]
+    found: dict[str, Any] = {
+        "task": card.task,
+        "encoder": card.encoder,
+        "feature_dim": card.feature_dim,
+        "slides": len(cohort.slides),
+        "cases": len({row.case_id for row in cohort.slides}),
+        "bags": len(cohort.bags),
+        "bag_unit": cohort.bag_unit,
+        "patches": {"total": sum(patches), "fewest": min(patches), "most": max(patches)},
+        "provenance": card.provenance,
+    }
+    if card.task == "classification":
+        labels = Counter(row.label for row in cohort.slides)
+        return found | {"classes": {name: labels[name] for name in card.classes}}
+    return found | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
+
+
+def open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[str]]:
+    """A prepared cohort and its warnings; one that could not be prepared gives the reason."""
+    record = read_cohort_record(results, name)
+    if record is None:
+        reason = read_failure(results, CohortKey(name)) or "it was not prepared"
+        raise RunError(f"Cohort '{name}' is not there: {reason}")
+    cohort = Cohort.load(cohort_folder(grid, results, name))
+    if record_cohort(cohort).fingerprint != record.get("fingerprint"):
+        raise RunError(
+            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is not trained on two states "
+            "of a cohort. Put back what was there, or give another --out."
+        )
+    return cohort, record["warnings"]

@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gcemil.benchmark.cohorts import read_cohort_record
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import RunKey, fold_diagnostics, plan_runs, plan_work
-from gcemil.benchmark.results import Record, Results, claim, read_failure, read_log
+from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
+from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json

@@ -4,7 +4,7 @@ The size of a bag is that of the first prefix of the selector's ranking, in step
 
   sufficient   |Phi(X) - Phi(X_S)| <= tolerance
   necessary    X_notS gets another answer than X: another class, or a risk that moves by more than risk_tolerance
-               training deviations (answers.py). A whole bag leaves no X_notS and is necessary.
+               training deviations (snr.py). A whole bag leaves no X_notS and is necessary.
 
 Where no prefix is both (capped), it is the first that is sufficient, and the largest where not even one is that: a slide
 of the class that the host names by default says the same whatever is removed. The validation bags choose the tolerance: the smallest of a

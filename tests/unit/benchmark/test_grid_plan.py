@@ -3,10 +3,11 @@
 import pytest
 
 from builders import left_behind
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import (
+from gcemil.benchmark.engines import enter_grid
+from gcemil.benchmark.grid import (
     CohortKey,
     DiagnosisKey,
+    Grid,
     RunKey,
     list_needs,
     plan_runs,
@@ -14,7 +15,6 @@ from gcemil.benchmark.plan import (
     run_settings,
 )
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.schedule import enter_grid
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
 from grid_builders import small_grid

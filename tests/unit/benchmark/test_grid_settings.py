@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import plan_runs, plan_work, run_settings
+from gcemil.benchmark.grid import Grid, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS

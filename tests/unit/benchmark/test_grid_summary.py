@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from gcemil.benchmark import runner
-from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, plan_runs
+from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
+from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
 from gcemil.benchmark.results import Results, append_log, claim, read_failure, read_log
 from gcemil.benchmark.runner import Ending, execute
-from gcemil.benchmark.schedule import check_results, enter_grid, list_unfinished, run_grid
 from gcemil.benchmark.summary import read_summary, write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding

@@ -8,12 +8,19 @@ import pytest
 from rich.console import Console
 
 from builders import make_cohort
-from gcemil.benchmark import estimate, local
-from gcemil.benchmark.estimate import Shape, estimate_seconds, simulated_shape, training_seconds
-from gcemil.benchmark.grid import CohortSettings, Resources
-from gcemil.benchmark.local import affordable_workers, visible_accelerators
-from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, plan_work
-from gcemil.benchmark.progress import Board, board, duration
+from gcemil.benchmark import engines as local
+from gcemil.benchmark import progress as estimate
+from gcemil.benchmark.engines import affordable_workers, visible_accelerators
+from gcemil.benchmark.grid import CohortKey, CohortSettings, DiagnosisKey, Resources, RunKey, plan_work
+from gcemil.benchmark.progress import (
+    Board,
+    Shape,
+    board,
+    duration,
+    estimate_seconds,
+    simulated_shape,
+    training_seconds,
+)
 from gcemil.benchmark.results import Results, append_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.hosts.table import HOSTS, host_cost

@@ -23,8 +23,7 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from gcemil.benchmark.measured import MeasuredResults, Run
-from gcemil.benchmark.paper_figures import PaperTable, deviation_of, value_of
+from gcemil.benchmark.figures import MeasuredResults, PaperTable, Run, deviation_of, value_of
 from gcemil.findings import Labels, Row
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Origin, Table
 

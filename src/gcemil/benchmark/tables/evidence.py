@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.measured import MeasuredResults
-from gcemil.benchmark.paper_figures import TIMES, PaperFigures, PaperTable
+from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
 from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, WantedLabels, build_comparison
 from gcemil.benchmark.tables.prediction import host_name, list_hosts
 from gcemil.metrics import METRICS
@@ -82,17 +81,15 @@ EVIDENCE = Query(source="snr", labels={"rule": "evidence", "class": "all"})
 RANDOM_CONTROL = EVIDENCE.where(labels={"rule": "random", "network": "wrapped"})
 
 
-def diagnostics_bracs(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def diagnostics_bracs_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(Column(metric, header, metric), {"metric": metric, "dataset": "bracs"})
         for metric, header in SNR_HEADERS.items()
     ]
-    return diagnostics_table(
-        "diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns
-    )
+    return snr_table("diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns)
 
 
-def diagnostics(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def diagnostics_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(
             Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()),
@@ -101,10 +98,10 @@ def diagnostics(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for dataset in ("bracs", "nsclc", "panda")
         for metric, header in SNR_HEADERS.items()
     ]
-    return diagnostics_table("diagnostics", "three datasets", measured, paper.table("diagnostics"), columns)
+    return snr_table("diagnostics", "three datasets", measured, paper.table("diagnostics"), columns)
 
 
-def diagnostics_table(
+def snr_table(
     name: str, where: str, measured: MeasuredResults, table: PaperTable, columns: Sequence[TableColumn]
 ) -> Table:
     """The hosts, and the same number of random patches as the control."""
@@ -131,7 +128,7 @@ RIVALS_NOTE = "Rules are asked of the plain host, GCE of the wrapped one; random
 SUFFICIENCY = "evidence_sufficiency"
 
 
-def intervention(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """What keeping and removing does to the task metric, mean over all cohorts and hosts."""
     table = paper.table("causal")
     rows = rule_rows(
@@ -148,12 +145,12 @@ def intervention(measured: MeasuredResults, paper: PaperFigures) -> Table:
                     row_labels=("rule",), rows=rows, columns=columns, notes=(RIVALS_NOTE,))  # fmt: skip
 
 
-def same_budget_short(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def same_budget_short_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
-    return same_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
+    return same_budget_rows("same_budget_short", measured, paper.table("same_budget_main"), rules)
 
 
-def same_budget(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = (
         "random",
         "attention",
@@ -165,10 +162,10 @@ def same_budget(measured: MeasuredResults, paper: PaperFigures) -> Table:
         "gce_discrete",
         "oracle",
     )
-    return same_budget_table("same_budget", measured, paper.table("same_budget"), rules)
+    return same_budget_rows("same_budget", measured, paper.table("same_budget"), rules)
 
 
-def same_budget_table(name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]) -> Table:
+def same_budget_rows(name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]) -> Table:
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
     columns = [kept_column("macro_f1", "Macro-F1"), *gap_columns(), necessity_column()]
     if SUFFICIENCY in table.columns:
@@ -180,7 +177,7 @@ def same_budget_table(name: str, measured: MeasuredResults, table: PaperTable, r
     )  # fmt: skip
 
 
-def posthoc(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def posthoc_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("explain")
     rules = ("attention", "clam_attention", "gradient", "integrated_gradients", "occlusion", "contribution", "single",
              "lrp", "gce_discrete", "random", "oracle")  # fmt: skip
@@ -251,7 +248,7 @@ POLICIES = {
 """Row key: rule and network of the finding, and the comparison its line takes part in."""
 
 
-def minimal_subsets(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def minimal_subsets_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("minimal_subset_main")
     base = Query(source="subsets", dataset="bracs", host="abmil")
     rows = [
@@ -307,7 +304,7 @@ STABILITY_RULES = (
 STABILITY_PAPER_KEYS = {"gce_soft_thresholded": "gce_soft"}
 
 
-def stability(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def stability_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("stability")
     kinds = [SEEDS, *sorted(perturbations(measured) - {SEEDS})]
     rows = [
@@ -360,7 +357,7 @@ MAP_NOTE = (
 )
 
 
-def localisation(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def localisation_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("camelyon_localization")
     base = Query(source="localisation", dataset="camelyon16")
     rows = []
@@ -391,10 +388,10 @@ def localisation(measured: MeasuredResults, paper: PaperFigures) -> Table:
 FAILURE_TYPES = (
     "case_failure", "artifact_evidence", "low_sufficiency", "low_necessity", "semantic_mismatch", "severe_failure",
 )  # fmt: skip
-THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be build_comparison with ours; those of ours stand in each finding."
+THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be compared with ours; those of ours stand in each finding."
 
 
-def failure_audit(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("failure")
     theirs = {row.key: row.name for row in table.rows}
     ours = dict.fromkeys(cohort.dataset for cohort in measured.cohorts)

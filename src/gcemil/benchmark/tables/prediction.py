@@ -12,8 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gcemil.benchmark.measured import MeasuredResults
-from gcemil.benchmark.paper_figures import PaperFigures, PaperTable, paper_figures
+from gcemil.benchmark.figures import MeasuredResults, PaperFigures, PaperTable, paper_figures
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
     Query,
@@ -41,16 +40,16 @@ CONTROLS = {
     "gce_random_anchors": ("+GCE with random anchors Δ", "soft"),
     "gce_paper": ("+GCE, the paper read literally Δ", "soft"),
 }
-"""Fairness controls, shown where they were run: what they are called, and the mode that is build_comparison."""
+"""Fairness controls, shown where they were run: what they are called, and the mode that is compared."""
 
 
-def classification(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     return prediction_table(
         "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
     )
 
 
-def survival(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     return prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
 
 
@@ -117,17 +116,15 @@ T_TEST_NOTE = (
 )
 
 
-def significance_classification(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return significance_table(
-        "significance_classification", measured, paper.table("cls_significance"), "classification"
-    )
+def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    return p_table("significance_classification", measured, paper.table("cls_significance"), "classification")
 
 
-def significance_survival(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return significance_table("significance_survival", measured, paper.table("surv_significance"), "survival")
+def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    return p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
 
 
-def significance_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
     datasets = list_datasets(task, paper, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
@@ -183,7 +180,7 @@ ENCODER_COLUMNS = (
 )
 
 
-def encoders(measured: MeasuredResults, paper: PaperFigures) -> Table:
+def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """The paper's rows with ours of the same encoder, then encoders of ours alone."""
     table = paper.table("backbone_generalization")
     labels_of_key: dict[EncoderKey, EncoderKey] = {}
