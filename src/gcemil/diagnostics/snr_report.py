@@ -34,7 +34,17 @@ from gcemil.diagnostics.bounds import (
     estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, task_metric
+from gcemil.diagnostics.rules import RuleSubset, rule_subsets
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    BagOutputs,
+    Tolerances,
+    Verdict,
+    bag_outcome,
+    bag_outputs,
+    judge_subset,
+    task_metric,
+)
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
 from gcemil.errors import InputError
