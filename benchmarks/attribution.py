@@ -25,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.attribution.ablation import captum_occlusion
-from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution import captum_occlusion, has_closed_form, occlusion, single
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.hosts.table import HOSTS, create_host
 
 REQUIRED_SPEEDUP = 100.0
@@ -100,16 +99,16 @@ def make_bag(n_patches: int, width: int) -> tuple[Tensor, Tensor]:
 
 def timed(name: str, host: Any, features: Tensor, coords: Tensor, *, runs: int, clock: Clock) -> Timing:
     """Medians over interleaved runs, after one of each to warm up."""
-    calls = [partial(predicted, host, features, coords)]
-    calls += [lambda call=call: call(predicted(host, features, coords)) for call in (occlusion, single)]
+    calls = [partial(predict_bag, host, features, coords)]
+    calls += [lambda call=call: call(predict_bag(host, features, coords)) for call in (occlusion, single)]
     rounds = [[seconds(call, clock) for call in calls] for _ in range(runs + 1)][1:]
     start = clock()
-    reference = captum_occlusion(predicted(host, features, coords))
+    reference = captum_occlusion(predict_bag(host, features, coords))
     captum = clock() - start
     rounds += [[seconds(call, clock) for call in calls] for _ in range(runs)]
     one_pass, closed, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
-    largest = max(1.0, float(predicted(host, features, coords).full.logits.abs().max()))
-    difference = float((occlusion(predicted(host, features, coords)) - reference).abs().max()) / largest
+    largest = max(1.0, float(predict_bag(host, features, coords).full.logits.abs().max()))
+    difference = float((occlusion(predict_bag(host, features, coords)) - reference).abs().max()) / largest
     return Timing(
         host=name,
         patches=len(features),

@@ -20,7 +20,7 @@ import yaml
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.same_budget import true_evidence
+from gcemil.diagnostics.budget import true_evidence
 from gcemil.explain import bag_tensors
 from gcemil.recovery.rules import subset_size, top_k
 from gcemil.runs.folder import fold_parts

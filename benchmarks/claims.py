@@ -15,8 +15,8 @@ from statistics import fmean, pstdev
 
 from claim_tables import Figures, cohort_table, listing, markdown, one_line_each
 
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.stability import across_runs
+from gcemil.diagnostics.stability import measure_across_runs
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import Finding, read_finding
 
 CONTROLS = {"random", "oracle", "gce_soft", "gce_discrete"}
@@ -195,7 +195,7 @@ def seed_stability(folds: list[Path]) -> list[Figures]:
             continue
         plain = [world / "host" / run.name for run in wrapped]
         ours, theirs = (
-            across_runs([FoldBench.open(run, number) for run in runs]) for runs in (wrapped, plain)
+            measure_across_runs([TrainedFold.open(run, number) for run in runs]) for runs in (wrapped, plain)
         )
         found.append(
             {

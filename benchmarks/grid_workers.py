@@ -15,12 +15,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.local import LocalPool, usable_cores
-from gcemil.benchmark.plan import CohortKey, plan
+from gcemil.benchmark.engines import LocalPool, run_grid, usable_cores
+from gcemil.benchmark.grid import CohortKey, Grid, plan_runs
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import execute
-from gcemil.benchmark.schedule import run_grid
 
 
 def main() -> None:
@@ -42,7 +40,7 @@ def main() -> None:
     medians = {workers: statistics.median(found) for workers, found in speeds.items()}
     result = {
         "cores": usable_cores(),
-        "folds": len(plan(grid)),
+        "folds": len(plan_runs(grid)),
         "folds_per_second": medians,
         "ratio": medians[arguments.workers] / medians[1],
     }

@@ -26,8 +26,8 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.cost import measured
+from gcemil.diagnostics.cost import measure_inference_cost
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.features.cohort_tables import write_drawn_tables
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import encode_slides
@@ -78,7 +78,7 @@ def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     trained = told("training", lambda: train_run(cohort_folder, run, settings, folds=[0], jobs=1))
     fitted = told("fitting", lambda: fit_prefilter(run, 0, slides))
     cost = told("timing", lambda: measure_cost(run, 0, slides, encoder=encoder))
-    finding = measured(FoldBench.open(run, 0))
+    finding = measure_inference_cost(TrainedFold.open(run, 0))
     write_finding(run / "fold_0" / "diagnostics", finding)
     row = next(row for row in finding.rows if row.labels["mode"] == "prefilter")
     return {

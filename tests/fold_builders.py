@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.trained_fold import TrainedFold
 
 
-def one_patch_fold(fold: FoldBench, folder: Path) -> FoldBench:
+def one_patch_fold(fold: TrainedFold, folder: Path) -> TrainedFold:
     """The fold on a copy of its cohort in which every validation and test slide has a single patch."""
     shutil.copytree(fold.cohort.folder, folder)
     slides = [slide for part in ("val", "test") for spec in fold.specs(part) for slide in spec.slide_ids]
@@ -24,11 +24,11 @@ def one_patch_fold(fold: FoldBench, folder: Path) -> FoldBench:
     return replace(fold, cohort=Cohort.load(folder))
 
 
-def few_bags(fold: FoldBench, count: int = 3) -> FoldBench:
+def few_bags(fold: TrainedFold, count: int = 3) -> TrainedFold:
     """The fold with its first test bags alone."""
     return replace(fold, parts=replace(fold.parts, test=fold.parts.test[:count]))
 
 
-def fold_of(fold: FoldBench, chosen: Callable[[BagSpec], bool]) -> FoldBench:
+def fold_of(fold: TrainedFold, chosen: Callable[[BagSpec], bool]) -> TrainedFold:
     """The fold with the test bags that are chosen; all others are left out."""
     return replace(fold, parts=replace(fold.parts, test=[spec for spec in fold.parts.test if chosen(spec)]))

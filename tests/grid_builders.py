@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gcemil.benchmark.grid import CohortSettings, Grid
-from gcemil.benchmark.plan import Key
+from gcemil.benchmark.engines import run_grid
+from gcemil.benchmark.grid import CohortSettings, Grid, Key
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Outcome, execute
-from gcemil.benchmark.schedule import run_grid
 
 
 def small_grid(**changes: Any) -> Grid:

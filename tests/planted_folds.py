@@ -11,8 +11,8 @@ from builders import grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.hosts.abmil import Abmil
 from gcemil.runs.folder import FoldParts
 from gcemil.tasks.task import ClassificationTask
@@ -34,7 +34,7 @@ def planted_host() -> Abmil:
     return host
 
 
-def planted_fold(folder: Path, *, n_slides: int = 12) -> FoldBench:
+def planted_fold(folder: Path, *, n_slides: int = 12) -> TrainedFold:
     """Twenty patches a slide, all 0 but two neighbours: -3 in a slide 'left', 3 in a slide 'right'."""
     rows = []
     for slide in range(n_slides):
@@ -49,7 +49,7 @@ def planted_fold(folder: Path, *, n_slides: int = 12) -> FoldBench:
     card = CohortCard(name="planted", task="classification", classes=CLASSES, feature_dim=1)
     cohort = Cohort(folder, card, tuple(rows))
     cohort.save()
-    return FoldBench(
+    return TrainedFold(
         run=folder,
         fold=0,
         cohort=cohort,

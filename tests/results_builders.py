@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
+from gcemil.benchmark.figures import paper_figures, read_results
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.measured import read_results
-from gcemil.benchmark.paper_figures import paper_figures
 from gcemil.benchmark.tables.table import build_table
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.findings import Finding, Row, write_finding

@@ -50,12 +50,12 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
         raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
     features, coords = bag_tensors(bag, model.anchors.device)
     output = model(features, coords, step=bag.patch_size)
-    recovery = recovered(model, output)
+    recovery = recover_evidence(model, output)
     kept = Interventions(model.host, features, coords, embedded=output.embedded).kept(recovery.selected)
     return Explanation(output, recovery, kept)
 
 
-def recovered(model: GceMil, output: EvidenceOutput) -> Recovery:
+def recover_evidence(model: GceMil, output: EvidenceOutput) -> Recovery:
     """The discrete evidence under the model's own recovery settings."""
     settings, gate = model.settings.recovery, model.settings.gate
     weights = model.anchor_weights(output.full_logits)

@@ -61,7 +61,7 @@ def read_finding(path: Path) -> Finding:
     return finding
 
 
-def over_folds(findings: Sequence[Finding]) -> Finding:
+def join_folds(findings: Sequence[Finding]) -> Finding:
     """Rows with the same labels joined: mean over folds, and the deviation between folds."""
     order: dict[tuple[tuple[str, str], ...], list[Row]] = {}
     for finding in findings:
@@ -69,14 +69,14 @@ def over_folds(findings: Sequence[Finding]) -> Finding:
             order.setdefault(tuple(sorted(row.labels.items())), []).append(row)
     return Finding(
         name=findings[0].name,
-        rows=tuple(joined(rows) for rows in order.values()),
+        rows=tuple(join_rows(rows) for rows in order.values()),
         notes=tuple(dict.fromkeys(note for finding in findings for note in finding.notes)),
         settings=findings[0].settings,
         provenance=findings[0].provenance,
     )
 
 
-def joined(rows: Sequence[Row]) -> Row:
+def join_rows(rows: Sequence[Row]) -> Row:
     values: dict[str, float | None] = {}
     deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
@@ -96,4 +96,4 @@ def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, fl
 
 def mean_row(labels: Labels, per_slide: Sequence[dict[str, float | None]]) -> Row:
     """One row from figures per slide: mean and deviation over the slides that have the figure."""
-    return joined([Row(labels, values) for values in per_slide])
+    return join_rows([Row(labels, values) for values in per_slide])

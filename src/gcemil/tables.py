@@ -75,7 +75,7 @@ class Line:
     origin: Origin
     cells: tuple[Cell, ...]
     comparison: str | None = None
-    """None stays out: subtract_paired, and controls that know the truth or nothing."""
+    """None stays out: differences, and controls that know the truth or nothing."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,17 @@ def markdown_table(table: Table) -> str:
         *table.row_labels,
         *(" ".join(filter(None, (c.group, c.header, c.arrow))) for c in table.columns),
     ]
-    out = [f"## {table.name}: {table.title}", "", piped(header), piped(["---"] * len(header))]
+    out = [f"## {table.name}: {table.title}", "", markdown_row(header), markdown_row(["---"] * len(header))]
     for number, line in enumerate(table.lines):
         cells = [
             f"**{cell.text}**" if (number, position) in bold else cell.text
             for position, cell in enumerate(line.cells)
         ]
-        out.append(piped([*line.row_labels, *cells]))
+        out.append(markdown_row([*line.row_labels, *cells]))
     return "\n".join([*out, "", *(f"- {text}" for text in remarks(table)), ""])
 
 
-def piped(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
@@ -181,7 +181,7 @@ def latex_table(table: Table) -> str:
         [f"{table.title}.", *(text if text.endswith(".") else f"{text}." for text in remarks(table))]
     )
     out = [
-        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{escaped(caption)}}}", rf"\label{{{table.label}}}",
+        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{escape_latex(caption)}}}", rf"\label{{{table.label}}}",
         rf"\begin{{tabular}}{{{'l' * len(table.row_labels)}{'c' * len(table.columns)}}}", r"\toprule",
         *latex_groups(table),
         latex_row([*table.row_labels, *(f"{column.header}{column.arrow}" for column in table.columns)]),
@@ -189,7 +189,7 @@ def latex_table(table: Table) -> str:
     ]  # fmt: skip
     for number, line in enumerate(table.lines):
         cells = [latex_cell(cell, (number, position) in bold) for position, cell in enumerate(line.cells)]
-        out.append(" & ".join([*map(escaped, line.row_labels), *cells]) + r" \\")
+        out.append(" & ".join([*map(escape_latex, line.row_labels), *cells]) + r" \\")
     return "\n".join([*out, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -198,21 +198,21 @@ def latex_groups(table: Table) -> list[str]:
     if not any(column.group for column in table.columns):
         return []
     spans = [
-        rf"\multicolumn{{{len(list(found))}}}{{c}}{{{escaped(group)}}}"
+        rf"\multicolumn{{{len(list(found))}}}{{c}}{{{escape_latex(group)}}}"
         for group, found in groupby(table.columns, key=lambda column: column.group)
     ]
     return [" & ".join([*([""] * len(table.row_labels)), *spans]) + r" \\"]
 
 
 def latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(escaped, cells)) + r" \\"
+    return " & ".join(map(escape_latex, cells)) + r" \\"
 
 
 def latex_cell(cell: Cell, is_best: bool) -> str:
-    return rf"\textbf{{{escaped(cell.text)}}}" if is_best else escaped(cell.text)
+    return rf"\textbf{{{escape_latex(cell.text)}}}" if is_best else escape_latex(cell.text)
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     return "".join(LATEX_SYMBOLS.get(character, character) for character in text)
 
 

@@ -13,12 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.local import LocalPool
-from gcemil.benchmark.plan import RunKey, plan
+from gcemil.benchmark.engines import LocalPool, run_grid
+from gcemil.benchmark.grid import Grid, RunKey, plan_runs
 from gcemil.benchmark.results import Results, read_failure, read_log
 from gcemil.benchmark.runner import Ending
-from gcemil.benchmark.schedule import run_grid
 from gcemil.cli.benchmark import benchmark
 from gcemil.errors import UsageError
 from grid_builders import events, executed_twice, run_inline, small_grid
@@ -28,9 +26,9 @@ CHILD = """
 import sys
 from pathlib import Path
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.local import LocalPool
+from gcemil.benchmark.engines import LocalPool
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.schedule import run_grid
+from gcemil.benchmark.engines import run_grid
 
 if __name__ == "__main__":
     grid, results = Grid.model_validate_json(sys.argv[1]), Results(Path(sys.argv[2]))
@@ -109,7 +107,7 @@ def test_smoke_killed_and_restarted_ends_with_the_summary_of_an_undisturbed_one(
 @pytest.mark.slow
 def test_a_worker_that_dies_costs_its_own_run_alone(tmp_path):
     grid, results = small_grid(arms=["gce"]), Results(tmp_path)
-    first = plan(grid)[0]
+    first = plan_runs(grid)[0]
 
     class Killer:
         """Ends the process that trains the first fold."""

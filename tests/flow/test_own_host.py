@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import gcemil
 from builders import make_cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.benchmark.plan import RunKey, work
+from gcemil.benchmark.grid import RunKey, plan_work
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.runner import Ending, execute
 from gcemil.cli.main import app
@@ -186,7 +186,7 @@ class TestAHostOfThisModule:
         planned = json.loads(command("benchmark", path, "--out", tmp_path / "results", "--dry-run", "--json"))
         assert [step["seconds"] > 0 for step in planned] == [True] * 3
         results = Results(tmp_path / "results")
-        for step in work(grid):
+        for step in plan_work(grid):
             # As in a worker that knows the grid and nothing else.
             own.os.environ[own.TRUST_VARIABLE] = ""
             assert execute(grid, results, step).ending == Ending.finished

@@ -16,8 +16,8 @@ from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict
 from gcemil.cli.prefilter import prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.cost import measured
+from gcemil.diagnostics.cost import measure_inference_cost
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.cohort_tables import write_drawn_tables
 from gcemil.features.encoders import load_encoder
@@ -147,7 +147,7 @@ def test_the_cost_table_takes_the_row_of_the_prefilter_from_the_measurement(draw
     _, run, found = drawn
     (cost,) = found["cost"]
     assert len(cost["slides"]) == 2
-    finding = measured(FoldBench.open(run, 0), repeats=1)
+    finding = measure_inference_cost(TrainedFold.open(run, 0), repeats=1)
     rows = {row.labels["mode"]: row.values for row in finding.rows}
     assert rows["full"]["end_to_end_time"] == 1
     assert rows["discrete"]["extraction_time"] == 1

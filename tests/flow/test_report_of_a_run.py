@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gcemil.cli.report import report
-from gcemil.diagnostics.table import run_diagnostic
+from gcemil.diagnostics.diagnose import run_diagnostic
 from gcemil.errors import RunError
 from gcemil.report.figures.representations import FEWEST
 from gcemil.report.run_data import read_run_data

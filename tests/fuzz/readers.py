@@ -43,19 +43,16 @@ from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
-from gcemil.benchmark.estimate import expected_seconds
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.measured import read_results
-from gcemil.benchmark.paper_figures import paper_figures
-from gcemil.benchmark.plan import CohortKey, plan, run_settings
+from gcemil.benchmark.figures import paper_figures, read_results
+from gcemil.benchmark.grid import CohortKey, Grid, plan_runs, run_settings
+from gcemil.benchmark.progress import estimate_seconds
 from gcemil.benchmark.results import Results, append_log, read_failure, read_log
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.cli.main import app
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings, with_overrides
-from gcemil.diagnostics.bag_bootstrap import read_predictions
-from gcemil.diagnostics.bench import risk_scale
-from gcemil.diagnostics.score_files import bag_scores
-from gcemil.diagnostics.significance import compared_runs, fold_metrics
+from gcemil.diagnostics.audit_inputs import read_bag_scores
+from gcemil.diagnostics.significance import compare_runs, read_fold_metrics, read_predictions
+from gcemil.diagnostics.trained_fold import read_risk_scale
 from gcemil.diagnostics.truth import artifact_concepts, true_evidence, true_regions
 from gcemil.errors import GcemilError, describe_fault
 from gcemil.evidence.anchors import AnchorBank
@@ -66,7 +63,7 @@ from gcemil.features.extract import read_encoded_grid, read_feature_origin
 from gcemil.features.pairs import write_pairs
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
-from gcemil.findings import Finding, over_folds, read_finding, write_finding
+from gcemil.findings import Finding, join_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
 from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, write_cost
 from gcemil.prefilter.student import (
@@ -282,9 +279,9 @@ def build_grid(folder: Path) -> None:
 def read_grid(folder: Path) -> None:
     grid = Grid.load(folder / "grid.yaml")
     _ = grid.hash
-    for key in plan(grid)[:20]:
+    for key in plan_runs(grid)[:20]:
         run_settings(grid, key)
-    expected_seconds(grid, Results(folder / "results"))
+    estimate_seconds(grid, Results(folder / "results"))
 
 
 def build_family(folder: Path) -> None:
@@ -620,7 +617,7 @@ def build_scores(folder: Path) -> None:
 
 def read_score_files(folder: Path) -> None:
     cohort = Cohort.load(folder / "cohort")
-    each(*(partial(bag_scores, folder / "scores", cohort.read_bag(spec)) for spec in cohort.bags))
+    each(*(partial(read_bag_scores, folder / "scores", cohort.read_bag(spec)) for spec in cohort.bags))
 
 
 # Runs
@@ -695,8 +692,8 @@ def read_run_text(folder: Path) -> None:
             read_predictions(file, task)
 
     each(
-        *(partial(reader, run) for reader in (read_run, open_cohort, summarise, predictions, fold_metrics, inspect)),
-        partial(compared_runs, run, folder / "host", resamples=5), partial(read_history, run / "fold_0"), partial(risk_scale, run, 0),
+        *(partial(reader, run) for reader in (read_run, open_cohort, summarise, predictions, read_fold_metrics, inspect)),
+        partial(compare_runs, run, folder / "host", resamples=5), partial(read_history, run / "fold_0"), partial(read_risk_scale, run, 0),
         partial(read_certificate, run / "certificate.json"), partial(read_cost, run / "fold_0"),
     )  # fmt: skip
 
@@ -708,7 +705,7 @@ def read_reviews(folder: Path) -> None:
 
 def read_findings(folder: Path) -> None:
     found = [read_finding(file) for file in sorted((folder / "run").glob("fold_*/diagnostics/*.json"))]
-    over_folds(found).to_json()
+    join_folds(found).to_json()
 
 
 def read_run_values(folder: Path) -> None:
@@ -851,7 +848,7 @@ def build_results(folder: Path) -> None:
             {"task": "survival", "events": 9} if name == "kirc" else {}
         )
         write_json(opened.cohort_record(name), record)
-    write_json(opened.summary, grid_summary.summarised(opened)[0])
+    write_json(opened.summary, grid_summary.summarise(opened)[0])
 
 
 def read_grid_results(folder: Path) -> None:
@@ -863,9 +860,9 @@ def read_grid_results(folder: Path) -> None:
             build_table(name, measured, paper_figures())
 
     each(
-        partial(grid_summary.summarised, results), partial(tables, results.folder), partial(grid_summary.read_summary, results.folder),
+        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(grid_summary.read_summary, results.folder),
         partial(read_log, results), partial(read_failure, results, CohortKey("bracs")),
-        lambda: [expected_seconds(grid, results) for grid in results.grids()],
+        lambda: [estimate_seconds(grid, results) for grid in results.grids()],
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcemil.diagnostics.conformal import binomial_certificate, conformal_certificate, stable_sizes
+from gcemil.diagnostics.guarantee import binomial_certificate, conformal_certificate, stable_sizes
 
 SIZES = (0.01, 0.05, 0.1, 0.3, 1.0)
 alphas = st.sampled_from([0.05, 0.1, 0.2, 0.3, 0.5])

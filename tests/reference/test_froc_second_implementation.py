@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gcemil.diagnostics.judged_slides import JudgedSlide, SlideTruth
-from gcemil.diagnostics.localisation import localisation_rows
+from gcemil.diagnostics.localisation import MappedSlide, SlideTruth, localisation_rows
 
 PAPER = [0.125, 0.25, 0.5, 1, 2, 4, 8]
 OFFICIAL = [0.25, 0.5, 1, 2, 4, 8]
@@ -100,7 +99,7 @@ def random_slide(generator, name):
     number = {cell: index + 1 for index, group in enumerate(groups) for cell in group}
     lesion = np.array([number.get(cell, 0) for cell in cells])
     truth = SlideTruth(name, np.array(cells), lesion > 0, lesion, np.array(isolated, dtype=bool), True)
-    judged = JudgedSlide(truth, {RULE: np.array([scores[cell] for cell in cells])})
+    judged = MappedSlide(truth, {RULE: np.array([scores[cell] for cell in cells])})
     left_out = {cell for group, small in zip(groups, isolated, strict=True) if small for cell in group}
     return judged, (scores, positive, left_out)
 

@@ -8,7 +8,7 @@ from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
-from gcemil.explain import explain_bag, explain_slide, recovered, slide_evidence
+from gcemil.explain import explain_bag, explain_slide, recover_evidence, slide_evidence
 from gcemil.recovery.recover import StopReason, recover
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
@@ -46,7 +46,7 @@ def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
         for parameter in model.utility.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     output = explain_bag(model, make_slide()).output
-    found = recovered(model, output)
+    found = recover_evidence(model, output)
     expected = recover(
         output.gates, output.responses, model.anchor_weights(output.full_logits).detach(), **settings
     )

@@ -6,10 +6,10 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency
 
 from builders import make_bag
 from gcemil import row_blocks
-from gcemil.diagnostics.attribution import gradient
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, supported
-from gcemil.diagnostics.peak_memory import peak_bytes
+from gcemil.diagnostics import attribution_gradients as gradient
+from gcemil.diagnostics.attribution import ATTRIBUTIONS, supported_attributions
+from gcemil.diagnostics.cost import peak_bytes
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.explain import bag_tensors
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, logarithm
@@ -40,7 +40,7 @@ def half_bag():
 
 def captum_scores(name, host, features, coords):
     """The same attribution by captum, of the whole bag at once."""
-    index = predicted(host, features, coords).index
+    index = predict_bag(host, features, coords).index
 
     def output(batch):
         return host(batch[0], coords).logits[index].unsqueeze(0)
@@ -137,7 +137,7 @@ def test_a_stored_bag_in_blocks_has_the_evidence_of_the_wide_one(bridge, monkeyp
 def test_slopes_are_those_of_captum(name, monkeypatch):
     monkeypatch.setattr(gradient, "N_STEPS", 3)
     host, (features, coords) = prepared_host(name), tensor_bag(N)
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     for slope in SLOPES:
         expected = captum_scores(slope, host, features, coords)
         torch.testing.assert_close(ATTRIBUTIONS[slope].scores(bag), expected, **CLOSE)
@@ -147,11 +147,11 @@ def test_slopes_are_those_of_captum(name, monkeypatch):
 def test_every_attribution_in_blocks_is_that_of_the_bag_at_once(name, monkeypatch):
     monkeypatch.setattr(gradient, "N_STEPS", 3)
     host, (features, coords) = prepared_host(name), half_bag()
-    bag = predicted(host, widened(features), coords)
-    expected = {name: one.scores(bag) for name, one in supported(host).items()}
+    bag = predict_bag(host, widened(features), coords)
+    expected = {name: one.scores(bag) for name, one in supported_attributions(host).items()}
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
     monkeypatch.setattr(gradient, "BLOCK_ROWS", 5)
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     for name, scores in expected.items():
         found = ATTRIBUTIONS[name].scores(bag)
         assert not found.requires_grad
@@ -161,7 +161,7 @@ def test_every_attribution_in_blocks_is_that_of_the_bag_at_once(name, monkeypatc
 def test_a_black_box_is_explained_in_blocks(small_blocks):
     host = CallableHost(lambda features: features.square().mean(dim=0), in_dim=2, n_outputs=2).eval()
     features = torch.randn(N, 2).half()
-    bag = predicted(host, features, None)
+    bag = predict_bag(host, features, None)
     expected = 2 * widened(features)[:, bag.index].square() / N
     torch.testing.assert_close(ATTRIBUTIONS["gradient_x_input"].scores(bag), expected, **CLOSE)
 
@@ -171,7 +171,7 @@ def test_slopes_of_a_linear_pool_hold_neither_the_gradient_nor_the_embedding_of_
     monkeypatch.setattr(gradient, "BLOCK_ROWS", 50)
     monkeypatch.setattr(gradient, "N_STEPS", 2)
     host = prepared_host("abmil", dim=64)
-    bag = predicted(host, tensor_bag(1500, dim=64)[0].half(), None)
+    bag = predict_bag(host, tensor_bag(1500, dim=64)[0].half(), None)
     one_bag = 1500 * 64 * 4
     for name in (*SLOPES, "lrp"):
         assert peak_bytes(lambda name=name: ATTRIBUTIONS[name].scores(bag)) < one_bag / 2

@@ -2,7 +2,7 @@
 
 import re
 
-from gcemil.diagnostics.attribution.table import ATTRIBUTIONS
+from gcemil.diagnostics.attribution import ATTRIBUTIONS
 from gcemil.rules import CONTROLS, GATED_RULES, RULES, find_rule, order_rules
 
 

@@ -1,20 +1,50 @@
-"""Where a grid stands, for people: a live table on a terminal, a line per run elsewhere, and the time that is left."""
+"""Where a grid stands, and how long it will take, before and while it runs.
+
+A live table on a terminal, a line per run elsewhere. The expected seconds are
+
+  training   cost(host, wrapped) x width x [epochs x (train bags x sampled patches + validation patches / 3)
+                                            + evaluation patches / 3]
+  diagnostic cost(host, plain) x width x passes x test patches / 3
+
+cost is in microseconds per patch of a training step at width 128, measured on one slow core (docs/benchmark.md) and
+kept in hosts/table.py; a pass without a gradient counts a third. Runs that are finished correct it: by the ratio of what
+they took to what was expected of them, for the same host and kind of arm where there are any, else over all. Before that it
+is good to a factor of about two.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from gcemil.benchmark.plan import CohortKey, Key
+from gcemil.bags.arrays import read_patch_layout
+from gcemil.bags.cohort import Cohort
+from gcemil.benchmark.grid import (
+    CohortKey,
+    CohortSettings,
+    DiagnosisKey,
+    Grid,
+    Key,
+    RunKey,
+    fold_diagnostics,
+    plan_work,
+    run_settings,
+)
+from gcemil.benchmark.results import Results, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.errors import printable
+from gcemil.hosts.table import host_cost
+from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
 
 Clock = Callable[[], float]
 SHOWN = 8
@@ -146,3 +176,139 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+WIDTH_SHARE = 0.1
+"""How much of a host's cost grows with the feature width."""
+PASSES: dict[str, float] = {"snr": 4, "budget": 40, "posthoc": 120, "subsets": 60, "stability": 20}
+"""Passes over the test bags that a diagnostic makes, roughly; one that is not named makes OTHER_PASSES."""
+OTHER_PASSES = 5.0
+NO_GRADIENT = 1 / 3
+TRAIN, VALIDATION, TEST = 0.7, 0.1, 0.2
+"""Shares of the bags in one of five folds."""
+SIMULATION_US = 0.35
+"""Microseconds per simulated number."""
+LOOKED_AT = 40
+"""Slides of a real cohort whose patches are counted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a cohort weighs."""
+
+    bags: int
+    patches: float
+    """Mean per bag."""
+    width: int
+
+    @property
+    def gigabytes(self) -> float:
+        """Features in half precision."""
+        return self.bags * self.patches * self.width * 2 / 1e9
+
+
+def estimate_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+    """Seconds on one worker for every cohort and fold of the grid."""
+    model = model_seconds(grid, results)
+    ratios = read_ratios(model, results)
+    return {key: seconds * correction(key, ratios) for key, seconds in model.items()}
+
+
+def model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+    shapes = {name: cohort_shape(grid, results, name) for name in grid.cohorts}
+    return {key: key_seconds(grid, key, shapes[key.cohort]) for key in plan_work(grid)}
+
+
+def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
+    match key:
+        case CohortKey():
+            return cohort_seconds(grid.cohorts[key.cohort], shape)
+        case RunKey():
+            return training_seconds(grid, key, shape)
+        case DiagnosisKey(run):
+            passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
+            patches = passes * TEST * shape.bags * shape.patches
+            return host_cost(run.host, wrapped=False) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
+
+
+def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
+    settings = run_settings(grid, run)
+    trained = TRAIN * shape.bags * min(shape.patches, settings.max_patches or math.inf)
+    validated = VALIDATION * shape.bags * shape.patches
+    evaluated = (VALIDATION + TEST) * shape.bags * shape.patches
+    steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
+    return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * width_factor(shape) * steps
+
+
+def width_factor(shape: Shape) -> float:
+    return 1 - WIDTH_SHARE + WIDTH_SHARE * shape.width / 128
+
+
+def cohort_seconds(settings: CohortSettings, shape: Shape) -> float:
+    numbers = shape.bags * shape.patches * (shape.width + 64)
+    return SIMULATION_US * 1e-6 * numbers * (0.1 if settings.folder else 1.0)
+
+
+def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
+    """From the files where the cohort is there, from the profile where it is not yet."""
+    record = read_cohort_record(results, name)
+    settings = grid.cohorts[name]
+    if record is not None:
+        mean = record["patches"]["total"] / record["bags"]
+        return Shape(record["bags"], mean, record["feature_dim"])
+    return (
+        simulated_shape(settings) if settings.folder is None else folder_shape(Cohort.load(settings.folder))
+    )
+
+
+def simulated_shape(settings: CohortSettings) -> Shape:
+    """Patch counts are log-uniform, so their mean is known."""
+    profile, rung = load_profile(str(settings.profile)), find_size(settings.size)
+    fewest, most = patch_bounds(profile, settings.size)
+    slides = settings.slides or rung.slides or profile.slides
+    per_case = resolve_dials(profile.dials, settings.dials).slides_per_case
+    joined = per_case if profile.task == "survival" else 1.0
+    return Shape(
+        bags=round(slides / joined),
+        patches=joined * mean_log_uniform(fewest, most),
+        width=settings.dim or rung.feature_dim,
+    )
+
+
+def mean_log_uniform(fewest: int, most: int) -> float:
+    return float(most) if most == fewest else (most - fewest) / math.log(most / fewest)
+
+
+def folder_shape(cohort: Cohort) -> Shape:
+    looked_at = cohort.slides[:LOOKED_AT]
+    counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
+    mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
+    return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
+
+
+def read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:
+    """Taken over expected, by kind of work and host, and over all work of a kind."""
+    by_path = {str(key.path): key for key in model}
+    found: dict[Hashable, list[float]] = defaultdict(list)
+    for record in read_log(results):
+        key = by_path.get(record["key"])
+        if record["event"] == "end" and record["whole"] and key is not None:
+            for group in ratio_groups(key):
+                found[group].append(record["seconds"] / model[key])
+    return {group: median(ratios) for group, ratios in found.items()}
+
+
+def correction(key: Key, ratios: dict[Hashable, float]) -> float:
+    return next((ratios[group] for group in ratio_groups(key) if group in ratios), 1.0)
+
+
+def ratio_groups(key: Key) -> list[Hashable]:
+    """Whose ratios speak for this key: the nearest first."""
+    kind = type(key).__name__
+    match key:
+        case CohortKey():
+            return [kind]
+        case RunKey():
+            return [(kind, key.host, key.is_plain), (kind, key.is_plain), kind]
+        case DiagnosisKey(run):
+            return [(kind, run.host), kind]

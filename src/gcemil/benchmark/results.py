@@ -25,12 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from gcemil.bags.cohort import Task
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import BusyError, InputError, RunError
 from gcemil.files import checked, is_file, locked_file, parse_json, read_record, read_text
 
 if TYPE_CHECKING:
-    from gcemil.benchmark.plan import Key, RunKey
+    from gcemil.benchmark.grid import Key, RunKey
 
 Record = dict[str, Any]
 
@@ -105,7 +108,7 @@ class Results:
 
 
 @contextmanager
-def claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
+def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Whether this process now holds the lock; with `wait` it does."""
     with ExitStack() as held:
         try:
@@ -121,7 +124,7 @@ def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
     record = {
         "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
     }  # fmt: skip
-    with claimed(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
+    with claim(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
@@ -142,3 +145,40 @@ def read_failure(results: Results, key: Key) -> str | None:
     """Why this failed the last time, None when it did not."""
     path = results.failure(key)
     return read_record(path, Failure, error=RunError, remedy="Remove it.").reason if is_file(path) else None
+
+
+class PatchCounts(BaseModel):
+    """Patches of a cohort, and of its smallest and largest slide."""
+
+    total: int = Field(ge=1)
+    fewest: int
+    most: int
+
+
+class CohortRecord(BaseModel):
+    """cohorts/<name>.json: what a prepared cohort is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task: Task
+    encoder: str
+    feature_dim: int = Field(ge=1)
+    slides: int = Field(ge=1)
+    cases: int = Field(ge=1)
+    bags: int = Field(ge=1)
+    bag_unit: str = "slide"
+    patches: PatchCounts
+    provenance: dict[str, Any]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+    classes: dict[str, int] = Field(default_factory=dict)
+    events: int = 0
+
+
+def read_cohort_record(results: Results, name: str) -> Record | None:
+    path = results.cohort_record(name)
+    if not is_file(path):
+        return None
+    remedy = "Remove it; 'gcemil benchmark' writes it again."
+    found = read_record(path, CohortRecord, error=RunError, remedy=remedy)
+    return found.model_dump(mode="json", exclude_unset=True)

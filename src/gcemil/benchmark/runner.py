@@ -2,38 +2,47 @@
 
 A fold is trained when metrics.json is there, and diagnosed when every diagnostic asked for is. Training goes on inside a
 fold where a killed process stopped, to the same bits.
+
+A cohort is simulated once by whoever comes first, or it is a folder that exists; checked once either way.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
-from gcemil.benchmark.cohorts import open_cohort, prepare_cohort, read_cohort_record
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import (
+from gcemil.bags.fingerprint import record_cohort
+from gcemil.bags.folds import fold_indices, make_folds, write_folds
+from gcemil.bags.guards import select_errors, validate
+from gcemil.benchmark.grid import (
     CohortKey,
+    CohortSettings,
     DiagnosisKey,
+    Grid,
     Key,
     RunKey,
     fold_diagnostics,
-    needs,
+    list_needs,
     other_seeds,
-    rival,
+    plain_rival,
     run_settings,
 )
-from gcemil.benchmark.results import Results, append_log, claimed, read_failure
+from gcemil.benchmark.results import Record, Results, append_log, claim, read_cohort_record, read_failure
 from gcemil.config import TrainSettings
-from gcemil.errors import ConfigError, RunError, UsageError, describe_fault, error_text
+from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import whole_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldFolder, RunFolder, write_summary
+from gcemil.simulation.simulate import simulate
 from gcemil.training.fold import train_fold
 from gcemil.training.run import claim_run
 
@@ -58,7 +67,7 @@ class Outcome:
 
 def execute(grid: Grid, results: Results, key: Key) -> Outcome:
     """Do the work of this key unless it is done or somebody else is at it."""
-    with claimed(results.lock(key.path)) as mine:
+    with claim(results.lock(key.path)) as mine:
         if not mine:
             return Outcome(Ending.busy)
         if is_finished(grid, results, key):
@@ -67,10 +76,10 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
         append_log(results, key, "start", whole=whole)
         started = time.monotonic()
         try:
-            do(grid, results, key)
+            do_work(grid, results, key)
         except Exception as error:  # one run that fails, for whatever reason, must not stop the others
             reason = describe_fault(error) or f"{type(error).__name__}: {error_text(error)}"
-            return failed(results, key, reason, detail=traceback.format_exc())
+            return record_failure(results, key, reason, detail=traceback.format_exc())
         results.failure(key).unlink(missing_ok=True)
         seconds = time.monotonic() - started
         append_log(results, key, "end", seconds=seconds, whole=whole)
@@ -99,7 +108,7 @@ def finding_file(results: Results, run: RunKey, name: str) -> Path:
     return results.path(DiagnosisKey(run)) / f"{name}.json"
 
 
-def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
+def record_failure(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
     """The failure on record: in its own file for the user, and in the log."""
     path = results.failure(key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +117,7 @@ def failed(results: Results, key: Key, reason: str, *, detail: str = "") -> Outc
     return Outcome(Ending.failed, reason=reason)
 
 
-def do(grid: Grid, results: Results, key: Key) -> None:
+def do_work(grid: Grid, results: Results, key: Key) -> None:
     for host in grid.hosts:
         # The user named them in the grid; a worker that was not there when it was read needs to know.
         if is_import_path(host):
@@ -128,7 +137,7 @@ def train(grid: Grid, results: Results, run: RunKey) -> None:
     """Train and evaluate one fold."""
     cohort, warnings = open_cohort(grid, results, run.cohort)
     settings = run_settings(grid, run)
-    with claimed(results.lock(run.run_path), wait=True):
+    with claim(results.lock(run.run_path), wait=True):
         open_run(results.run(run), cohort, settings, warnings)
     train_fold(cohort, run.fold, settings, results.path(run))
     refresh_summary(results, run)
@@ -146,10 +155,10 @@ def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: li
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Every diagnostic of a fold that is not there yet."""
-    from gcemil.diagnostics.table import run_diagnostic
+    from gcemil.diagnostics.diagnose import run_diagnostic
 
     check_needs(grid, results, key)
-    run, plain = key.run, rival(grid, key.run)
+    run, plain = key.run, plain_rival(grid, key.run)
     for name in missing_diagnostics(grid, results, run):
         run_diagnostic(
             name,
@@ -164,7 +173,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
-    for need in needs(grid, key):
+    for need in list_needs(grid, key):
         if not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
@@ -172,7 +181,7 @@ def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 def refresh_summary(results: Results, run: RunKey) -> None:
     """The run's own summary, for everything that reads run folders."""
-    with claimed(results.lock(run.run_path), wait=True):
+    with claim(results.lock(run.run_path), wait=True):
         write_summary(results.run(run))
 
 
@@ -188,7 +197,7 @@ def check_own_hosts(grid: Grid) -> None:
 
 def check_diagnostics(grid: Grid) -> None:
     """A diagnostic or an option of one that does not exist is found before anything runs."""
-    from gcemil.diagnostics.table import DIAGNOSTICS
+    from gcemil.diagnostics.diagnose import DIAGNOSTICS
 
     named = (*grid.diagnostics, *grid.diagnostic_options)
     if unknown := [name for name in named if name not in DIAGNOSTICS]:
@@ -201,3 +210,84 @@ def check_diagnostics(grid: Grid) -> None:
             raise ConfigError(
                 f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: {', '.join(known) or 'none'}."
             )
+
+
+def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
+    """Make the cohort if it is a simulated one, check all of it, and write down what it is."""
+    settings = grid.cohorts[key.cohort]
+    if settings.folder is None and not results.path(key).is_dir():
+        simulate_cohort(settings, results.path(key))
+    folder = cohort_folder(grid, results, key.cohort)
+    problems = validate(folder)
+    if errors := select_errors(problems):
+        first = errors[0]
+        raise CohortError(
+            f"{folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "
+            f"See all with 'gcemil validate {folder}'."
+        )
+    wanted = {fold for folds in (grid.folds, *grid.folds_by_host.values()) for fold in folds}
+    if missing := sorted(wanted - set(fold_indices(folder))):
+        raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
+    cohort = Cohort.load(folder)
+    record = describe_cohort(cohort) | {
+        "fingerprint": record_cohort(cohort).fingerprint,
+        "settings": settings.model_dump(mode="json"),
+        "warnings": [f"{problem.where}: {problem.what}" for problem in problems],
+    }
+    results.cohort_record(key.cohort).parent.mkdir(parents=True, exist_ok=True)
+    write_json(results.cohort_record(key.cohort), record)
+
+
+def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
+    """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
+    with whole_folder(folder) as aside:
+        cohort = simulate(
+            str(settings.profile),
+            aside,
+            size=settings.size,
+            seed=settings.seed,
+            slides=settings.slides,
+            dim=settings.dim,
+            dials=settings.dials,
+        )
+        write_folds(cohort, make_folds(cohort, seed=settings.seed))
+
+
+def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
+    return grid.cohorts[name].folder or results.path(CohortKey(name))
+
+
+def describe_cohort(cohort: Cohort) -> Record:
+    """The dataset card, counted from the files."""
+    card = cohort.card
+    patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]
+    found: dict[str, Any] = {
+        "task": card.task,
+        "encoder": card.encoder,
+        "feature_dim": card.feature_dim,
+        "slides": len(cohort.slides),
+        "cases": len({row.case_id for row in cohort.slides}),
+        "bags": len(cohort.bags),
+        "bag_unit": cohort.bag_unit,
+        "patches": {"total": sum(patches), "fewest": min(patches), "most": max(patches)},
+        "provenance": card.provenance,
+    }
+    if card.task == "classification":
+        labels = Counter(row.label for row in cohort.slides)
+        return found | {"classes": {name: labels[name] for name in card.classes}}
+    return found | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
+
+
+def open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[str]]:
+    """A prepared cohort and its warnings; one that could not be prepared gives the reason."""
+    record = read_cohort_record(results, name)
+    if record is None:
+        reason = read_failure(results, CohortKey(name)) or "it was not prepared"
+        raise RunError(f"Cohort '{name}' is not there: {reason}")
+    cohort = Cohort.load(cohort_folder(grid, results, name))
+    if record_cohort(cohort).fingerprint != record.get("fingerprint"):
+        raise RunError(
+            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is not trained on two states "
+            "of a cohort. Put back what was there, or give another --out."
+        )
+    return cohort, record["warnings"]

@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gcemil.benchmark.cohorts import read_cohort_record
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import RunKey, fold_diagnostics, plan, work
-from gcemil.benchmark.results import Record, Results, claimed, read_failure, read_log
+from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
+from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
@@ -35,8 +33,8 @@ COSTS = {name for name, metric in METRICS.items() if metric.criterion == "cost"}
 
 def write_summary(results: Results) -> Record:
     """Both files, from what is on disk now."""
-    with claimed(results.lock("summary"), wait=True):
-        summary, timing = summarised(results)
+    with claim(results.lock("summary"), wait=True):
+        summary, timing = summarise(results)
         write_json(results.summary, summary)
         write_json(results.timing, timing)
     return summary
@@ -49,7 +47,7 @@ def read_summary(folder: Path) -> Record:
     return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
-def summarised(results: Results) -> tuple[Record, Record]:
+def summarise(results: Results) -> tuple[Record, Record]:
     """summary.json and timing.json as values."""
     grids = results.grids()
     labels = run_labels(grids)
@@ -57,10 +55,10 @@ def summarised(results: Results) -> tuple[Record, Record]:
     diagnostics = [
         {**labels[key], **row}
         for key, name in wanted_findings(grids)
-        for row in finding_rows(results, key, name)
+        for row in summary_rows(results, key, name)
     ]
-    lasting = [{**row, **figures(row, cost=False)} for row in diagnostics]
-    costs = [row for one in diagnostics if (row := {**one, **figures(one, cost=True)})["values"]]
+    lasting = [{**row, **pick_figures(row, cost=False)} for row in diagnostics]
+    costs = [row for one in diagnostics if (row := {**one, **pick_figures(one, cost=True)})["values"]]
     summary = {
         "grids": [grid.name for grid in grids],
         "cohorts": cohort_cards(results, grids),
@@ -68,9 +66,13 @@ def summarised(results: Results) -> tuple[Record, Record]:
         "diagnostics": lasting,
         "means": mean_metrics(runs),
         "diagnostic_means": mean_rows(lasting),
-        "unfinished": unfinished(results, grids),
+        "unfinished": describe_unfinished(results, grids),
     }
-    timing = {"executions": executions(results), "diagnostics": costs, "diagnostic_means": mean_rows(costs)}
+    timing = {
+        "executions": list_executions(results),
+        "diagnostics": costs,
+        "diagnostic_means": mean_rows(costs),
+    }
     return without_nan(summary), without_nan(timing)
 
 
@@ -78,7 +80,7 @@ def run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
     """Every fold of every grid once, with what its rows are labelled by."""
     found: dict[RunKey, Record] = {}
     for grid in grids:
-        for key in plan(grid):
+        for key in plan_runs(grid):
             cohort = grid.cohorts[key.cohort]
             found[key] = {
                 "cohort": key.cohort,
@@ -97,7 +99,7 @@ def run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
 def wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
     """The diagnostics that some grid asks for, each once."""
     wanted = {
-        (key, name): None for grid in grids for key in plan(grid) for name in fold_diagnostics(grid, key)
+        (key, name): None for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
     }
     return list(wanted)
 
@@ -107,7 +109,7 @@ def run_row(results: Results, key: RunKey, labels: Record) -> Record:
     return {**labels, "metrics": metrics.modes, "details": metrics.details.model_dump(exclude_unset=True)}
 
 
-def finding_rows(results: Results, key: RunKey, name: str) -> Rows:
+def summary_rows(results: Results, key: RunKey, name: str) -> Rows:
     """The rows of one diagnostic; none when it is not there yet."""
     path = finding_file(results, key, name)
     if not path.is_file():
@@ -118,7 +120,7 @@ def finding_rows(results: Results, key: RunKey, name: str) -> Rows:
     ]
 
 
-def figures(row: Record, *, cost: bool) -> Record:
+def pick_figures(row: Record, *, cost: bool) -> Record:
     """The figures of a row that measure cost, or all the others."""
 
     def chosen(values: Record) -> Record:
@@ -141,21 +143,21 @@ def mean_metrics(runs: Rows) -> Rows:
                 for mode in rows[0]["metrics"]
             },
         }
-        for group, rows in grouped(runs, GROUP)
+        for group, rows in group_rows(runs, GROUP)
     ]
 
 
 def mean_rows(rows: Rows) -> Rows:
     """The same for the rows of diagnostics, joined by their labels."""
     means = []
-    for group, found in grouped(rows, (*GROUP, "diagnostic", "labels")):
+    for group, found in group_rows(rows, (*GROUP, "diagnostic", "labels")):
         names = dict.fromkeys(name for row in found for name in row["values"])
         values = {name: spread([row["values"].get(name) for row in found]) for name in names}
         means.append({**group, "runs": len(found), "values": values})
     return means
 
 
-def grouped(rows: Rows, names: Sequence[str]) -> list[tuple[Record, Rows]]:
+def group_rows(rows: Rows, names: Sequence[str]) -> list[tuple[Record, Rows]]:
     groups: dict[str, Rows] = {}
     for row in rows:
         groups.setdefault(json.dumps([row[name] for name in names], sort_keys=True), []).append(row)
@@ -188,18 +190,18 @@ def cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     return cards
 
 
-def unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
+def describe_unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
     """What is still missing, and why where that is known."""
     missing = {
         str(key.path): read_failure(results, key)
         for grid in grids
-        for key in work(grid)
+        for key in plan_work(grid)
         if not is_finished(grid, results, key)
     }
     return [{"key": path, "failure": reason} for path, reason in missing.items()]
 
 
-def executions(results: Results) -> Rows:
+def list_executions(results: Results) -> Rows:
     """Every execution that ended: its key, its seconds, and whether it did all of the work itself."""
     return [
         {"key": record["key"], "seconds": record["seconds"], "whole": record["whole"]}

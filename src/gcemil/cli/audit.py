@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gcemil.bags.bag import Bag
     from gcemil.bags.cohort import BagSpec, Cohort
     from gcemil.diagnostics.audit import ScoreSource
-    from gcemil.diagnostics.black_box import BlackBox
+    from gcemil.diagnostics.audit_inputs import BlackBox
     from gcemil.findings import Finding
     from gcemil.hosts.host import HostOutput
 
@@ -70,8 +70,8 @@ def audit(
     from gcemil.bags.cohort import Cohort
     from gcemil.cli.console import print_json, progress
     from gcemil.config import TrainSettings
-    from gcemil.diagnostics.audit import audited
-    from gcemil.diagnostics.black_box import BlackBox
+    from gcemil.diagnostics.audit import audit_model
+    from gcemil.diagnostics.audit_inputs import BlackBox
     from gcemil.files import without_nan, write_json
     from gcemil.tasks.task import create_task, stacked_targets
 
@@ -90,7 +90,7 @@ def audit(
         )
         sources = score_sources(box, loaded, specs[0], scores, column, gates)
         with progress("auditing bags") as advance:
-            finding = audited(
+            finding = audit_model(
                 box.host(),
                 loaded,
                 specs,
@@ -165,12 +165,12 @@ def score_sources(
     import torch
 
     from gcemil.diagnostics.audit import OWN_SCORES
-    from gcemil.diagnostics.black_box import naming
+    from gcemil.diagnostics.audit_inputs import name_bag_in_errors
     from gcemil.errors import UsageError
     from gcemil.explain import bag_tensors
 
     found: dict[str, ScoreSource] = {}
-    with naming(first.bag_id), torch.no_grad():
+    with name_bag_in_errors(first.bag_id), torch.no_grad():
         if box.answer(*bag_tensors(cohort.read_bag(first)))[1] is not None:
             found["model"] = OWN_SCORES
     for folder in folders:
@@ -191,10 +191,10 @@ def file_source(folder: Path, column: str | None, gates: bool) -> ScoreSource:
     import torch
 
     from gcemil.diagnostics.audit import ScoreSource
-    from gcemil.diagnostics.score_files import bag_scores
+    from gcemil.diagnostics.audit_inputs import read_bag_scores
 
     def scores(bag: Bag, _full: HostOutput) -> Tensor:
-        return torch.from_numpy(bag_scores(folder, bag, column=column))
+        return torch.from_numpy(read_bag_scores(folder, bag, column=column))
 
     return ScoreSource(scores, follows_bag=False, are_gates=gates)
 

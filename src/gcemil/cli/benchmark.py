@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from gcemil.benchmark.cluster import RayPool
-    from gcemil.benchmark.grid import Grid
-    from gcemil.benchmark.local import LocalPool
-    from gcemil.benchmark.plan import Key
+    from gcemil.benchmark.engines import LocalPool, RayPool
+    from gcemil.benchmark.grid import Grid, Key
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import Outcome
 
@@ -41,13 +39,11 @@ def benchmark(
 
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """
-    from gcemil.benchmark.estimate import expected_seconds
-    from gcemil.benchmark.grid import Grid
-    from gcemil.benchmark.plan import work
-    from gcemil.benchmark.progress import board
+    from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
+    from gcemil.benchmark.grid import Grid, plan_work
+    from gcemil.benchmark.progress import board, estimate_seconds
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
-    from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run_grid
     from gcemil.benchmark.summary import write_summary
     from gcemil.cli.console import print_json
     from gcemil.errors import UsageError
@@ -61,7 +57,7 @@ def benchmark(
     check_diagnostics(grid)
     check_own_hosts(grid)
     check_results(grid, results)
-    expected, todo = expected_seconds(grid, results), left_to_do(grid, results)
+    expected, todo = estimate_seconds(grid, results), list_unfinished(grid, results)
     if dry_run:
         show_plan(grid, results, expected, todo, workers, as_json)
         return
@@ -69,7 +65,7 @@ def benchmark(
     if todo:
         with (
             open_pool(grid, results, engine, workers, address) as pool,
-            board(work(grid), todo, expected, pool.workers) as watch,
+            board(plan_work(grid), todo, expected, pool.workers) as watch,
         ):
             outcomes = run_grid(grid, results, pool, watch)
     else:
@@ -87,10 +83,10 @@ def open_pool(
     grid: Grid, results: Results, engine: Engine, workers: int | None, address: str | None
 ) -> AbstractContextManager[LocalPool] | AbstractContextManager[RayPool]:
     if engine is Engine.ray:
-        from gcemil.benchmark.cluster import RayPool
+        from gcemil.benchmark.engines import RayPool
 
         return RayPool(grid, results, address=address, workers=workers)
-    from gcemil.benchmark.local import LocalPool
+    from gcemil.benchmark.engines import LocalPool
 
     return LocalPool(grid, results, workers=workers)
 
@@ -104,10 +100,9 @@ def show_plan(
     as_json: bool,
 ) -> None:
     """What would run, how long it would take, and what it needs on disk."""
-    from gcemil.benchmark.estimate import cohort_shape
-    from gcemil.benchmark.local import affordable_workers
-    from gcemil.benchmark.plan import RunKey
-    from gcemil.benchmark.progress import duration
+    from gcemil.benchmark.engines import affordable_workers
+    from gcemil.benchmark.grid import RunKey
+    from gcemil.benchmark.progress import cohort_shape, duration
     from gcemil.cli.console import print_json, print_table, say
 
     left = set(todo)

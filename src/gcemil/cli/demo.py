@@ -12,7 +12,7 @@ import typer
 from gcemil.cli.console import Advance
 
 if TYPE_CHECKING:
-    from gcemil.diagnostics.same_budget import RuleRow
+    from gcemil.diagnostics.budget import RuleRow
 
 PROFILE = "nsclc"
 SLIDES = 100
@@ -146,7 +146,7 @@ def compared_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[Rul
     """Every subset rule on the test slides of one fold, from the two trained networks."""
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import read_fold
-    from gcemil.diagnostics.same_budget import same_budget_rows
+    from gcemil.diagnostics.budget import same_budget_rows
     from gcemil.runs.folder import RunFolder, fold_parts, read_run
     from gcemil.runs.network import load_network
     from gcemil.tasks.task import create_task, stacked_targets

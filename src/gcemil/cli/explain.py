@@ -51,7 +51,7 @@ def explain(
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234
     """
     from gcemil.cli.console import print_json, say
-    from gcemil.diagnostics.verdicts import Tolerances
+    from gcemil.diagnostics.snr import Tolerances
     from gcemil.errors import UsageError
     from gcemil.exports.explain import explain_cohort_slide, write_explanation
 

@@ -27,16 +27,15 @@ def tables(
 
     Example: gcemil tables results/overnight --table classification --format latex
     """
-    from gcemil.benchmark.headline import headline
-    from gcemil.benchmark.measured import read_results
-    from gcemil.benchmark.paper_figures import paper_figures
+    from gcemil.benchmark.figures import paper_figures, read_results
+    from gcemil.benchmark.tables.overview import headline_table
     from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
     from gcemil.tables import render_tables
 
     paper, measured = paper_figures(), read_results(results)
     made = [
-        headline(measured, paper) if name == "headline" else build_table(name, measured, paper)
+        headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)
         for name in (table or ["headline", *TABLES])
     ]
     for line in render_tables(made, form.value).splitlines():

@@ -31,7 +31,7 @@ def view(
     Example: gcemil view runs/bracs_gce
     """
     from gcemil.cli.console import say
-    from gcemil.diagnostics.verdicts import Tolerances
+    from gcemil.diagnostics.snr import Tolerances
     from gcemil.errors import MissingExtraError
 
     try:

@@ -4,7 +4,7 @@ The size of a bag is that of the first prefix of the selector's ranking, in step
 
   sufficient   |Phi(X) - Phi(X_S)| <= tolerance
   necessary    X_notS gets another answer than X: another class, or a risk that moves by more than risk_tolerance
-               training deviations (answers.py). A whole bag leaves no X_notS and is necessary.
+               training deviations (snr.py). A whole bag leaves no X_notS and is necessary.
 
 Where no prefix is both (capped), it is the first that is sufficient, and the largest where not even one is that: a slide
 of the class that the host names by default says the same whatever is removed. The validation bags choose the tolerance: the smallest of a
@@ -26,12 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
-from gcemil.diagnostics.guarantee import counted
-from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits
-from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
+from gcemil.diagnostics.network_view import NetworkView, Order, network_view, prefix_logits
+from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
 from gcemil.recovery.rules import ranking, subset_size
@@ -41,7 +40,7 @@ from gcemil.shapes import Logits
 ADAPTIVE = "adaptive"
 TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROUNDING = 1e-9
-WALKED, WALKED_WITHOUT_WRAPPER = "gce_soft", "attention"
+RANKING_RULE, RANKING_RULE_WITHOUT_WRAPPER = "gce_soft", "attention"
 NOT_COMPARED = ("gce_discrete",)
 """It puts the evidence of another size first, so its prefixes are neither that evidence nor the selector's best."""
 
@@ -66,10 +65,9 @@ class Calibration:
     """Whether the mean share keeps the budget."""
 
 
-def measured(
-    fold: FoldBench,
+def measure_adaptive(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     mean_budget: float = 0.05,
     tolerances: Sequence[float] = TOLERANCES,
     step_fraction: float = 0.01,
@@ -78,18 +76,18 @@ def measured(
     attributions: Sequence[str] | None = ("attention",),
 ) -> Finding:
     """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
-    ladder = checked_ladder(tolerances)
+    ladder = sort_tolerances(tolerances)
     check_budget(mean_budget)
-    check_parts(fold)
+    check_adaptive_parts(fold)
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
-    shares = validation_shares(fold, ladder, steps, counted(fold, "val", on_bag))
-    chosen = calibrated(ladder, shares, mean_budget=mean_budget)
-    table = filled_table(fold, chosen.tolerance, steps, attributions, counted(fold, "test", on_bag))
+    shares = measure_validation_shares(fold, ladder, steps)
+    chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
+    table = fill_table(fold, chosen.tolerance, steps, attributions)
     return Finding(
         name="adaptive",
         rows=tuple(table.rows()),
         slides=tuple(table.slides),
-        notes=(calibration_note(fold, ladder, chosen, mean_budget), *way_notes(fold), *table.notes()),
+        notes=(calibration_note(fold, ladder, chosen, mean_budget), *ranking_notes(fold), *table.notes()),
         settings={
             "mean_budget": mean_budget,
             "tolerances": ladder,
@@ -100,7 +98,7 @@ def measured(
     )
 
 
-def calibrated(
+def choose_tolerance(
     tolerances: Sequence[float], shares: Sequence[Sequence[float]], *, mean_budget: float
 ) -> Calibration:
     """The smallest tolerance whose mean share of patches keeps the budget, else the last; `shares` bag by bag."""
@@ -112,44 +110,43 @@ def calibrated(
     return Calibration(tolerances[-1], means[-1], len(shares), is_within=False)
 
 
-def validation_shares(
-    fold: FoldBench, tolerances: Sequence[float], steps: Steps, on_bag: OnBag | None
+def measure_validation_shares(
+    fold: TrainedFold, tolerances: Sequence[float], steps: Steps
 ) -> list[list[float]]:
     """For every validation bag, the share of its patches that each tolerance asks for."""
     shares = []
-    for bag in fold.bags("val", on_bag):
-        way = way_down(fold, bag, network_view(fold, bag, "wrapped"), steps)
-        shares.append([size_of(way.growth(tolerance)) / len(bag) for tolerance in tolerances])
+    for bag in fold.bags("val"):
+        search = start_search(fold, bag, network_view(fold, bag, "wrapped"), steps)
+        shares.append([count_selected(search.smallest(tolerance)) / len(bag) for tolerance in tolerances])
     return shares
 
 
-def filled_table(
-    fold: FoldBench,
+def fill_table(
+    fold: TrainedFold,
     tolerance: float,
     steps: Steps,
     attributions: Sequence[str] | None,
-    on_bag: OnBag | None,
 ) -> RuleTable:
     """Every rule on every test bag, at the size the bag needs under the tolerance."""
-    explainers = {name: chosen_attributions(fold.host_of(name), attributions) for name in fold.networks}
+    explainers = {name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         views = {network: network_view(fold, bag, network) for network in fold.networks}
-        growth = way_down(fold, bag, views["wrapped"], steps).growth(tolerance)
+        growth = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)
         for network, view in views.items():
-            rivals = attributed(view, explainers[network])
+            rivals = attribute_patches(view, explainers[network])
             for rule, scores in rule_scores(bag, network, rivals, random=random).items():
                 if rule not in NOT_COMPARED:
-                    walked = network == "wrapped" and rule == walked_rule(fold)
-                    ranked = RuleOnBag(rule, network, scores, growth_figures(growth) if walked else {})
-                    table.add(bag, view, ranked, {ADAPTIVE: size_of(growth)})
+                    is_own = network == "wrapped" and rule == ranking_rule(fold)
+                    ranked = RuleOnBag(rule, network, scores, growth_figures(growth) if is_own else {})
+                    table.add(bag, view, ranked, {ADAPTIVE: count_selected(growth)})
     return table
 
 
-def walked_rule(fold: FoldBench) -> str:
-    return WALKED_WITHOUT_WRAPPER if fold.model is None else WALKED
+def ranking_rule(fold: TrainedFold) -> str:
+    return RANKING_RULE_WITHOUT_WRAPPER if fold.model is None else RANKING_RULE
 
 
 def growth_figures(growth: Growth) -> Figures:
@@ -159,29 +156,29 @@ def growth_figures(growth: Growth) -> Figures:
     }
 
 
-def size_of(growth: Growth) -> int:
+def count_selected(growth: Growth) -> int:
     return int(growth.selected.sum())
 
 
-def way_down(fold: FoldBench, bag: BagBench, view: NetworkView, steps: Steps) -> WayDown:
+def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Steps) -> PrefixSearch:
     """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
     scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
-    answers = answers_of(fold, "wrapped", risk_tolerance=steps.risk_tolerance)
-    return WayDown(view, ranking(scores), answers, steps)
+    answers = fold.answers("wrapped", risk_tolerance=steps.risk_tolerance)
+    return PrefixSearch(view, ranking(scores), answers, steps)
 
 
-class WayDown:
+class PrefixSearch:
     """One ranking of one bag, walked under any number of tolerances; no prefix is asked for twice."""
 
     def __init__(self, view: NetworkView, order: Order, answers: Answers, steps: Steps) -> None:
         n_patches, largest = len(order), subset_size(len(order), steps.max_fraction)
         self._order, self._answers, self._steps = order, answers, steps
         self._full: Logits = view.full.logits
-        self._kept = Prefixes(view, order, range(1, largest + 1))
+        self._kept = PrefixLogits(view, order, range(1, largest + 1))
         # The complement of the first k is the first N - k of the ranking turned round.
-        self._rest = Prefixes(view, order.flip(0), range(max(1, n_patches - largest), n_patches))
+        self._rest = PrefixLogits(view, order.flip(0), range(max(1, n_patches - largest), n_patches))
 
-    def growth(self, tolerance: float) -> Growth:
+    def smallest(self, tolerance: float) -> Growth:
         """The smallest prefix that is sufficient and necessary; where none is, the smallest that is sufficient.
 
         A slide of the class that the host names by default says the same whatever is removed.
@@ -213,7 +210,7 @@ class WayDown:
         return float(self._answers.outputs(self._full, logits.unsqueeze(0)))
 
 
-class Prefixes:
+class PrefixLogits:
     """The host on prefixes of a ranking: all at once where it pools linearly, elsewhere each when it is asked for."""
 
     def __init__(self, view: NetworkView, order: Order, sizes: Sequence[int]) -> None:
@@ -232,7 +229,7 @@ class Prefixes:
 
 
 def calibration_note(
-    fold: FoldBench, tolerances: Sequence[float], chosen: Calibration, mean_budget: float
+    fold: TrainedFold, tolerances: Sequence[float], chosen: Calibration, mean_budget: float
 ) -> str:
     """The tolerance, what it rests on, and whether the budget holds."""
     ladder = ", ".join(f"{one:g}" for one in tolerances)
@@ -248,14 +245,14 @@ def calibration_note(
     )
 
 
-def way_notes(fold: FoldBench) -> list[str]:
+def ranking_notes(fold: TrainedFold) -> list[str]:
     """Whose ranking gives the sizes, where it is not the selector's."""
     if fold.model is not None:
         return []
     return ["The run has no selector: its host's attention gives the sizes, and has the row of the walk."]
 
 
-def checked_ladder(tolerances: Sequence[float]) -> list[float]:
+def sort_tolerances(tolerances: Sequence[float]) -> list[float]:
     """Tolerances from small to large."""
     if not tolerances:
         raise UsageError("tolerances needs at least one number, such as 0.05.")
@@ -269,7 +266,7 @@ def check_budget(mean_budget: float) -> None:
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
 
 
-def check_parts(fold: FoldBench) -> None:
+def check_adaptive_parts(fold: TrainedFold) -> None:
     for part in ("val", "test"):
         if not fold.specs(part):
             raise UsageError(

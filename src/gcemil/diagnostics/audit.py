@@ -20,8 +20,11 @@ training risks of a foreign model are not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,22 +34,34 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.diagnostics.audit_table import AuditTable, Shaken, Trial, own_scale
-from gcemil.diagnostics.black_box import naming
-from gcemil.diagnostics.judged_evidence import jaccard
-from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
-from gcemil.diagnostics.snr import bag_outcome
+from gcemil.diagnostics.audit_inputs import name_bag_in_errors
+from gcemil.diagnostics.snr import (
+    Answers,
+    BagOutcome,
+    BagOutputs,
+    RiskScale,
+    Tolerances,
+    bag_outcome,
+    bag_outputs,
+    judge_subset,
+    snr_scores,
+)
+from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
-from gcemil.diagnostics.verdicts import Tolerances
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import bag_tensors
-from gcemil.findings import Finding
+from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.interventions import Interventions
+from gcemil.metrics import METRICS
 from gcemil.recovery.rules import members, subset_size, top_k
 from gcemil.rules import CONTROLS
-from gcemil.shapes import Scores, Selected
+from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
+
+CHANCE = {"auc": 0.5, "c_index": 0.5}
+"""What a model that knows nothing reaches."""
+Figures = dict[str, float | None]
 
 OnBag = Callable[[int, int], None]
 
@@ -68,7 +83,7 @@ OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
 
 
 @torch.no_grad()
-def audited(
+def audit_model(
     host: Host,
     cohort: Cohort,
     specs: Sequence[BagSpec],
@@ -88,11 +103,11 @@ def audited(
     check_sources(score_sources, specs)
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
-    trials: dict[str, list[Trial]] = {}
+    trials: dict[str, list[AuditTrial]] = {}
     bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
     for done, (spec, bag) in enumerate(bags, start=1):
-        with naming(spec.bag_id):
-            for trial in tried(host, cohort, bag, score_sources, budget, changes, repeats, seed):
+        with name_bag_in_errors(spec.bag_id):
+            for trial in try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed):
                 trials.setdefault(trial.rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
@@ -100,7 +115,7 @@ def audited(
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    table = AuditTable(trials, targets, task, own_scale(trials["random"], task), tolerances)
+    table = AuditTable(trials, targets, task, measure_risk_scale(trials["random"], task), tolerances)
     still = [name for name, source in score_sources.items() if not source.follows_bag]
     return Finding(
         name="audit",
@@ -117,7 +132,7 @@ def audited(
     )
 
 
-def tried(
+def try_rules(
     host: Host,
     cohort: Cohort,
     bag: Bag,
@@ -126,38 +141,42 @@ def tried(
     changes: Mapping[str, float],
     repeats: int,
     seed: int,
-) -> list[Trial]:
+) -> list[AuditTrial]:
     """Every rule on one bag and on its changed versions."""
     truth, regions = true_evidence(cohort, bag), true_regions(cohort, bag)
     bench = Interventions(host, *bag_tensors(bag))
     full = bench.full()
     everyone = torch.arange(len(bag))
-    draw = stream(seed, bag, "random")
+    draw = random_stream(seed, bag, "random")
     fixed = {"oracle": oracle_scores(truth, regions, torch.zeros(len(bag)))} if truth is not None else {}
     size = subset_size(len(bag), budget)
-    rankings = ranked(bag, full, sources, fixed, everyone, draw)
+    rankings = score_patches(bag, full, sources, fixed, everyone, draw)
     chosen = {rule: top_k(scores, size) for rule, scores in rankings.items()}
     found = {}
     for rule, scores in rankings.items():
         gates = rule in sources and sources[rule].are_gates
-        outcome = bag_outcome(bench, chosen[rule], log_gates(scores) if gates else None, full=full.logits)
-        found[rule] = Trial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
+        outcome = bag_outcome(
+            bench, chosen[rule], take_log_gates(scores) if gates else None, full=full.logits
+        )
+        found[rule] = AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
     following = {name: source for name, source in sources.items() if source.follows_bag}
     for name, strength in changes.items():
         for repeat in range(repeats):
-            changed = PERTURBATIONS[name](bag, strength, generator=stream(seed, bag, f"{name} {repeat}"))
+            changed = PERTURBATIONS[name](
+                bag, strength, generator=random_stream(seed, bag, f"{name} {repeat}")
+            )
             rows = torch.from_numpy(changed.rows)
             again = Interventions(host, *bag_tensors(changed.bag))
-            rankings = ranked(changed.bag, again.full(), following, fixed, rows, draw)
+            rankings = score_patches(changed.bag, again.full(), following, fixed, rows, draw)
             for rule, scores in rankings.items():
                 selected = top_k(scores, subset_size(len(rows), budget))
-                overlap = overlap_of(chosen[rule], selected, rows)
+                overlap = subset_overlap(chosen[rule], selected, rows)
                 kept = again.kept(selected).logits
-                found[rule].shaken.append(Shaken(f"{name} {strength:g}", overlap, kept))
+                found[rule].perturbed.append(PerturbedTrial(f"{name} {strength:g}", overlap, kept))
     return list(found.values())
 
 
-def ranked(
+def score_patches(
     bag: Bag,
     full: HostOutput,
     sources: Mapping[str, ScoreSource],
@@ -171,13 +190,13 @@ def ranked(
     return found | {rule: scores[rows].double() for rule, scores in fixed.items()}
 
 
-def overlap_of(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
+def subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
     """Jaccard of two subsets over the patches both bags have."""
     alive = members(rows, n_patches=len(before))
     return jaccard(before & alive, members(rows[after], n_patches=len(before)))
 
 
-def log_gates(scores: Scores) -> Scores:
+def take_log_gates(scores: Scores) -> Scores:
     if not bool(((scores >= 0) & (scores <= 1)).all()):
         wrong = int((~((scores >= 0) & (scores <= 1))).nonzero()[0])
         raise BagError(
@@ -186,7 +205,7 @@ def log_gates(scores: Scores) -> Scores:
     return logarithm(scores.float())
 
 
-def stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
+def random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
     """What is drawn depends on seed, bag and purpose alone, not on the bags before."""
     return np.random.default_rng([seed, *f"{purpose} {bag.bag_id}".encode()])
 
@@ -200,3 +219,191 @@ def check_sources(sources: Mapping[str, ScoreSource], specs: Sequence[BagSpec]) 
         )
     if taken := [name for name in sources if name in CONTROLS]:
         raise UsageError(f"'{taken[0]}' is the name of a control. Call these scores something else.")
+
+
+WHOLE_BAG, FULL_KEPT, SOFT_KEPT = "whole bag", "full-kept", "soft-kept"
+
+
+@dataclass(frozen=True, eq=False)
+class PerturbedTrial:
+    """The same rule on a changed bag."""
+
+    perturbation: str
+    overlap: float
+    kept: Logits
+
+
+@dataclass(frozen=True, eq=False)
+class AuditTrial:
+    """One rule on one bag."""
+
+    rule: str
+    outcome: BagOutcome
+    truth: Figures
+    perturbed: list[PerturbedTrial] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class AuditTable:
+    """All trials by rule, each with one entry per bag and in the same order."""
+
+    trials: Mapping[str, Sequence[AuditTrial]]
+    targets: Tensor
+    task: Task
+    scale: RiskScale
+    tolerances: Tolerances
+
+    @cached_property
+    def answers(self) -> Answers:
+        return Answers(self.task.n_outputs, self.scale)
+
+    def rows(self) -> Iterator[Row]:
+        yield Row(audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
+        for rule, trials in self.trials.items():
+            yield self.full_kept(rule, trials)
+        for rule, trials in self.trials.items():
+            if trials[0].outcome.gated is not None:
+                yield self.soft_kept(rule, trials)
+        for rule, trials in self.trials.items():
+            yield from self.stability(rule, trials)
+
+    def whole_bag(self) -> dict[str, float]:
+        """The model's own task metrics."""
+        logits = torch.stack([trial.outcome.full for trial in self.trials["random"]])
+        return self.task.metrics(self.targets, self.task.prediction(logits))
+
+    def full_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
+        """Sufficiency, necessity, size and truth."""
+        scores = snr_scores(
+            [replace(trial.outcome, gated=None) for trial in trials],
+            self.targets,
+            self.task,
+            scale=self.scale,
+        )
+        row = mean_row(audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
+        metrics: Figures = {
+            "evidence_sufficiency": scores.evidence_sufficiency,
+            "keep_only_drop": scores.keep_only_drop,
+            "complement_degradation": scores.complement_degradation,
+        }
+        return replace(row, values=metrics | row.values)
+
+    def figures(self, trial: AuditTrial) -> Figures:
+        """What is said of one bag."""
+        outputs = self.outputs(trial)
+        found = judge_subset(outputs, self.tolerances)
+        return {
+            "full_kept_gap": outputs.full_kept_gap,
+            "removal_gap": outputs.removal_gap,
+            "sufficient_share": float(found.sufficient),
+            "necessary_share": float(found.necessary),
+            "evidence_fraction": trial.outcome.fraction,
+            **trial.truth,
+        }
+
+    def outputs(self, trial: AuditTrial) -> BagOutputs:
+        return bag_outputs(trial.outcome, self.task, self.scale)
+
+    def soft_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
+        """Recoverability of scores that are gates."""
+        gaps = [self.outputs(trial).cd_gap for trial in trials]
+        limit = self.tolerances.recoverability
+        per_bag: list[Figures] = [
+            {"cd_gap": gap, "recoverable_share": None if gap is None else float(gap <= limit)} for gap in gaps
+        ]
+        return mean_row(audit_labels(rule, SOFT_KEPT), per_bag)
+
+    def stability(self, rule: str, trials: Sequence[AuditTrial]) -> Iterator[Row]:
+        """One row per perturbation: means over its repeats, then over bags."""
+        for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
+            per_bag: list[Figures] = [
+                mean_figures(
+                    [
+                        self.compare_perturbed(trial, one)
+                        for one in trial.perturbed
+                        if one.perturbation == name
+                    ]
+                )
+                for trial in trials
+            ]
+            yield mean_row(audit_labels(rule, name), per_bag)
+
+    def compare_perturbed(self, trial: AuditTrial, changed: PerturbedTrial) -> dict[str, float]:
+        full, kept = trial.outcome.full, trial.outcome.kept
+        before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
+        gap = abs(before - after)
+        flipped = (
+            gap > self.answers.risk_tolerance
+            if self.answers.is_risk
+            else int(kept.argmax()) != int(changed.kept.argmax())
+        )
+        return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
+
+    def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
+        """One entry per bag and rule."""
+        for rule, trials in self.trials.items():
+            for spec, trial in zip(specs, trials, strict=True):
+                outputs = self.outputs(trial)
+                yield {
+                    "bag_id": spec.bag_id,
+                    "slide_ids": list(spec.slide_ids),
+                    "rule": rule,
+                    "phi_full": outputs.full,
+                    "phi_kept": outputs.kept,
+                    "phi_removed": outputs.removed,
+                    "phi_soft": outputs.gated,
+                    **self.figures(trial),
+                }
+
+    def notes(self, *, n_with_truth: int, without_stability: Sequence[str]) -> Iterator[str]:
+        for name, value in self.whole_bag().items():
+            if value <= CHANCE.get(name, -1.0):
+                yield (
+                    f"On whole bags the model is no better than chance ({METRICS[name].label} {value:.3f}): check the order "
+                    "of its outputs. What explains such a prediction explains nothing."
+                )
+        yield from (self.answer(rule) for rule in self.trials if rule not in CONTROLS)
+        n_bags = len(self.targets)
+        if n_with_truth < n_bags:
+            yield f"No oracle: {n_with_truth} of {n_bags} bags have their true evidence in truth/."
+        if without_stability:
+            yield f"Scores from files ({', '.join(without_stability)}) cannot follow a changed bag: no stability for them."
+        if self.task.n_outputs == 1:
+            yield (
+                f"Risks are in units of the audited bags' own (mean {self.scale.mean:.3g}, deviation "
+                f"{self.scale.deviation:.3g}), because the model's training risks are not known."
+            )
+
+    def answer(self, rule: str) -> str:
+        """Beside chance: what its patches give alone, and what is lost without them."""
+        ours, chance = (self.full_kept(name, self.trials[name]).values for name in (rule, "random"))
+        metric = METRICS[self.task.task_metric].label
+        text = (
+            f"{rule}: {metric} from its patches alone {ours['evidence_sufficiency']:.3f}, "
+            f"from random ones {chance['evidence_sufficiency']:.3f}"
+        )
+        lost, lost_by_chance = ours["complement_degradation"], chance["complement_degradation"]
+        if lost is None or lost_by_chance is None:
+            return f"{text}; no bag has patches left without them."
+        return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
+
+
+def audit_labels(rule: str, comparison: str) -> Labels:
+    return {"rule": rule, "comparison": comparison}
+
+
+def mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
+    return {name: fmean(one[name] for one in repeats) for name in repeats[0]}
+
+
+def measure_risk_scale(trials: Sequence[AuditTrial], task: Task) -> RiskScale:
+    """Mean and deviation of the audited bags' own risks; classes need none."""
+    if task.n_outputs > 1:
+        return RiskScale()
+    risks = [float(trial.outcome.full[0]) for trial in trials]
+    deviation = float(np.std(risks))
+    if not deviation > 0:
+        raise UsageError(
+            f"The model gives all {len(risks)} bags the risk {risks[0]:g}: it has no unit of risk, and nothing to explain."
+        )
+    return RiskScale(fmean(risks), deviation)

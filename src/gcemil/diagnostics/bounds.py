@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import BagOutputs, gap
-from gcemil.diagnostics.verdicts import rule_subsets
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation
 from gcemil.hosts.host import logarithm
@@ -102,7 +102,7 @@ class Completeness:
         return self.output_slope * self.eta * residual if math.isfinite(self.eta) else None
 
 
-def completeness(variations: Sequence[Variation]) -> Completeness | None:
+def fit_completeness(variations: Sequence[Variation]) -> Completeness | None:
     """The smallest eta and L_q that hold for all of them; None when none moves the bag feature."""
     moved = [one for one in variations if one.feature > 0]
     if not moved:
@@ -115,8 +115,8 @@ def completeness(variations: Sequence[Variation]) -> Completeness | None:
 
 def recoverability_figures(
     model: GceMil,
-    bench: BagBench,
-    fold: FoldBench,
+    bench: FoldBag,
+    fold: TrainedFold,
     explanation: Explanation,
     outputs: BagOutputs,
     *,
@@ -138,7 +138,7 @@ def recoverability_figures(
 
 
 def output_under_gates(
-    model: GceMil, bench: BagBench, fold: FoldBench, explanation: Explanation
+    model: GceMil, bench: FoldBag, fold: TrainedFold, explanation: Explanation
 ) -> OutputUnder:
     """F of one bag under the wrapped host; the class is the one predicted on X."""
     embedded, predicted = explanation.output.embedded, int(explanation.output.full_logits.argmax())
@@ -168,20 +168,20 @@ def coverage_figures(
     }
 
 
-def estimated_completeness(fold: FoldBench, on_bag: OnBag | None = None) -> Completeness | None:
+def estimate_completeness(fold: TrainedFold) -> Completeness | None:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
-    for bench in fold.bags("val", on_bag):
-        found += bag_variations(fold.model, bench, fold, generator)
-    return completeness(found)
+    for bench in fold.bags("val"):
+        found += measure_variations(fold.model, bench, fold, generator)
+    return fit_completeness(found)
 
 
 @torch.no_grad()
-def bag_variations(
-    model: GceMil, bench: BagBench, fold: FoldBench, generator: torch.Generator
+def measure_variations(
+    model: GceMil, bench: FoldBag, fold: TrainedFold, generator: torch.Generator
 ) -> list[Variation]:
     """One for the evidence and one for each rival; truth has no part in an estimate."""
     found: list[Variation] = []

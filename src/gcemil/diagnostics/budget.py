@@ -9,6 +9,10 @@ of the contract never meet in one row:
 
 Figures of M (Macro-F1 or C-index) are over all bags, the others means over bags. A signed difference of risks has no
 better side, so survival has the absolute ones only. Rules: rules.py.
+
+`same_budget_rows` is the short form for networks that are not in a run folder: every rule at the size of the recovered
+evidence. Attention, random and oracle (truth first) are subsets of the plain host;
+evidence is judged under the wrapped host, whose evidence it is.
 """
 
 from __future__ import annotations
@@ -21,16 +25,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag
-from gcemil.diagnostics.prefixes import NetworkView, network_view, prefix_logits
-from gcemil.diagnostics.rules import attributed, chosen_attributions, rule_scores
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
-from gcemil.diagnostics.truth import truth_figures
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.diagnostics.network_view import NetworkView, network_view, prefix_logits
+from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
+from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, bag_outputs, snr_scores, task_metric
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.truth import (
+    TruthScores,
+    oracle_scores,
+    true_evidence,
+    true_regions,
+    truth_figures,
+    truth_scores,
+)
 from gcemil.errors import InputError, UsageError
+from gcemil.explain import bag_tensors, explain_bag
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.hosts.host import Host
+from gcemil.interventions import Interventions
+from gcemil.model import GceMil
+from gcemil.recovery.rules import members, random_k, ranking, subset_size, top_k
 from gcemil.rules import GATED_RULES
-from gcemil.shapes import Logits, Scores
+from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
 
 BUDGETS = (0.01, 0.05, 0.1)
@@ -51,32 +68,31 @@ class RuleKey:
 
 
 @dataclass(eq=False)
-class Tally:
+class RuleOutcomes:
     """One line of the table, bag by bag: predictions and figures, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
 
 
-def measured(
-    fold: FoldBench,
+def measure_budget(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     budgets: Sequence[float | str] | None = None,
     attributions: Sequence[str] | None = None,
 ) -> Finding:
     """Every rule at every budget on the test bags; `attributions` None takes all that can explain the hosts."""
     if budgets is None:
         budgets = BUDGETS if fold.model is None else (*BUDGETS, RECOVERED)
-    chosen = {network: chosen_attributions(fold.host_of(network), attributions) for network in fold.networks}
+    chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
             view = network_view(fold, bag, network)
-            scores = rule_scores(bag, network, attributed(view, chosen[network]), random=random)
+            scores = rule_scores(bag, network, attribute_patches(view, chosen[network]), random=random)
             for rule, values in scores.items():
                 table.add(bag, view, RuleOnBag(rule, network, values), sizes)
         # A large bag and its embedding must be gone before the next one is read.
@@ -94,7 +110,7 @@ def measured(
     )
 
 
-def bag_sizes(bag: BagBench, budgets: Sequence[float | str]) -> dict[str, int]:
+def bag_sizes(bag: FoldBag, budgets: Sequence[float | str]) -> dict[str, int]:
     """Patches of a subset of this bag under each budget, a share of the bag or "recovered"."""
     return {budget_name(budget): bag_size(bag, budget) for budget in budgets}
 
@@ -103,7 +119,7 @@ def budget_name(budget: float | str) -> str:
     return budget if isinstance(budget, str) else f"{budget:g}"
 
 
-def bag_size(bag: BagBench, budget: float | str) -> int:
+def bag_size(bag: FoldBag, budget: float | str) -> int:
     if not isinstance(budget, str):
         return subset_size(len(bag), budget)
     if budget != RECOVERED or bag.explanation is None:
@@ -127,25 +143,25 @@ class RuleOnBag:
 class RuleTable:
     """Rules over the test bags of a fold, one line for each rule, network and budget."""
 
-    def __init__(self, fold: FoldBench) -> None:
-        self.tallies: dict[RuleKey, Tally] = {}
+    def __init__(self, fold: TrainedFold) -> None:
+        self.tallies: dict[RuleKey, RuleOutcomes] = {}
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
-    def add(self, bag: BagBench, view: NetworkView, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
+    def add(self, bag: FoldBag, view: NetworkView, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
         """Put one rule's subsets of one bag to the test; `slides` gets the record of the last size."""
         explained = bag.explanation if ranked.rule in GATED_RULES else None
         gated = None if explained is None else explained.output.soft.logits
         outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
             key = RuleKey(ranked.rule, ranked.network, budget)
-            tally = self.tallies.setdefault(key, Tally())
+            tally = self.tallies.setdefault(key, RuleOutcomes())
             tally.outcomes.append(outcome)
-            tally.figures.append(bag_figures(outcome, ranked, size, bag, self._fold))
+            tally.figures.append(rule_figures(outcome, ranked, size, bag, self._fold))
         self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
 
     @property
-    def complete(self) -> dict[RuleKey, Tally]:
+    def complete(self) -> dict[RuleKey, RuleOutcomes]:
         """The lines that every bag has: over some of the bags, a rule would be compared with rules over all."""
         n_bags = len(self._fold.specs())
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
@@ -189,7 +205,9 @@ def prefix_outcomes(
     ]
 
 
-def bag_figures(outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: BagBench, fold: FoldBench) -> Figures:
+def rule_figures(
+    outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
+) -> Figures:
     """What one bag says of one subset."""
     outputs = bag_outputs(outcome, fold.task, fold.scale_of(ranked.network))
     removed = outputs.removed if fold.task.n_outputs > 1 else None
@@ -205,11 +223,11 @@ def bag_figures(outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: BagBench
     }
 
 
-def full_kept_row(key: RuleKey, tally: Tally, task: Task, targets: Tensor) -> Row:
-    full, kept = metric(tally, "full", task, targets), metric(tally, "kept", task, targets)
+def full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    full, kept = outcome_metric(tally, "full", task, targets), outcome_metric(tally, "kept", task, targets)
     with_rest = torch.tensor([outcome.removed is not None for outcome in tally.outcomes])
-    rest = Tally([outcome for outcome in tally.outcomes if outcome.removed is not None])
-    whole, removed = (metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
+    rest = RuleOutcomes([outcome for outcome in tally.outcomes if outcome.removed is not None])
+    whole, removed = (outcome_metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
     values = {
         "task_metric": full,
         "evidence_sufficiency": kept,
@@ -219,16 +237,16 @@ def full_kept_row(key: RuleKey, tally: Tally, task: Task, targets: Tensor) -> Ro
     }
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
-    return Row(row.labels, {**values, **row.values, **medians(figures)}, row.deviations)
+    return Row(row.labels, {**values, **row.values, **median_figures(figures)}, row.deviations)
 
 
-def medians(figures: Sequence[Figures]) -> Figures:
+def median_figures(figures: Sequence[Figures]) -> Figures:
     found = {name: [one for bag in figures if (one := bag.get(name)) is not None] for name in MEDIANS}
     return {name: median(values) for name, values in found.items() if values}
 
 
-def soft_kept_row(key: RuleKey, tally: Tally, task: Task, targets: Tensor) -> Row:
-    soft, kept = metric(tally, "gated", task, targets), metric(tally, "kept", task, targets)
+def soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    soft, kept = outcome_metric(tally, "gated", task, targets), outcome_metric(tally, "kept", task, targets)
     gap = difference(soft, kept)
     values = {
         "soft_metric": soft,
@@ -241,7 +259,7 @@ def soft_kept_row(key: RuleKey, tally: Tally, task: Task, targets: Tensor) -> Ro
     return Row(row.labels, {**values, **row.values}, row.deviations)
 
 
-def metric(tally: Tally, what: str, task: Task, targets: Tensor) -> float | None:
+def outcome_metric(tally: RuleOutcomes, what: str, task: Task, targets: Tensor) -> float | None:
     """M of one of the four predictions; None without bags or where M does not exist on them."""
     if not tally.outcomes:
         return None
@@ -253,3 +271,55 @@ def metric(tally: Tally, what: str, task: Task, targets: Tensor) -> float | None
 
 def difference(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One rule: what the interventions say, and precision and recall where truth is known."""
+
+    rule: str
+    snr: SnrScores
+    truth: TruthScores | None
+
+
+@torch.no_grad()
+def same_budget_rows(
+    model: GceMil,
+    plain_host: Host,
+    cohort: Cohort,
+    bags: Sequence[BagSpec],
+    targets: Tensor,
+    task: Task,
+    *,
+    seed: int = 0,
+) -> list[RuleRow]:
+    """Random, attention, evidence and, where truth exists, oracle; both networks in evaluation mode."""
+    outcomes: dict[str, list[BagOutcome]] = {}
+    subsets: dict[str, list[Selected]] = {}
+    truths: list[Tensor | None] = []
+    generator = torch.Generator().manual_seed(seed)
+    for _, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
+        features, coords = bag_tensors(bag)
+        truth = true_evidence(cohort, bag)
+        explanation = explain_bag(model, bag)
+        evidence = explanation.recovery.selected
+        size = int(evidence.sum())
+        bench = Interventions(plain_host, features, coords)
+        attention = bench.full().scores
+        rules = {"random": random_k(len(bag), size, generator=generator), "attention": top_k(attention, size)}
+        if truth is not None:
+            oracle = oracle_scores(truth, true_regions(cohort, bag), attention)
+            rules["oracle"] = top_k(oracle, size)
+        found = {name: bag_outcome(bench, selected) for name, selected in rules.items()}
+        wrapped = Interventions(model.host, features, coords, embedded=explanation.output.embedded)
+        found["evidence"] = bag_outcome(wrapped, evidence, explanation.output.log_gates)
+        rules["evidence"] = evidence
+        for name, outcome in found.items():
+            outcomes.setdefault(name, []).append(outcome)
+            subsets.setdefault(name, []).append(rules[name])
+        truths.append(truth)
+    order = [name for name in ("random", "attention", "evidence", "oracle") if name in outcomes]
+    return [
+        RuleRow(name, snr_scores(outcomes[name], targets, task), truth_scores(subsets[name], truths))
+        for name in order
+    ]

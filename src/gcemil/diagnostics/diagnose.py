@@ -3,26 +3,122 @@
 RUN/fold_<k>/diagnostics/<name>.json   one fold, slides in detail
 RUN/diagnostics/<name>.json            joined over folds: mean and deviation between folds
 RUN/diagnostics/significance.json      the run against another, paired by fold
+
+DIAGNOSTICS names every diagnostic; `run_diagnostic` is the one way to make it: open the fold, measure, write the finding
+with its origin.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from gcemil.bags.fingerprint import content_hash
-from gcemil.diagnostics.table import DIAGNOSTICS, run_diagnostic
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.files import working_in
-from gcemil.findings import Finding, over_folds, read_finding, write_finding
+from gcemil.findings import Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
-from gcemil.runs.folder import RunFolder, open_cohort, write_summary
+from gcemil.runs.environment import describe_environment, one_thread
+from gcemil.runs.folder import RunFolder, open_cohort, read_run, write_summary
 
 OnDone = Callable[[int, int], None]
 SIGNIFICANCE = "significance"
+
+
+@dataclass(frozen=True)
+class DiagnosticSpec:
+    """Where a diagnostic lives and the question it answers."""
+
+    function: str
+    """module:function; the module is imported when the diagnostic is made."""
+    question: str
+
+    def load(self) -> Callable[..., Finding]:
+        """The function that measures a fold."""
+        module, name = self.function.split(":")
+        found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), name)
+        return found
+
+    def options(self) -> list[str]:
+        """What a caller may set, beside the fold."""
+        return [name for name in list(inspect.signature(self.load()).parameters)[1:] if name != "others"]
+
+
+DIAGNOSTICS: dict[str, DiagnosticSpec] = {
+    "snr": DiagnosticSpec("snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"),
+    "budget": DiagnosticSpec(
+        "budget:measure_budget", "Which rule finds the best patches, all having the same number?"
+    ),
+    "posthoc": DiagnosticSpec("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
+    "subsets": DiagnosticSpec(
+        "subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"
+    ),
+    "stability": DiagnosticSpec(
+        "stability:measure_stability", "Does the evidence stay when bag or seed change a little?"
+    ),
+    "localisation": DiagnosticSpec(
+        "localisation:measure_localisation", "Does it lie on the annotated lesions?"
+    ),
+    "failures": DiagnosticSpec("failures:measure_failures", "Which slides fail, and how?"),
+    "cost": DiagnosticSpec(
+        "cost:measure_inference_cost", "What does the evidence cost, and what does it save?"
+    ),
+    "guarantee": DiagnosticSpec(
+        "guarantee:measure_guarantee", "Which evidence size keeps the prediction, with which promise?"
+    ),
+    "adaptive": DiagnosticSpec(
+        "adaptive:measure_adaptive", "How few patches does a slide need, and which rule picks them best?"
+    ),
+    "sweep": DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
+}
+"""Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
+
+
+def run_diagnostic(
+    name: str,
+    run: Path,
+    fold: int,
+    *,
+    against: Path | None = None,
+    others: Sequence[Path] = (),
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
+    if name not in DIAGNOSTICS:
+        raise UsageError(f"Unknown diagnostic '{name}'. Choose from: {', '.join(DIAGNOSTICS)}.")
+    with one_thread():
+        bench = TrainedFold.open(run, fold, against=against, seed=seed)
+        extra = (
+            {"others": [TrainedFold.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
+        )
+        finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
+    finding = replace(finding, provenance=describe_origin(run, fold, against, others, seed))
+    return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
+
+
+def describe_origin(
+    run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int
+) -> dict[str, Any]:
+    """Versions, seed, and the fingerprints of every network a finding depends on."""
+    networks = {"run": run, **({"against": against} if against else {})}
+    networks |= {f"other_{number}": path for number, path in enumerate(others)}
+    inputs = {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
+    device = torch.device("cpu")
+    return {
+        **describe_environment(seed=seed, device=device, inputs=inputs),
+        "fold": fold,
+        "settings_hash": read_run(run).settings.hash,
+    }
 
 
 @dataclass(frozen=True)
@@ -45,7 +141,7 @@ def diagnose_run(
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
-    chosen = checked_names(names, comparison)
+    chosen = choose_names(names, comparison)
     open_cohort(comparison.run)
     with working_in(comparison.run):
         return _diagnose_run(comparison, chosen, folds, again=again, jobs=jobs, on_done=on_done)
@@ -60,7 +156,7 @@ def _diagnose_run(
     jobs: int | None,
     on_done: OnDone | None,
 ) -> list[Finding]:
-    numbers = trained_numbers(comparison.run) if folds is None else list(folds)
+    numbers = trained_fold_numbers(comparison.run) if folds is None else list(folds)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
     todo = [
         (name, fold)
@@ -68,17 +164,17 @@ def _diagnose_run(
         for fold in numbers
         if again or not is_current(finding_file(comparison.run, name, fold), comparison, fold)
     ]
-    for done, _ in enumerate(finished(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+    for done, _ in enumerate(make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
         if on_done:
             on_done(done, len(todo))
-    found = [joined_finding(comparison.run, name) for name in per_fold]
+    found = [join_finding(comparison.run, name) for name in per_fold]
     if SIGNIFICANCE in chosen:
-        found.append(significance(comparison))
+        found.append(compare_with_rival(comparison))
     write_summary(comparison.run)
     return found
 
 
-def checked_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
+def choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
     """The diagnostics asked for; all, where none is named."""
     possible = [*DIAGNOSTICS, SIGNIFICANCE]
     if names is None:
@@ -90,7 +186,7 @@ def checked_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
     return list(names)
 
 
-def trained_numbers(run: Path) -> list[int]:
+def trained_fold_numbers(run: Path) -> list[int]:
     return [fold.number for fold in RunFolder(run).trained_folds()]
 
 
@@ -108,18 +204,21 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
     return provenance.get("seed") == comparison.seed and list(provenance["inputs"].values()) == expected
 
 
-def finished(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
+def make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
     """The findings as they get ready: in this process, or spread over several."""
     if min(jobs, len(todo)) <= 1:
-        yield from (_made(comparison, job) for job in todo)
+        yield from (_make_finding(comparison, job) for job in todo)
         return
     ended = run_jobs(
-        partial(_made, comparison), todo, jobs, name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}"
+        partial(_make_finding, comparison),
+        todo,
+        jobs,
+        name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}",
     )
     yield from (path for _, path in ended if path is not None)
 
 
-def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
+def _make_finding(comparison: Comparison, job: tuple[str, int]) -> Path:
     name, fold = job
     return run_diagnostic(
         name,
@@ -131,19 +230,19 @@ def _made(comparison: Comparison, job: tuple[str, int]) -> Path:
     )
 
 
-def joined_finding(run: Path, name: str) -> Finding:
+def join_finding(run: Path, name: str) -> Finding:
     """A diagnostic over all folds that have it, written beside them."""
     folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
-    finding = over_folds([read_finding(fold.finding(name)) for fold in folds])
+    finding = join_folds([read_finding(fold.finding(name)) for fold in folds])
     write_finding(RunFolder(run).diagnostics, finding)
     return finding
 
 
-def significance(comparison: Comparison) -> Finding:
-    from gcemil.diagnostics.significance import compared_runs
+def compare_with_rival(comparison: Comparison) -> Finding:
+    from gcemil.diagnostics.significance import compare_runs
 
     if comparison.against is None:
         raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
-    finding = compared_runs(comparison.run, comparison.against)
+    finding = compare_runs(comparison.run, comparison.against)
     write_finding(RunFolder(comparison.run).diagnostics, finding)
     return finding

@@ -25,9 +25,10 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.snr import Tolerances
+from gcemil.diagnostics.snr_report import JudgedSubset, bag_record, judge_subsets
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
-from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
@@ -67,10 +68,9 @@ class Thresholds:
             )
 
 
-def measured(
-    fold: FoldBench,
+def measure_failures(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
     ambiguity: float = 0.1,
@@ -85,18 +85,18 @@ def measured(
     lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
     numbers = artifact_concepts(fold.cohort, artifacts)
     generator = torch.Generator().manual_seed(fold.seed)
-    budget = own_budget(fold)
+    budget = fold.own_budget
     records: list[Record] = []
-    for bench in fold.bags("test", on_bag):
+    for bench in fold.bags("test"):
         is_artifact = artifact_patches(fold, bench, numbers)
-        for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
-            records.append(slide_record(fold, bench, judged, is_artifact, lines))
-    records = [{**record, **severity(record, lines)} for record in with_concordance(records, lines)]
+        for judged in judge_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+            records.append(failure_record(fold, bench, judged, is_artifact, lines))
+    records = [{**record, **count_failures(record, lines)} for record in add_concordance(records, lines)]
     return Finding(
         name="failures",
-        rows=tuple(rows(records, fold)),
+        rows=tuple(failure_rows(records, fold)),
         slides=tuple(records),
-        notes=tuple(notes(fold, records)),
+        notes=tuple(failure_notes(fold, records)),
         settings={
             "sufficiency_tolerance": sufficiency_tolerance,
             "necessity_tolerance": necessity_tolerance,
@@ -107,22 +107,14 @@ def measured(
     )
 
 
-def failing_bags(
-    finding: Finding, *, rule: str = "evidence", network: str = "wrapped"
-) -> dict[str, list[str]]:
-    """The bags of each failure type, by their ids."""
-    own = [slide for slide in finding.slides if (slide["rule"], slide["network"]) == (rule, network)]
-    return {kind: [slide["bag_id"] for slide in own if slide[kind]] for kind in TYPES}
-
-
-def artifact_patches(fold: FoldBench, bench: BagBench, numbers: Sequence[int] | None) -> Selected | None:
+def artifact_patches(fold: TrainedFold, bench: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
     """Which patches show an artifact, where the cohort knows."""
     concepts = None if numbers is None else truth_column(fold.cohort, bench.bag, "concept")
     return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
 
 
-def slide_record(
-    fold: FoldBench, bench: BagBench, judged: Judged, is_artifact: Selected | None, lines: Thresholds
+def failure_record(
+    fold: TrainedFold, bench: FoldBag, judged: JudgedSubset, is_artifact: Selected | None, lines: Thresholds
 ) -> Record:
     """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
     share = None if is_artifact is None else float(is_artifact[judged.selected].double().mean())
@@ -145,7 +137,7 @@ def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: flo
     return int(logits.argmax()) != target or first - second < ambiguity
 
 
-def anchor_facts(model: GceMil | None, bench: BagBench, judged: Judged, weight_share: float) -> Record:
+def anchor_facts(model: GceMil | None, bench: FoldBag, judged: JudgedSubset, weight_share: float) -> Record:
     """The anchor that the subset shows, those its prediction uses, and whether they agree."""
     if model is None or bench.explanation is None:
         return {"shown_anchor": None, "intended_anchors": None, "semantic_mismatch": None}
@@ -169,7 +161,7 @@ def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor
     return weights.detach() >= weight_share * weights.detach().max()
 
 
-def with_concordance(records: Sequence[Record], lines: Thresholds) -> list[Record]:
+def add_concordance(records: Sequence[Record], lines: Thresholds) -> list[Record]:
     """Survival: whether each bag's risk goes against the others; classification has its answer already."""
     if not records or "time" not in records[0]:
         return list(records)
@@ -177,7 +169,7 @@ def with_concordance(records: Sequence[Record], lines: Thresholds) -> list[Recor
     for key in dict.fromkeys((record["network"], record["rule"]) for record in records):
         own = [record for record in records if (record["network"], record["rule"]) == key]
         risks, times = (np.array([record[name] for record in own]) for name in ("phi_full", "time"))
-        shares = agreement(risks, times, np.array([record["event"] == 1 for record in own]))
+        shares = ordered_share(risks, times, np.array([record["event"] == 1 for record in own]))
         for record, share in zip(own, shares.tolist(), strict=True):
             known = not np.isnan(share)
             failed = share < lines.min_concordance if known else None
@@ -185,7 +177,7 @@ def with_concordance(records: Sequence[Record], lines: Thresholds) -> list[Recor
     return judged
 
 
-def agreement(
+def ordered_share(
     risks: Float[np.ndarray, "n"], times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n"]:
     """Share of each bag's comparable pairs that its risk orders rightly, ties one half; NaN without a pair."""
@@ -199,12 +191,12 @@ def agreement(
     return np.divide(wins, pairs, out=np.full(len(risks), np.nan), where=pairs > 0)
 
 
-def severity(record: Record, lines: Thresholds) -> Record:
+def count_failures(record: Record, lines: Thresholds) -> Record:
     found = [kind for kind in BASIC_TYPES if record[kind]]
     return {"failures": found, "severe_failure": len(found) >= lines.severe_count}
 
 
-def rows(records: Sequence[Record], fold: FoldBench) -> Iterator[Row]:
+def failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
     """The rate of every type, for every rule and network, over all bags and by class."""
     classes = fold.task.classes if isinstance(fold.task, ClassificationTask) else ()
     for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
@@ -213,15 +205,15 @@ def rows(records: Sequence[Record], fold: FoldBench) -> Iterator[Row]:
             members = [record for record in own if name in ("all", record.get("target"))]
             if members:
                 yield mean_row(
-                    {"rule": rule, "network": network, "class": name}, [shares(r) for r in members]
+                    {"rule": rule, "network": network, "class": name}, [failure_shares(r) for r in members]
                 )
 
 
-def shares(record: Record) -> dict[str, float | None]:
+def failure_shares(record: Record) -> dict[str, float | None]:
     return {f"{kind}_share": None if record[kind] is None else float(record[kind]) for kind in TYPES}
 
 
-def notes(fold: FoldBench, records: Sequence[Record]) -> Iterator[str]:
+def failure_notes(fold: TrainedFold, records: Sequence[Record]) -> Iterator[str]:
     """What could not be known, and of how many bags."""
     n_bags = len({record["bag_id"] for record in records})
     for kind, remedy in {

@@ -1,36 +1,49 @@
 """Evidence sizes that come with a promise: the prediction from the evidence is the prediction from the whole bag.
 
 The validation part calibrates, the test part shows what the promise is worth. A rule ranks the patches of a bag; its
-evidence of size f is the first share f of them. `conformal` and `learn_then_test` say which f is promised (see
-conformal.py for what exactly each of them promises).
+evidence of size f is the first share f of them. `conformal` and `learn_then_test` say which f is promised.
 
   realised_rate     share of test bags whose evidence of the promised size agrees with the whole bag
   fallback_share    test bags that are shown whole: those that disagree, or all when no size could be certified
   guarded_fraction  mean share of patches shown once these bags show everything; the guarded agreement is then 1
 
 Agreement is the same class, or a risk within `risk_tolerance` training deviations.
+
+The promise holds for finitely many calibration bags. A bag agrees at a size when its evidence of that size gives the answer of the whole bag. Sizes are fractions of the bag
+on a fixed grid that ends with 1, the whole bag, which agrees with itself.
+
+  conformal        stable size of a bag = the smallest size from which on it agrees at every larger one, too
+                   size = the ceil((n + 1)(1 - alpha))-th smallest stable size of n calibration bags
+                   promise: a new exchangeable bag agrees with probability >= 1 - alpha, over calibration and new bag
+                   (for 0/1 losses made monotone in this way, conformal risk control gives the same size)
+  learn then test  p(size) = P(Binomial(n, alpha) <= failures at this size), tested from the largest size down until
+                   one p > 1 - confidence; the last size that passed
+                   promise: with the stated confidence over the calibration, new bags agree at a rate >= 1 - alpha
+                   (a fixed sequence needs no correction, and no monotony)
+
+Few bags promise little: conformal needs n >= 1 / alpha - 1, learn then test n >= log(1 - confidence) / log(1 - alpha)
+even if nothing ever fails. Below that, and when the calibration bags fail too often, the size is 1 and nothing is
+certified.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
+from scipy.special import bdtr
+from scipy.stats import betabinom, binom
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import BagBench, FoldBench, NetworkName, OnBag, PartName
-from gcemil.diagnostics.conformal import (
-    Certificate,
-    bags_needed,
-    binomial_certificate,
-    check_level,
-    conformal_certificate,
-)
-from gcemil.diagnostics.prefixes import NetworkView, Order, network_view, prefix_logits, rankings
+from gcemil.diagnostics.network_view import NetworkView, Order, network_view, prefix_logits
+from gcemil.diagnostics.rules import rank_by_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PartName, TrainedFold
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
@@ -41,8 +54,106 @@ SELECTION_NOTE = (
     "The validation part calibrates and has also chosen the epoch, so it is exchangeable with the test part "
     "but for that choice."
 )
-
 RuleKey = tuple[str, NetworkName]
+
+Agreement = Bool[np.ndarray, "n s"]
+"""Whether calibration bag n agrees at size s."""
+
+WHOLE_BAG = 1.0
+FLOOR_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A size and what is promised of it."""
+
+    fraction: float
+    """1 when nothing smaller could be certified."""
+    certified: bool
+    n_bags: int
+    alpha: float
+    rank: int | None = None
+    """Conformal: which of the sorted stable sizes was taken."""
+
+    def realised_floor(self, n_test: int) -> float:
+        """A rate that a kept promise falls below in at most one of twenty tests with so many bags."""
+        if not self.certified:
+            return 1.0
+        if self.rank is None:
+            return float(binom.ppf(FLOOR_LEVEL, n_test, 1 - self.alpha)) / n_test
+        # The rate of new bags at an order statistic of n is Beta(rank, n + 1 - rank), or higher where sizes tie.
+        law = betabinom(n_test, self.rank, self.n_bags + 1 - self.rank)
+        return float(law.ppf(FLOOR_LEVEL)) / n_test
+
+
+def conformal_certificate(agrees: Agreement, fractions: Sequence[float], *, alpha: float) -> Certificate:
+    """The size that a share 1 - alpha of new bags does not need to exceed."""
+    check_level("alpha", alpha)
+    check_grid(agrees, fractions)
+    rank = conformal_rank(len(agrees), alpha)
+    if rank > len(agrees):
+        return Certificate(WHOLE_BAG, False, len(agrees), alpha)
+    size = float(np.sort(stable_sizes(agrees, fractions))[rank - 1])
+    return Certificate(size, size < WHOLE_BAG, len(agrees), alpha, rank=rank)
+
+
+def binomial_certificate(
+    agrees: Agreement, fractions: Sequence[float], *, alpha: float, confidence: float = 0.9
+) -> Certificate:
+    """The last size on the way down at which calibration bags fail too seldom for a rate above alpha."""
+    check_level("alpha", alpha)
+    check_level("confidence", confidence)
+    check_grid(agrees, fractions)
+    size = WHOLE_BAG
+    # The whole bag cannot fail, so it needs no test.
+    for column in range(len(fractions) - 2, -1, -1):
+        failures = int((~agrees[:, column]).sum())
+        # The bound is reached exactly by powers of 1 - alpha, so rounding must not decide.
+        if failure_p_value(failures, len(agrees), alpha=alpha) > (1 - confidence) * (1 + 1e-12):
+            break
+        size = float(fractions[column])
+    return Certificate(size, size < WHOLE_BAG, len(agrees), alpha)
+
+
+def stable_sizes(agrees: Agreement, fractions: Sequence[float]) -> Float[np.ndarray, "n"]:
+    """For each bag the smallest size from which on it always agrees."""
+    settled = np.logical_and.accumulate(agrees[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(fractions, dtype=np.float64)[settled.argmax(axis=1)]
+
+
+def conformal_rank(n_bags: int, alpha: float) -> int:
+    """ceil((n + 1)(1 - alpha)); beyond n there is no such bag, and only the whole bag is safe."""
+    # (9 + 1)(1 - 0.1) is 9, not the 9.000000000000002 a computer may find.
+    return max(1, math.ceil((n_bags + 1) * (1 - alpha) - 1e-9))
+
+
+def failure_p_value(failures: int, n_bags: int, *, alpha: float) -> float:
+    """How likely so few failures are when bags fail at rate alpha; 1 without bags."""
+    return float(bdtr(failures, n_bags, alpha)) if n_bags else 1.0
+
+
+def bags_needed(alpha: float, confidence: float | None = None) -> int:
+    """The least number of calibration bags that can certify anything: conformal, or tested at a confidence."""
+    check_level("alpha", alpha)
+    if confidence is None:
+        return math.ceil(1 / alpha - 1 - 1e-9)
+    check_level("confidence", confidence)
+    return math.ceil(math.log(1 - confidence) / math.log(1 - alpha) - 1e-9)
+
+
+def check_grid(agrees: Agreement, fractions: Sequence[float]) -> None:
+    rising = all(low < high for low, high in pairwise(fractions))
+    if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
+        raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
+    if agrees.shape[1] != len(fractions):
+        raise UsageError(f"{len(fractions)} sizes need as many columns of agreement, got {agrees.shape[1]}.")
+    if not agrees[:, -1].all():
+        raise UsageError("A whole bag agrees with itself: the last column of agreement must be true.")
+
+
+def check_level(name: str, level: float) -> None:
+    if not 0 < level < 1:
+        raise UsageError(f"{name} lies in (0, 1), got {level}.")
 
 
 @dataclass(eq=False)
@@ -61,10 +172,9 @@ class RuleRecord:
         return np.stack(self.agreement)
 
 
-def measured(
-    fold: FoldBench,
+def measure_guarantee(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     alpha: float = 0.1,
     confidence: float = 0.9,
     fractions: Sequence[float] = FRACTIONS,
@@ -73,11 +183,9 @@ def measured(
     """Promised and realised agreement of every ranking, under both methods."""
     check_level("alpha", alpha)
     check_level("confidence", confidence)
-    check_parts(fold)
-    judges = {name: answers_of(fold, name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration, test = (
-        part_records(fold, part, judges, fractions, counted(fold, part, on_bag)) for part in ("val", "test")
-    )
+    check_guarantee_parts(fold)
+    judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
+    calibration, test = (measure_part(fold, part, judges, fractions) for part in ("val", "test"))
     rows, slides, notes = [], [], [SELECTION_NOTE]
     for key in (key for key in test if is_complete(key, calibration, test)):
         agrees = calibration[key].agrees
@@ -86,9 +194,9 @@ def measured(
             "learn_then_test": binomial_certificate(agrees, fractions, alpha=alpha, confidence=confidence),
         }
         for method, certificate in certificates.items():
-            rows.append(rule_row(key, method, certificate, test[key], fractions))
-            slides += slide_lines(key, method, certificate, test[key], fractions)
-            notes += refusal(key, method, certificate, confidence)
+            rows.append(guarantee_row(key, method, certificate, test[key], fractions))
+            slides += guarantee_slides(key, method, certificate, test[key], fractions)
+            notes += explain_refusal(key, method, certificate, confidence)
     settings = {
         "alpha": alpha,
         "confidence": confidence,
@@ -100,21 +208,20 @@ def measured(
     )
 
 
-def part_records(
-    fold: FoldBench,
+def measure_part(
+    fold: TrainedFold,
     part: PartName,
     judges: dict[NetworkName, Answers],
     fractions: Sequence[float],
-    on_bag: OnBag | None,
 ) -> dict[RuleKey, RuleRecord]:
     """Agreement of every bag of a part at every size, by rule and network."""
     records: dict[RuleKey, RuleRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags(part, on_bag):
+    for bag in fold.bags(part):
         random_order = torch.randperm(len(bag), generator=generator)
         for network, answers in judges.items():
             view = network_view(fold, bag, network)
-            for rule, order in rankings(bag, network, view, random_order=random_order).items():
+            for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
                 record = records.setdefault((rule, network), RuleRecord())
                 add_bag(record, bag, view, order, answers, fractions)
     return records
@@ -122,7 +229,7 @@ def part_records(
 
 def add_bag(
     record: RuleRecord,
-    bag: BagBench,
+    bag: FoldBag,
     view: NetworkView,
     order: Order,
     answers: Answers,
@@ -145,7 +252,7 @@ def ranking_precision(order: Order, truth: Tensor | None) -> float | None:
     return average_precision(falling, truth)
 
 
-def rule_row(
+def guarantee_row(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Row:
     rule, network = key
@@ -165,13 +272,13 @@ def rule_row(
             "average_precision": found,
         }
         for (_, agrees, shown, falls_back), found in zip(
-            outcomes(certificate, test, fractions), test.average_precision, strict=True
+            certified_outcomes(certificate, test, fractions), test.average_precision, strict=True
         )
     ]
     return mean_row(labels, per_bag)
 
 
-def slide_lines(
+def guarantee_slides(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> list[dict[str, object]]:
     rule, network = key
@@ -185,11 +292,11 @@ def slide_lines(
             "evidence_fraction": shown,
             "falls_back": falls_back,
         }
-        for bag_id, agrees, shown, falls_back in outcomes(certificate, test, fractions)
+        for bag_id, agrees, shown, falls_back in certified_outcomes(certificate, test, fractions)
     ]
 
 
-def outcomes(
+def certified_outcomes(
     certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Iterator[tuple[str, bool, float, bool]]:
     """Each test bag at the certified size: its id, whether it agrees, the share shown, whether it is shown whole."""
@@ -199,7 +306,7 @@ def outcomes(
         yield bag_id, agrees, float(shown[column]), not (agrees and certificate.certified)
 
 
-def refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
+def explain_refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
     """Why nothing was certified, if so; too few bags are the same reason for every rule."""
     if certificate.certified:
         return []
@@ -223,16 +330,7 @@ def is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
     return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
 
 
-def counted(fold: FoldBench, part: PartName, on_bag: OnBag | None) -> OnBag | None:
-    """Progress over both parts as one count."""
-    if on_bag is None:
-        return None
-    n_val, n_test = len(fold.specs("val")), len(fold.specs("test"))
-    before = 0 if part == "val" else n_val
-    return lambda done, _: on_bag(before + done, n_val + n_test)
-
-
-def check_parts(fold: FoldBench) -> None:
+def check_guarantee_parts(fold: TrainedFold) -> None:
     for part in ("val", "test"):
         if not fold.specs(part):
             raise UsageError(

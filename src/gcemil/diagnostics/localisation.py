@@ -18,40 +18,151 @@ positive; lesions join when their positive patches touch (the organisers: when l
 tumour cells (major axis below 275 micrometres) are told by the moments of the overlap, where the slide's micrometres
 per pixel are known; a lesion without a patch (outside the tissue mask) is not known and not missed. The organisers'
 script leaves the lowest score out of its curve when every lesion is found; here every score counts.
+
+positive patch   at least 1 % of it lies inside the annotation (`overlap` of truth/<slide>.h5; `evidence` without it)
+lesion           8-connected positive patches
+A slide without truth or coordinates, or one that the cohort's recipe keeps out of lesion metrics, is excluded by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gcemil.bags.annotations.truth import MIN_OVERLAP
-from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
-from gcemil.diagnostics.components import hits_by_overlap, hits_by_point, lesion_candidates
-from gcemil.diagnostics.froc import (
+from gcemil.bags import store
+from gcemil.bags.annotations.truth import MIN_OVERLAP, Cells, Numbers, connected_regions, patch_cells
+from gcemil.bags.arrays import read_truth, stated_number
+from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     OFFICIAL_RATES,
     PAPER_RATES,
+    Ignored,
+    PatchScores,
+    ScoredSlide,
     SlideDetections,
+    best_threshold,
+    dice,
     froc_curve,
-    interpolated,
-    reached,
+    hits_by_overlap,
+    hits_by_point,
+    interpolated_sensitivity,
+    lesion_candidates,
+    major_axes,
+    reached_sensitivity,
+    specificity,
 )
-from gcemil.diagnostics.judged_slides import (
-    ISOLATED_MICRONS,
-    RECOVERED,
-    Excluded,
-    JudgedSlide,
-    Rule,
-    SlideTruth,
-    TruthRule,
-    judged_slides,
-)
-from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
+from gcemil.diagnostics.trained_fold import FoldBag, PartName, TrainedFold
 from gcemil.findings import Finding, Labels, Row, mean_row
+
+ISOLATED_MICRONS = 275.0
+"""Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
+
+MapKey = tuple[str, str]
+"""What is ranked, and by which network."""
+RECOVERED_MAP: MapKey = ("evidence", "wrapped")
+"""The recovered evidence: a set, so marked or not marked."""
+
+
+@dataclass(frozen=True)
+class TruthRule:
+    """When a patch is positive, and how large a pixel is where the truth file does not say."""
+
+    min_overlap: float
+    microns_per_pixel: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class SlideTruth:
+    slide_id: str
+    cells: Cells
+    positive: Bool[np.ndarray, "n"]
+    lesion: Numbers
+    isolated: Ignored
+    """Per lesion: isolated tumour cells."""
+    knows_size: bool
+
+
+@dataclass(frozen=True)
+class Excluded:
+    slide_id: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class MappedSlide:
+    truth: SlideTruth
+    maps: dict[MapKey, PatchScores]
+
+
+def map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[MappedSlide | Excluded]:
+    """Every slide of a bag with its maps, or the reason why it cannot be judged."""
+    unfit = lesion_exclusions(fold.cohort.card.provenance)
+    truths = [
+        Excluded(slide_id, unfit[slide_id])
+        if slide_id in unfit
+        else slide_truth(fold.cohort.truth_file(slide_id), bench.bag, slide_id, rule)
+        for slide_id in bench.bag.slide_ids
+    ]
+    maps = bag_maps(fold, bench) if any(isinstance(truth, SlideTruth) for truth in truths) else {}
+    for truth in truths:
+        if isinstance(truth, Excluded):
+            yield truth
+        else:
+            rows = bench.bag.rows_of(truth.slide_id)
+            own = {name: scores[rows] for name, scores in maps.items()}
+            yield MappedSlide(truth, {**own, **control_maps(truth, fold.seed)})
+
+
+def lesion_exclusions(provenance: dict[str, Any]) -> dict[str, str]:
+    """Slides that the recipe of the cohort keeps out of lesion metrics, with the reason."""
+    listed = provenance.get("exclusions", [])
+    return {one["slide"]: one["reason"] for one in listed if one["scope"] == "lesion_metrics"}
+
+
+def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTruth | Excluded:
+    """Positive patches and lesions of a slide, or why they are not known."""
+    coords = bag.slide_coords(slide_id)
+    if not path.is_file():
+        return Excluded(slide_id, "no truth")
+    if coords is None:
+        return Excluded(slide_id, "no coordinates")
+    name = "overlap" if store.has(path, "overlap") else "evidence"
+    overlap = read_truth(path, name, len(coords)).astype(np.float32)
+    step = int(bag.patch_size or coordinate_step(coords))
+    cells, positive = patch_cells(coords, step), overlap >= rule.min_overlap
+    lesion = connected_regions(cells, positive)
+    mpp = stated_number(store.attributes(path), "microns_per_pixel") or rule.microns_per_pixel
+    isolated = np.zeros(int(lesion.max(initial=0)), dtype=bool)
+    if mpp is not None:
+        isolated = major_axes(cells, lesion, overlap, step * mpp) < ISOLATED_MICRONS
+    return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
+
+
+def bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
+    """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
+    maps = {("attention", str(name)): bench.network(name).full().scores for name in fold.networks}
+    if bench.explanation is not None:
+        maps["evidence scores", "wrapped"] = bench.explanation.output.scores
+        maps["gates", "wrapped"] = bench.explanation.output.gates
+        maps[RECOVERED_MAP] = bench.explanation.recovery.selected
+    return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
+
+
+def control_maps(truth: SlideTruth, seed: int) -> dict[MapKey, PatchScores]:
+    """Chance, and the truth itself."""
+    # Drawn from the slide's own name, so that no other slide changes what is drawn.
+    draws = np.random.default_rng([seed, *truth.slide_id.encode()])
+    return {
+        ("random", "none"): draws.random(len(truth.cells)),
+        ("oracle", "none"): truth.positive.astype(np.float64),
+    }
+
 
 FIGURES = (
     "dice",
@@ -67,34 +178,29 @@ RATE_NAMES = {1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2"}
 Detail = dict[str, Any]
 
 
-def measured(
-    fold: FoldBench,
+def measure_localisation(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     min_overlap: float = MIN_OVERLAP,
     microns_per_pixel: float | None = None,
 ) -> Finding:
     """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
     rule = TruthRule(min_overlap, microns_per_pixel)
-    judged: dict[PartName, list[JudgedSlide]] = {"val": [], "test": []}
+    judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
     excluded: list[Excluded] = []
-    done, total = 0, sum(len(fold.specs(part)) for part in judged)
     for part, slides in judged.items():
         for bench in fold.bags(part):
-            for found in judged_slides(fold, bench, rule):
-                if isinstance(found, JudgedSlide):
+            for found in map_slides(fold, bench, rule):
+                if isinstance(found, MappedSlide):
                     slides.append(found)
                 else:
                     excluded.append(found)
-            done += 1
-            if on_bag:
-                on_bag(done, total)
     rows, details = localisation_rows(judged["val"], judged["test"])
     return Finding(
         name="localisation",
         rows=rows,
         slides=details,
-        notes=notes(judged["val"], judged["test"], excluded),
+        notes=localisation_notes(judged["val"], judged["test"], excluded),
         settings={
             "min_overlap": min_overlap,
             "microns_per_pixel": microns_per_pixel,
@@ -108,7 +214,7 @@ def measured(
 
 
 def localisation_rows(
-    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide]
+    val: Sequence[MappedSlide], test: Sequence[MappedSlide]
 ) -> tuple[tuple[Row, ...], tuple[Detail, ...]]:
     """The rows of every map, and its figures slide by slide; thresholds come from `val`, figures from `test`."""
     rows: list[Row] = []
@@ -116,19 +222,19 @@ def localisation_rows(
     for rule in test[0].maps if test else ():
         threshold = (
             0.5
-            if rule == RECOVERED
+            if rule == RECOVERED_MAP
             else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
-            rows.append(Row(labels_of(rule), dict.fromkeys(FIGURES)))
+            rows.append(Row(map_labels(rule), dict.fromkeys(FIGURES)))
             continue
-        found, own = rule_rows(rule, threshold, test)
+        found, own = map_rows(rule, threshold, test)
         rows += found
         details += own
     return tuple(rows), tuple(details)
 
 
-def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tuple[list[Row], list[Detail]]:
+def map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
     slides, by_overlap, by_point = [], [], []
     for one in test:
@@ -137,9 +243,9 @@ def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tupl
         by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
         slides.append(slide_figures(candidates.number > 0, one.truth.positive))
     paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
-    paper = None if paper_curve is None else reached(paper_curve, PAPER_RATES)
-    official = None if official_curve is None else interpolated(official_curve, OFFICIAL_RATES)
-    figures = mean_row(labels_of(rule), slides)
+    paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
+    official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
+    figures = mean_row(map_labels(rule), slides)
     values: dict[str, float | None] = {
         **figures.values,
         "patch_specificity": pooled_specificity(rule, threshold, test),
@@ -159,7 +265,7 @@ def rule_rows(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> tupl
     return rows, details
 
 
-def labels_of(rule: Rule) -> Labels:
+def map_labels(rule: MapKey) -> Labels:
     return {"rule": rule[0], "network": rule[1]}
 
 
@@ -171,29 +277,29 @@ def slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]
     }
 
 
-def pooled_specificity(rule: Rule, threshold: float, test: Sequence[JudgedSlide]) -> float | None:
+def pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
     marked = np.concatenate([one.maps[rule] >= threshold for one in test])
     return specificity(marked, np.concatenate([one.truth.positive for one in test]))
 
 
 def curve_rows(
-    rule: Rule, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
+    rule: MapKey, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
 ) -> list[Row]:
     """One row for each rate of false positives."""
     values = [] if points is None else points.tolist()
     names = [RATE_NAMES.get(rate, f"{rate:g}") for rate in rates]
     return [
-        Row({**labels_of(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+        Row({**map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
         for name, value in zip(names, values, strict=False)
     ]
 
 
 def slide_detail(
-    truth: SlideTruth, rule: Rule, figures: dict[str, float | None], detected: SlideDetections
+    truth: SlideTruth, rule: MapKey, figures: dict[str, float | None], detected: SlideDetections
 ) -> Detail:
     return {
         "slide_id": truth.slide_id,
-        **labels_of(rule),
+        **map_labels(rule),
         "dice": figures["dice"],
         "marked_share": figures["marked_share"],
         "lesions": len(detected.lesion_scores),
@@ -203,8 +309,8 @@ def slide_detail(
     }
 
 
-def notes(
-    val: Sequence[JudgedSlide], test: Sequence[JudgedSlide], excluded: Sequence[Excluded]
+def localisation_notes(
+    val: Sequence[MappedSlide], test: Sequence[MappedSlide], excluded: Sequence[Excluded]
 ) -> tuple[str, ...]:
     """Who was left out, which figures do not exist and why, and how to read the others."""
     lines = []

@@ -1,35 +1,48 @@
 """posthoc: explanations made after training, beside the evidence of the wrapper (paper, post-hoc table).
 
 Per method and network, at the size of the recovered evidence (or at a budget): S/N/R as in budget.py, figures against
-truth, the areas of the flipping curves with SRG (perturbation.py), and
+truth, the areas of the flipping curves with SRG, and
 
   runtime_ratio   median over bags of the time of the scores over the median time of one pass of the same host
 
 Passes and methods take turns on the same bag, so that a busy machine slows both. A pass is embedding and pooling without
 gradients. gce_soft is timed as the wrapper's pass, which gives both predictions, gce_discrete with the
 recovery on top; random and oracle cost nothing and have no time.
+
+Flipping curves: a bag loses its patches in the order of a ranking, and the output Phi is read on the way.
+
+  most relevant first    Phi(X without the k highest): falls at once where the ranking finds what is needed
+  least relevant first   Phi(X without the k lowest), that is Phi of the n - k highest alone: stays up where the
+                         ranking finds what is enough
+  area                   mean height of a curve over the share of patches removed, by the trapezoid rule
+  SRG                    area(least first) - area(most first): one number for a ranking, 0 for a random one
+
+Read from right to left, the second curve is the keep curve of the ranking. Patches are really removed; a bag without any
+has no prediction, so a curve ends with the last patch. Phi is the probability of the class predicted on X, or the risk
+in units of the training risks: a ranking of risk is good when its first patches raise it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TypeVar
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from gcemil.diagnostics.answers import answers_of
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.attribution.table import Attribution
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
+from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
-from gcemil.diagnostics.perturbation import REMOVED_SHARES, FlippingCurves, flipping_curves
-from gcemil.diagnostics.prefixes import network_view
-from gcemil.diagnostics.rules import chosen_attributions, rule_scores
-from gcemil.diagnostics.verdicts import own_budget
-from gcemil.explain import recovered
+from gcemil.diagnostics.network_view import NetworkView, network_view, predict_bag, prefix_logits
+from gcemil.diagnostics.rules import choose_attributions, rule_scores
+from gcemil.diagnostics.snr import Answers
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
+from gcemil.errors import UsageError
+from gcemil.explain import recover_evidence
 from gcemil.findings import Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
@@ -40,28 +53,27 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
-def measured(
-    fold: FoldBench,
+def measure_posthoc(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     budget: float | str | None = None,
     attributions: Sequence[str] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Finding:
     """Every method on the test bags; `budget` None is the size of the recovered evidence, where there is any."""
     if budget is None:
-        budget = RECOVERED if fold.model is not None else own_budget(fold)
-    chosen = {network: chosen_attributions(fold.host_of(network), attributions) for network in fold.networks}
+        budget = RECOVERED if fold.model is not None else fold.own_budget
+    chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
-            view, answers = network_view(fold, bag, network), answers_of(fold, network)
-            attributed, ratios = timed_scores(bag, view.host, chosen[network], clock)
+            view, answers = network_view(fold, bag, network), fold.answers(network)
+            attributed, ratios = time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
-                ratios |= evidence_ratios(bag, fold.model, clock)
+                ratios |= time_evidence(bag, fold.model, clock)
             for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
                 curves = flipping_curves(view, ranking(scores), answers)
                 more = {**curve_figures(curves), "runtime_ratio": ratios.get(rule)}
@@ -80,47 +92,47 @@ def measured(
     )
 
 
-def timed_scores(
-    bag: BagBench, host: Host, attributions: Mapping[str, Attribution], clock: Clock
+def time_attributions(
+    bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
 ) -> tuple[dict[str, Scores], Figures]:
     """What each attribution says of a bag, and its time in passes of the host."""
     # The first pass over a bag meets cold caches, which would flatter whatever is compared with it.
-    predicted(host, bag.features, bag.coords)
+    predict_bag(host, bag.features, bag.coords)
     scores: dict[str, Scores] = {}
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
-        passes.append(pass_seconds(bag, host, clock))
-        scores[name], seconds[name] = timed(partial(newly_attributed, one, host, bag), clock)
-    return scores, {name: ratio(one, passes) for name, one in seconds.items()}
+        passes.append(time_pass(bag, host, clock))
+        scores[name], seconds[name] = time_call(partial(predict_and_attribute, one, host, bag), clock)
+    return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
 
 
-def newly_attributed(attribution: Attribution, host: Host, bag: BagBench) -> Scores:
+def predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -> Scores:
     """The attribution with the pass it starts from."""
-    return attribution.scores(predicted(host, bag.features, bag.coords))
+    return attribution.scores(predict_bag(host, bag.features, bag.coords))
 
 
 @torch.no_grad()
-def evidence_ratios(bag: BagBench, model: GceMil, clock: Clock) -> Figures:
+def time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
-    before = pass_seconds(bag, model.host, clock)
-    output, soft = timed(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
-    _, recovery = timed(lambda: recovered(model, output), clock)
-    passes = [before, pass_seconds(bag, model.host, clock)]
-    return {"gce_soft": ratio(soft, passes), "gce_discrete": ratio(soft + recovery, passes)}
+    before = time_pass(bag, model.host, clock)
+    output, soft = time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
+    _, recovery = time_call(lambda: recover_evidence(model, output), clock)
+    passes = [before, time_pass(bag, model.host, clock)]
+    return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}
 
 
-def pass_seconds(bag: BagBench, host: Host, clock: Clock) -> float:
-    return timed(lambda: predicted(host, bag.features, bag.coords), clock)[1]
+def time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
+    return time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
 
 
-def timed(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
+def time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
     start = clock()
     result = call()
     return result, clock() - start
 
 
-def ratio(seconds: float, passes: Sequence[float]) -> float | None:
+def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
     """None where the clock is too coarse to see a pass."""
     typical = median(passes)
     return seconds / typical if typical > 0 else None
@@ -132,3 +144,58 @@ def curve_figures(curves: FlippingCurves) -> Figures:
         "most_first_area": curves.most_first_area,
         "least_first_area": curves.least_first_area,
     }
+
+
+REMOVED_SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""Dense at both ends: few patches are evidence."""
+
+Curve = Float[Tensor, "s"]
+
+
+@dataclass(frozen=True, eq=False)
+class FlippingCurves:
+    """Phi over the share of patches removed, from none to all but one."""
+
+    removed: Curve
+    most_first: Curve
+    least_first: Curve
+
+    @property
+    def most_first_area(self) -> float:
+        return area(self.removed, self.most_first)
+
+    @property
+    def least_first_area(self) -> float:
+        return area(self.removed, self.least_first)
+
+    @property
+    def symmetric_gain(self) -> float:
+        """SRG."""
+        return self.least_first_area - self.most_first_area
+
+
+@torch.no_grad()
+def flipping_curves(
+    view: NetworkView,
+    order: Int[Tensor, "n"],
+    answers: Answers,
+    *,
+    removed_shares: Sequence[float] = REMOVED_SHARES,
+) -> FlippingCurves:
+    """Both curves of a ranking, best patch first."""
+    if wrong := [share for share in removed_shares if not 0 <= share <= 1]:
+        raise UsageError(f"A share of removed patches lies in [0, 1], got {wrong[0]}.")
+    n_patches, full = len(order), view.full.logits
+    counts = sorted({0, n_patches - 1, *(min(round(s * n_patches), n_patches - 1) for s in removed_shares)})
+    left = [n_patches - count for count in counts]
+    return FlippingCurves(
+        removed=torch.tensor(counts, dtype=torch.float64) / n_patches,
+        most_first=answers.outputs(full, prefix_logits(view, order.flip(0), left)),
+        least_first=answers.outputs(full, prefix_logits(view, order, left)),
+    )
+
+
+def area(removed: Curve, values: Curve) -> float:
+    """Mean height; a curve of one point is as high as the point."""
+    span = float(removed[-1] - removed[0])
+    return float(torch.trapezoid(values, removed)) / span if span > 0 else float(values[0])

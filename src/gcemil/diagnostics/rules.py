@@ -1,12 +1,15 @@
 """Subset rules by name: each is a ranking of the patches of a bag, of which a subset takes the first so many.
 
   random            one draw per bag, the same for every network
-  <attribution>     every scorer of attribution/table.py that can explain the host: attention, occlusion, lrp ...
+  <attribution>     every scorer of attribution.py that can explain the host: attention, occlusion, lrp ...
   <..>_smoothed     the same under the half smoothing of our selector: 1/2 s + 1/2 mean of s over the 3 x 3 patches
   gce_soft          the selector's scores: the first k are those whose gates open first
   gce_discrete      the recovered evidence first, then the rest, both by the selector's scores: at the size of the
                     evidence it is the evidence, and at any other size it has as many patches as the other rules
   oracle            truth first, one region after another, then attention; only where the truth is known
+
+`rule_scores` ranks by every rule; `rank_by_rules` by the few that need no attribution; `rule_subsets` takes from each of
+these as many patches as the recovered evidence has. Names, labels and colours: gcemil/rules.py.
 
 Rivals are made from the host that is asked, wrapped or plain. The two gce rules are the wrapper's, whose gates exist
 under the wrapped host only.
@@ -14,25 +17,27 @@ under the wrapped host only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from gcemil.diagnostics.attribution.table import ATTRIBUTIONS, Attribution, supported
-from gcemil.diagnostics.bench import BagBench, NetworkName
-from gcemil.diagnostics.prefixes import NetworkView
+from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
+from gcemil.diagnostics.network_view import NetworkView, Order
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import Explanation
-from gcemil.hosts.host import Host
-from gcemil.recovery.rules import ranking
+from gcemil.hosts.host import Host, HostOutput
+from gcemil.recovery.rules import ranking, subset_size, top_k
 from gcemil.rules import SMOOTHED
-from gcemil.shapes import Scores, Selected
+from gcemil.shapes import LogGates, Scores, Selected
 
 
 def rule_scores(
-    bag: BagBench,
+    bag: FoldBag,
     network: NetworkName,
     attributions: Mapping[str, Scores],
     *,
@@ -42,7 +47,7 @@ def rule_scores(
     """Scores of every rule for the patches of a bag, from the attributions of the network that is asked."""
     found = {"random": random, **attributions}
     if smooths:
-        found |= smoothed_scores(bag, attributions)
+        found |= smooth_scores(bag, attributions)
     if network == "wrapped" and bag.explanation is not None:
         found |= evidence_scores(bag.explanation)
     if bag.truth is not None:
@@ -50,12 +55,12 @@ def rule_scores(
     return found
 
 
-def attributed(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+def attribute_patches(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
     """What each attribution says of the patches of a bag."""
     return {name: one.scores(view.predicted) for name, one in attributions.items()}
 
 
-def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """The same rules under the selector's half smoothing; none for a bag without coordinates."""
     if bag.coords is None:
         return {}
@@ -66,10 +71,10 @@ def smoothed_scores(bag: BagBench, scores: Mapping[str, Scores]) -> dict[str, Sc
 def evidence_scores(explanation: Explanation) -> dict[str, Scores]:
     """The wrapper's own two rules."""
     soft = explanation.output.scores
-    return {"gce_soft": soft, "gce_discrete": placed_first(explanation.recovery.selected, soft)}
+    return {"gce_soft": soft, "gce_discrete": rank_selected_first(explanation.recovery.selected, soft)}
 
 
-def placed_first(selected: Selected, scores: Scores) -> Scores:
+def rank_selected_first(selected: Selected, scores: Scores) -> Scores:
     """Ranks from n down to 1: the selected patches before the others, both by score."""
     order = ranking(scores)
     order = torch.cat([order[selected[order]], order[~selected[order]]])
@@ -78,11 +83,52 @@ def placed_first(selected: Selected, scores: Scores) -> Scores:
     return ranks
 
 
-def chosen_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
+def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
     """The attributions that can explain the host, or those of them that are asked for; attention always."""
-    found = supported(host)
+    found = supported_attributions(host)
     if names is None:
         return found
     if unknown := [name for name in names if name not in ATTRIBUTIONS]:
         raise UsageError(f"Unknown attribution '{unknown[0]}'. Choose from: {', '.join(ATTRIBUTIONS)}.")
     return {name: one for name, one in found.items() if name in names or name == "attention"}
+
+
+@dataclass(frozen=True, eq=False)
+class RuleSubset:
+    """What one rule takes from a bag."""
+
+    rule: str
+    selected: Selected
+    scores: Scores
+    """The ranking of all patches from which the rule takes its subset."""
+    log_gates: LogGates | None = None
+
+
+def rule_subsets(
+    bench: FoldBag, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
+) -> Iterator[RuleSubset]:
+    """Evidence where there is any, then its rivals at the same size."""
+    explanation, size = bench.explanation, subset_size(len(bench), budget)
+    if explanation is not None:
+        selected, output = explanation.recovery.selected, explanation.output
+        size = int(selected.sum())
+        if network == "wrapped":
+            yield RuleSubset("evidence", selected, output.scores, output.log_gates)
+    yield RuleSubset("attention", top_k(full.scores, size), full.scores)
+    yield RuleSubset("random", top_k(random, size), random)
+    if bench.truth is not None:
+        oracle = oracle_scores(bench.truth, bench.regions, full.scores)
+        yield RuleSubset("oracle", top_k(oracle, size), oracle)
+
+
+def rank_by_rules(
+    bag: FoldBag, network: NetworkName, view: NetworkView, *, random_order: Order
+) -> dict[str, Tensor]:
+    """Every rule's order of the patches, best first: evidence where there are gates, oracle where there is truth."""
+    attention = view.full.scores
+    orders = {"random": random_order, "attention": ranking(attention)}
+    if network == "wrapped" and bag.explanation is not None:
+        orders["evidence"] = ranking(bag.explanation.output.scores)
+    if bag.truth is not None:
+        orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, attention))
+    return orders

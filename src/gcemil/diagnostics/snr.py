@@ -8,6 +8,18 @@
 
 M is the task metric over all bags; Phi is the probability of the class predicted on X, or the risk in units of the
 training risks. cd_gap needs gates; full_kept_gap does not. They are different quantities and never share a row.
+
+Definitions 1 to 3 of the paper judge one subset of one bag:
+
+  sufficient    |Phi(X_S) - Phi(X)|    <= delta_s
+  necessary     |Phi(X_notS) - Phi(X)| >= delta_n      the whole bag never is: it leaves nothing behind to compare with
+  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      a rule without gates has no such verdict
+
+S is the recovered evidence (threshold and repair), since that is the subset a reader is shown. No criterion implies
+another: the paper's constructions are toys in the tests.
+
+Two predictions for one bag are the same answer where they name the same class, or where the risk moves by no more than
+risk_tolerance: 0.2 of a deviation is to risks, most of which lie within four, what 0.05 is to a probability.
 """
 
 from __future__ import annotations
@@ -17,16 +29,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors, recovered
+from gcemil.explain import bag_tensors, recover_evidence
 from gcemil.interventions import Interventions, class_probability, standardised_risk
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.classification import confusion, macro_f1
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, as_array
+
+RISK_TOLERANCE = 0.2
+"""Training deviations by which a risk may move and still be the same answer."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,7 @@ def snr(
         features, coords = bag_tensors(bag, model.anchors.device)
         output = model(features, coords, step=bag.patch_size)
         bench = Interventions(model.host, features, coords, embedded=output.embedded)
-        outcomes.append(bag_outcome(bench, recovered(model, output).selected, output.log_gates))
+        outcomes.append(bag_outcome(bench, recover_evidence(model, output).selected, output.log_gates))
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
     return snr_scores(outcomes, targets, task, scale=scale)
@@ -196,3 +212,79 @@ def output(full: Logits, logits: Logits, task: Task, scale: RiskScale) -> float:
 def gap(full: Logits, one: Logits, other: Logits, task: Task, scale: RiskScale) -> float:
     """|Phi - Phi| of two predictions for one bag."""
     return abs(output(full, one, task, scale) - output(full, other, task, scale))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the predictions of one network are compared."""
+
+    n_outputs: int
+    scale: RiskScale
+    risk_tolerance: float = RISK_TOLERANCE
+
+    def __post_init__(self) -> None:
+        if not self.risk_tolerance >= 0:
+            raise UsageError(f"risk_tolerance is at least 0, got {self.risk_tolerance}.")
+        if self.is_risk and not self.scale.deviation > 0:
+            raise UsageError(
+                f"The training risks have standard deviation {self.scale.deviation}: "
+                "a model that says the same of everyone has no unit of risk."
+            )
+
+    @property
+    def is_risk(self) -> bool:
+        """Whether predictions are risks, which have no class to keep."""
+        return self.n_outputs == 1
+
+    def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """Phi of several predictions for the bag on which the host says `full`."""
+        if self.is_risk:
+            return (logits[:, 0].double() - self.scale.mean) / self.scale.deviation
+        return torch.softmax(logits.double(), dim=1)[:, full.argmax()]
+
+    def drops(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """Phi(X) - Phi of each: what of the prediction is lost. A risk can move either way, so its size counts."""
+        lost = self.outputs(full, full.unsqueeze(0)) - self.outputs(full, logits)
+        return lost.abs() if self.is_risk else lost
+
+    def agree(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
+        """Which of the predictions are the answer given on the whole bag."""
+        if self.is_risk:
+            return self.drops(full, logits) <= self.risk_tolerance
+        return logits.argmax(dim=1) == full.argmax()
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """delta_s, delta_n and delta_r. The paper states none; these are ours, and every finding names them."""
+
+    sufficiency: float = 0.05
+    necessity: float = 0.05
+    recoverability: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            # Written so that NaN fails too.
+            if not value >= 0:
+                raise UsageError(
+                    f"The tolerance of {name} is a difference of outputs, 0 or more, got {value}."
+                )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What Definitions 1 to 3 say of one subset."""
+
+    sufficient: bool
+    necessary: bool
+    recoverable: bool | None
+
+
+def judge_subset(outputs: BagOutputs, tolerances: Tolerances) -> Verdict:
+    """What the definitions say of one subset of one bag."""
+    removal_gap, cd_gap = outputs.removal_gap, outputs.cd_gap
+    return Verdict(
+        sufficient=outputs.full_kept_gap <= tolerances.sufficiency,
+        necessary=removal_gap is not None and removal_gap >= tolerances.necessity,
+        recoverable=None if cd_gap is None else cd_gap <= tolerances.recoverability,
+    )

@@ -10,6 +10,13 @@ Every question is asked twice: of the task metric M (keep_only_drop, complement_
 slide's output Phi (keep_only_effect, removal_effect, cd_gap). A signed difference of risks has no better side, so
 survival has the absolute ones only. In the row of one class M is the F1 of that class over all bags, and figures per
 slide are means over the bags of that class.
+
+Rules that are judged (rules.py), each at the size of the recovered evidence:
+
+  evidence    the wrapper's own, under the wrapped host
+  attention   the highest raw scores of the host that is asked
+  random      one draw per bag, the same for both networks
+  oracle      truth first, one region after another, then attention; only where the truth is known
 """
 
 from __future__ import annotations
@@ -21,22 +28,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
-    estimated_completeness,
+    estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.snr import BagOutcome, task_metric
+from gcemil.diagnostics.rules import RuleSubset, rule_subsets
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    BagOutputs,
+    Tolerances,
+    Verdict,
+    bag_outcome,
+    bag_outputs,
+    judge_subset,
+    task_metric,
+)
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
-from gcemil.diagnostics.verdicts import Judged, Tolerances, bag_record, judged_subsets, own_budget
 from gcemil.errors import InputError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.rules import subset_size
-from gcemil.shapes import Logits
+from gcemil.shapes import Logits, Selected
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
 
@@ -80,10 +96,9 @@ class Trial:
         return self.record["network"], self.record["rule"]
 
 
-def measured(
-    fold: FoldBench,
+def measure_snr(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
     recoverability_tolerance: float = 0.01,
@@ -92,21 +107,19 @@ def measured(
 ) -> Finding:
     """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
-    budget = own_budget(fold) if budget is None else budget
-    n_before = 0 if fold.model is None else len(fold.specs("val"))
-    n_bags = n_before + len(fold.specs("test"))
-    complete = estimated_completeness(fold, counted(on_bag, 0, n_bags))
+    budget = fold.own_budget if budget is None else budget
+    complete = estimate_completeness(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     trials: list[Trial] = []
-    for bench in fold.bags("test", counted(on_bag, n_before, n_bags)):
-        for judged in judged_subsets(bench, fold, tolerances, generator=generator, budget=budget):
-            record = slide_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
+    for bench in fold.bags("test"):
+        for judged in judge_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+            record = snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
             trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
     return Finding(
         name="snr",
-        rows=tuple(rows(trials, fold.task, complete)),
+        rows=tuple(snr_rows(trials, fold.task, complete)),
         slides=tuple(one.record for one in trials),
-        notes=tuple(notes(fold, trials, complete)),
+        notes=tuple(snr_notes(fold, trials, complete)),
         settings={
             **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
             "budget": budget,
@@ -117,17 +130,10 @@ def measured(
     )
 
 
-def counted(on_bag: OnBag | None, before: int, total: int) -> OnBag | None:
-    """Progress over several parts as one count."""
-    if on_bag is None:
-        return None
-    return lambda done, _: on_bag(before + done, total)
-
-
-def slide_record(
-    bench: BagBench,
-    fold: FoldBench,
-    judged: Judged,
+def snr_record(
+    bench: FoldBag,
+    fold: TrainedFold,
+    judged: JudgedSubset,
     complete: Completeness | None,
     *,
     budget: float,
@@ -150,7 +156,7 @@ def slide_record(
     }
 
 
-def output_figures(judged: Judged, task: Task) -> dict[str, float | None]:
+def output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
     """The interventions on Phi."""
     outputs = judged.outputs
     removed = outputs.removed
@@ -177,18 +183,18 @@ def size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[s
     }
 
 
-def rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
+def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
     """One row for every rule, network, class and comparison."""
     for network, rule in dict.fromkeys(one.key for one in trials):
         own = [one for one in trials if one.key == (network, rule)]
-        for name, members, score in groups(own, task):
+        for name, members, score in class_groups(own, task):
             labels = {"rule": rule, "network": network, "class": name}
-            yield full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
+            yield snr_full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
             if rule == "evidence":
-                yield soft_kept_row(labels, own, members, score)
+                yield snr_soft_kept_row(labels, own, members, score)
 
 
-def groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
+def class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
     """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
     yield "all", own, lambda targets, logits: defined_metric(task, targets, logits)
     if not isinstance(task, ClassificationTask):
@@ -199,7 +205,7 @@ def groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Tri
             yield name, members, class_f1(task, index)
 
 
-def full_kept_row(
+def snr_full_kept_row(
     labels: Labels,
     own: Sequence[Trial],
     members: Sequence[Trial],
@@ -207,32 +213,32 @@ def full_kept_row(
     complete: Completeness | None,
 ) -> Row:
     with_complement = [one for one in own if one.outcome.removed is not None]
-    full, kept = predicted(own, "full", score), predicted(own, "kept", score)
+    full, kept = trial_metric(own, "full", score), trial_metric(own, "kept", score)
     values = {
         "task_metric": full,
         "evidence_sufficiency": kept,
         "keep_only_drop": difference(full, kept),
         "complement_degradation": difference(
-            predicted(with_complement, "full", score), predicted(with_complement, "removed", score)
+            trial_metric(with_complement, "full", score), trial_metric(with_complement, "removed", score)
         ),
     }
     if complete is not None:
         values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-    return with_slides({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
+    return add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
 
 
-def soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
-    soft, kept = predicted(own, "gated", score), predicted(own, "kept", score)
+def snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
+    soft, kept = trial_metric(own, "gated", score), trial_metric(own, "kept", score)
     gap = difference(soft, kept)
     values = {
         "soft_metric": soft,
         "evidence_sufficiency": kept,
         "cd_metric_gap": None if gap is None else abs(gap),
     }
-    return with_slides({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
+    return add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
 
 
-def with_slides(
+def add_slide_means(
     labels: Labels, values: dict[str, float | None], members: Sequence[Trial], names: Sequence[str]
 ) -> Row:
     """Figures of M beside means over slides; figures that the rule does not have are left out."""
@@ -249,7 +255,7 @@ def as_figure(value: float | bool | None) -> float | None:
     return None if value is None else float(value)
 
 
-def predicted(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
+def trial_metric(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
     """M of one of the four predictions."""
     if not trials:
         return None
@@ -280,11 +286,11 @@ def class_f1(task: ClassificationTask, class_index: int) -> Score:
     return score
 
 
-def notes(fold: FoldBench, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
+def snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
     try:
-        predicted(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
+        trial_metric(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
     except InputError as error:
         yield f"No task metric on these bags: {error}"
     if not any(one.record["rule"] == "oracle" for one in trials):
@@ -296,3 +302,69 @@ def notes(fold: FoldBench, trials: Sequence[Trial], complete: Completeness | Non
         yield "No finite eta fits the validation bags, so the coverage bound has no right-hand side."
     if fold.host.reweights_features:
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedSubset:
+    """A rule's subset, put to the test under one network."""
+
+    network: NetworkName
+    subset: RuleSubset
+    outcome: BagOutcome
+    outputs: BagOutputs
+    verdict: Verdict
+
+    @property
+    def rule(self) -> str:
+        return self.subset.rule
+
+    @property
+    def selected(self) -> Selected:
+        return self.subset.selected
+
+
+def judge_subsets(
+    bench: FoldBag,
+    fold: TrainedFold,
+    tolerances: Tolerances,
+    *,
+    generator: torch.Generator,
+    budget: float,
+) -> Iterator[JudgedSubset]:
+    """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
+    random = torch.rand(len(bench), generator=generator)
+    for network in fold.networks:
+        asked = bench.network(network)
+        full = asked.full()
+        for subset in rule_subsets(bench, network, full, random, budget=budget):
+            outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
+            outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
+            yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
+
+
+def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
+    """What identifies a judged subset in a list of slides, and the outputs and verdicts it has."""
+    outputs = judged.outputs
+    return {
+        "bag_id": bench.spec.bag_id,
+        "case_id": bench.spec.case_id,
+        "slide_ids": list(bench.bag.slide_ids),
+        "rule": judged.rule,
+        "network": judged.network,
+        **named_target(task, bench.spec.target, judged.outcome.full),
+        "n_patches": len(bench),
+        "n_selected": int(judged.selected.sum()),
+        "phi_full": outputs.full,
+        "phi_soft": outputs.gated,
+        "phi_kept": outputs.kept,
+        "phi_removed": outputs.removed,
+        **vars(judged.verdict),
+    }
+
+
+def named_target(task: Task, target: int | tuple[float, int], logits: Logits) -> dict[str, Any]:
+    """Target and prediction by class name, or time and event."""
+    if isinstance(target, int):
+        names = task.classes if isinstance(task, ClassificationTask) else ()
+        return {"target": names[target], "predicted": names[int(logits.argmax())]}
+    return {"time": target[0], "event": target[1]}

@@ -8,13 +8,26 @@
 Two runs of other seeds form a pair, and so do a bag and its perturbed version. A perturbed bag is asked anew from the
 start: features, gates, evidence, prediction.
 
-Rules and their sizes: judged_evidence.py.
+  rule              evidence
+  whole_bag         all patches: the part of flips and gaps that is the network's own
+  attention         as many patches as the recovered evidence has, by the network's attention
+  evidence          the recovered evidence
+  soft_thresholded  gates above the threshold, without repair
+  random            as many random patches, drawn anew every time: what chance gives
+  oracle            as many patches, the true ones first, in an order that never changes
+
+A run without gates takes a fixed share of the bag. Further rules (gradient, occlusion) come in as scores.
+
+Perturbations are small random changes that should not change what the evidence is:
+
+  dropout s   a share s of the patches is missing, at least one stays
+  noise s     features + s * deviation * N(0, 1), the deviation that of each feature over the patches of the bag
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -22,39 +35,38 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.random import Generator
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
-from gcemil.diagnostics.judged_evidence import (
-    FIXED_SHARE,
-    WHOLE_BAG,
-    Judged,
-    Original,
-    RuleBook,
-    RuleKey,
-    ScoreRule,
-    flips,
-    jaccard,
-    output_gap,
-    own_gap,
-)
-from gcemil.diagnostics.perturbed_bags import PERTURBATIONS
-from gcemil.diagnostics.truth import precision
+from gcemil.bags.bag import Bag, RowIndex
+from gcemil.diagnostics.network_view import network_view
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
+from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
-from gcemil.recovery.rules import members
+from gcemil.model import GceMil
+from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
+from gcemil.rules import GATED_RULES
+from gcemil.shapes import Logits, Scores, Selected
+
+ScoreRule = Callable[[FoldBag, NetworkName], Tensor]
+"""Patch scores of one bag under one network, for a rule made elsewhere."""
+RuleKey = tuple[str, NetworkName]
+WHOLE_BAG = "whole_bag"
+FIXED_SHARE = 0.05
+"""Evidence of a run without gates."""
 
 Figures = dict[str, float | None]
 
 SEEDS = "seeds"
 
 
-def measured(
-    fold: FoldBench,
+def measure_stability(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
-    others: Sequence[FoldBench] = (),
+    others: Sequence[TrainedFold] = (),
     dropout: float = 0.1,
     noise: float = 0.1,
     repeats: int = 5,
@@ -64,11 +76,8 @@ def measured(
 ) -> Finding:
     """Under perturbation and, where runs of other seeds are given, across them."""
     common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "scores": scores}
-    n_bags = len(fold.specs())
-    parts = 1 + bool(others)
-    perturbed = under_perturbation(
+    perturbed = measure_under_perturbation(
         fold,
-        on_bag=shifted(on_bag, 0, parts * n_bags),
         dropout=dropout,
         noise=noise,
         repeats=repeats,
@@ -78,7 +87,7 @@ def measured(
         return replace(
             perturbed, notes=("Across seeds: not measured, since no run of another seed was given.",)
         )
-    across = across_runs([fold, *others], on_bag=shifted(on_bag, n_bags, parts * n_bags), **common)
+    across = measure_across_runs([fold, *others], **common)
     return Finding(
         "stability",
         across.rows + perturbed.rows,
@@ -88,10 +97,9 @@ def measured(
     )
 
 
-def across_runs(
-    folds: Sequence[FoldBench],
+def measure_across_runs(
+    folds: Sequence[TrainedFold],
     *,
-    on_bag: OnBag | None = None,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
     scores: Mapping[str, ScoreRule] | None = None,
@@ -99,27 +107,26 @@ def across_runs(
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
     check_runs(folds)
     generator = torch.Generator().manual_seed(folds[0].seed)
-    book = RuleBook(generator, share, risk_tolerance, scores or {})
-    table = Table()
-    for bag in folds[0].bags("test", on_bag):
-        original, rows = Original.of(bag), torch.arange(len(bag))
-        found = [book.judged(fold, BagBench(bag.spec, bag.bag, fold), original, rows) for fold in folds]
+    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    table = StabilityTable()
+    for bag in folds[0].bags("test"):
+        original, rows = OriginalBag.of(bag), torch.arange(len(bag))
+        found = [rules.collect(fold, FoldBag(bag.spec, bag.bag, fold), original, rows) for fold in folds]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
-            figures = bag_figures(key, list(combinations(judged, 2)), judged, original, rows)
+            figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
             table.add(bag, key, SEEDS, figures)
     settings = {
         "seeds": [fold.settings.seed for fold in folds],
         "risk_tolerance": risk_tolerance,
         "share": share,
     }
-    return table.finding(settings, notes=tuple(differences(folds)))
+    return table.finding(settings, notes=tuple(run_differences(folds)))
 
 
-def under_perturbation(
-    fold: FoldBench,
+def measure_under_perturbation(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     dropout: float = 0.1,
     noise: float = 0.1,
     repeats: int = 5,
@@ -131,16 +138,16 @@ def under_perturbation(
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
     generator = torch.Generator().manual_seed(fold.seed)
-    book = RuleBook(generator, share, risk_tolerance, scores or {})
-    table = Table()
-    for bag in fold.bags("test", on_bag):
-        original = Original.of(bag)
-        clean = book.judged(fold, bag, original, torch.arange(len(bag)))
+    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    table = StabilityTable()
+    for bag in fold.bags("test"):
+        original = OriginalBag.of(bag)
+        clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(perturbed_versions(book, fold, bag, original, name, strength, repeats))
+            versions = list(judge_perturbed(rules, fold, bag, original, name, strength, repeats))
             for key, reference in clean.items():
                 figures = [
-                    bag_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
+                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
                     for judged, rows in versions
                 ]
                 table.add(bag, key, f"{name} {strength:g}", mean_row({}, figures).values)
@@ -154,34 +161,34 @@ def under_perturbation(
     return table.finding(settings)
 
 
-def perturbed_versions(
-    book: RuleBook,
-    fold: FoldBench,
-    bag: BagBench,
-    original: Original,
+def judge_perturbed(
+    rules: EvidenceRules,
+    fold: TrainedFold,
+    bag: FoldBag,
+    original: OriginalBag,
     name: str,
     strength: float,
     repeats: int,
-) -> Iterator[tuple[dict[RuleKey, Judged], Tensor]]:
+) -> Iterator[tuple[dict[RuleKey, RuleEvidence], Tensor]]:
     """Every rule on a bag perturbed several times, and where its patches stood; one version in memory at a time."""
     for repeat in range(repeats):
         # What is drawn depends on seed and bag alone, not on the bags before it.
         generator = np.random.default_rng([fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
         perturbed = PERTURBATIONS[name](bag.bag, strength, generator=generator)
         rows = torch.from_numpy(perturbed.rows)
-        yield book.judged(fold, BagBench(bag.spec, perturbed.bag, fold), original, rows), rows
+        yield rules.collect(fold, FoldBag(bag.spec, perturbed.bag, fold), original, rows), rows
 
 
-def bag_figures(
+def pair_figures(
     key: RuleKey,
-    pairs: Sequence[tuple[Judged, Judged]],
-    judged: Sequence[Judged],
-    original: Original,
+    pairs: Sequence[tuple[RuleEvidence, RuleEvidence]],
+    judged: Sequence[RuleEvidence],
+    original: OriginalBag,
     rows: Int[Tensor, "k"],
 ) -> Figures:
     """Means over pairs of what compares two, and over all of what is said of one."""
     figures: Figures = {
-        "prediction_flip": fmean(float(flips(*pair)) for pair in pairs),
+        "prediction_flip": fmean(float(predictions_differ(*pair)) for pair in pairs),
         "output_gap": fmean(output_gap(*pair) for pair in pairs),
     }
     if key[0] == WHOLE_BAG:
@@ -196,14 +203,14 @@ def bag_figures(
     return figures
 
 
-class Table:
+class StabilityTable:
     """Figures per bag, gathered by rule, network and perturbation."""
 
     def __init__(self) -> None:
         self._figures: dict[tuple[str, str, str], list[Figures]] = {}
         self._slides: list[dict[str, Any]] = []
 
-    def add(self, bag: BagBench, key: RuleKey, perturbation: str, figures: Figures) -> None:
+    def add(self, bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> None:
         rule, network = key
         self._figures.setdefault((rule, network, perturbation), []).append(figures)
         labels = {"rule": rule, "network": network, "perturbation": perturbation}
@@ -217,7 +224,7 @@ class Table:
         return Finding("stability", rows, slides=tuple(self._slides), notes=notes, settings=settings)
 
 
-def differences(folds: Sequence[FoldBench]) -> list[str]:
+def run_differences(folds: Sequence[TrainedFold]) -> list[str]:
     """What else than the seed differs between the runs."""
     notes = []
     first = folds[0].settings.model_copy(update={"seed": 0})
@@ -229,7 +236,7 @@ def differences(folds: Sequence[FoldBench]) -> list[str]:
     return notes
 
 
-def check_runs(folds: Sequence[FoldBench]) -> None:
+def check_runs(folds: Sequence[TrainedFold]) -> None:
     if len({fold.run for fold in folds}) < max(2, len(folds)):
         raise UsageError(
             f"Stability across seeds compares two or more different runs, got {[str(fold.run) for fold in folds]}."
@@ -243,6 +250,146 @@ def check_runs(folds: Sequence[FoldBench]) -> None:
             )
 
 
-def shifted(on_bag: OnBag | None, before: int, total: int) -> OnBag | None:
-    """Progress of one part of the work, counted over all of it."""
-    return None if on_bag is None else lambda done, _: on_bag(before + done, total)
+@dataclass(frozen=True, eq=False)
+class RuleEvidence:
+    """The evidence of one rule in one bag, and what the network says of it."""
+
+    selected: Selected
+    """Over the patches of the unperturbed bag."""
+    full: Logits
+    kept: Logits
+    gated: Logits | None
+    answers: Answers
+
+
+@dataclass(frozen=True, eq=False)
+class OriginalBag:
+    """What a bag was before anyone perturbed it."""
+
+    n_patches: int
+    truth: Tensor | None
+    oracle: Tensor | None
+    """A score that ranks the true patches first, whatever any network thinks."""
+
+    @classmethod
+    def of(cls, bag: FoldBag) -> OriginalBag:
+        # Attention would make the oracle differ between networks.
+        unranked = torch.zeros(len(bag))
+        oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)
+        return cls(len(bag), bag.truth, oracle)
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceRules:
+    """Every rule's evidence, under every network of a fold."""
+
+    generator: torch.Generator
+    share: float = FIXED_SHARE
+    risk_tolerance: float = RISK_TOLERANCE
+    scores: Mapping[str, ScoreRule] = field(default_factory=dict)
+
+    def collect(
+        self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
+    ) -> dict[RuleKey, RuleEvidence]:
+        """The evidence in a bag whose patches stand at `rows` of the original."""
+        found: dict[RuleKey, RuleEvidence] = {}
+        for network in fold.networks:
+            view = network_view(fold, bag, network)
+            answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
+            oracle = None if original.oracle is None else original.oracle[rows]
+            for rule, selected in self.subsets(fold, bag, network, view.full.scores, oracle).items():
+                found[rule, network] = RuleEvidence(
+                    selected=members(rows[selected], n_patches=original.n_patches),
+                    full=view.full.logits,
+                    kept=view.bench.kept(selected).logits,
+                    gated=soft_logits(bag.explanation) if rule in GATED_RULES else None,
+                    answers=answers,
+                )
+        return found
+
+    def subsets(
+        self, fold: TrainedFold, bag: FoldBag, network: NetworkName, attention: Scores, oracle: Scores | None
+    ) -> dict[str, Tensor]:
+        """Selections over the patches of the bag at hand."""
+        explanation = bag.explanation
+        size = subset_size(len(bag), self.share)
+        if explanation is not None:
+            size = int(explanation.recovery.selected.sum())
+        found = {
+            WHOLE_BAG: torch.ones(len(bag), dtype=torch.bool),
+            "random": random_k(len(bag), size, generator=self.generator),
+            "attention": top_k(attention, size),
+        }
+        found |= {name: top_k(score(bag, network), size) for name, score in self.scores.items()}
+        if network == "wrapped" and fold.model is not None and explanation is not None:
+            found["soft_thresholded"] = threshold_gates(fold.model, explanation)
+            found["evidence"] = explanation.recovery.selected
+        if oracle is not None:
+            found["oracle"] = top_k(oracle, size)
+        return found
+
+
+def jaccard(one: Selected, other: Selected) -> float:
+    """Shared over joint patches; two empty sets are the same set."""
+    joint = int((one | other).sum())
+    return int((one & other).sum()) / joint if joint else 1.0
+
+
+def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
+    """Whether the two predictions from the evidence are different answers."""
+    if one.answers.is_risk:
+        return output_gap(one, other) > one.answers.risk_tolerance
+    return int(one.kept.argmax()) != int(other.kept.argmax())
+
+
+def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
+    """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
+    first = one.answers.outputs(one.full, one.kept.unsqueeze(0))
+    second = other.answers.outputs(one.full, other.kept.unsqueeze(0))
+    return abs(float(first) - float(second))
+
+
+def own_gap(judged: RuleEvidence) -> float:
+    """|Phi(X_pi) - Phi(X_S)| of a rule made from gates, |Phi(X) - Phi(X_S)| of any other."""
+    reference = judged.full if judged.gated is None else judged.gated
+    one, other = judged.answers.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
+    return abs(one - other)
+
+
+def threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
+    """Gates above the threshold, without repair; the best patch when there are none."""
+    return above_threshold(explanation.output.gates, model.settings.selection_threshold)
+
+
+def soft_logits(explanation: Explanation | None) -> Logits | None:
+    return None if explanation is None else explanation.output.soft.logits
+
+
+@dataclass(frozen=True, eq=False)
+class PerturbedBag:
+    bag: Bag
+    rows: RowIndex
+    """Where each of its patches stands in the bag it came from, sorted."""
+
+
+def drop_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+    """The bag without a random share of its patches."""
+    if not 0 <= share < 1:
+        raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
+    n_kept = max(1, round((1 - share) * len(bag)))
+    rows = np.sort(generator.choice(len(bag), size=n_kept, replace=False))
+    return PerturbedBag(bag.take_rows(rows), rows)
+
+
+def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+    """The bag with Gaussian noise of a share of each feature's own deviation."""
+    if not share >= 0:
+        raise UsageError(f"Noise is a share of a feature's deviation, at least 0, got {share}.")
+    # float32, because float16 on disk would round small noise away; the deviation is 0 for a single patch.
+    features = bag.features.astype(np.float32)
+    noise = generator.standard_normal(features.shape, dtype=np.float32)
+    noisy = features + np.float32(share) * features.std(axis=0) * noise
+    return PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
+
+
+PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}

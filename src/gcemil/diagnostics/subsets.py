@@ -31,9 +31,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.answers import RISK_TOLERANCE, Answers, answers_of
-from gcemil.diagnostics.bench import FoldBench, OnBag, PartName
-from gcemil.diagnostics.prefixes import NetworkView, Order, Ranking, network_view, prefix_logits, rankings
+from gcemil.diagnostics.network_view import NetworkView, Order, Ranking, network_view, prefix_logits
+from gcemil.diagnostics.rules import rank_by_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.trained_fold import PartName, TrainedFold
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_row
@@ -69,10 +70,9 @@ class Candidate:
     is_sufficient: bool
 
 
-def measured(
-    fold: FoldBench,
+def measure_subsets(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     sizes: Sequence[int] = SIZES,
     tolerance: float = 0.05,
     risk_tolerance: float = RISK_TOLERANCE,
@@ -83,24 +83,24 @@ def measured(
     check_sizes(sizes)
     generator = torch.Generator().manual_seed(seed)
     judges = {
-        network: Sufficiency(answers_of(fold, network, risk_tolerance=risk_tolerance), tolerance)
+        network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
         for network in fold.networks
     }
     found: dict[tuple[str, str, int], list[Figures]] = {}
     slides: list[dict[str, Any]] = []
-    for bag in fold.bags(part, on_bag):
+    for bag in fold.bags(part):
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
             view = network_view(fold, bag, network)
-            orders = rankings(bag, network, view, random_order=random_order)
+            orders = rank_by_rules(bag, network, view, random_order=random_order)
             for k in sizes:
-                for rule, (order, steps) in policies(orders).items():
+                for rule, (order, steps) in candidate_policies(orders).items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-                    figures = bag_figures(view, candidates, judge.answers, random_order)
+                    figures = subset_figures(view, candidates, judge.answers, random_order)
                     figures["precision"] = first_precision(candidates, bag.truth)
                     found.setdefault((rule, network, k), []).append(figures)
-                    slides.append(slide_line(bag.bag.bag_id, rule, network, k, figures))
+                    slides.append(subset_record(bag.bag.bag_id, rule, network, k, figures))
     rows = tuple(
         mean_row({"rule": rule, "network": network, "k": str(k)}, per_slide)
         for (rule, network, k), per_slide in found.items()
@@ -117,7 +117,7 @@ def measured(
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
 
 
-def policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+def candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
     """Each rule's ranking, and how many steps of k a candidate may take."""
     fixed = {rule: (order, 1) for rule, order in orders.items()}
     return {"sufficient_prefix": (orders["attention"], MAX_STEPS)} | fixed
@@ -148,7 +148,7 @@ def next_candidate(view: NetworkView, left: Ranking, judge: Sufficiency, *, k: i
     return Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
 
 
-def bag_figures(
+def subset_figures(
     view: NetworkView, candidates: Sequence[Candidate], answers: Answers, random_order: Order
 ) -> Figures:
     """The columns of the paper's table for one bag."""
@@ -184,7 +184,7 @@ def first_precision(candidates: Sequence[Candidate], truth: Tensor | None) -> fl
     return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
 
 
-def slide_line(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
+def subset_record(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
     return {"bag_id": bag_id, "rule": rule, "network": network, "k": k, **figures}
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.bench import BagBench, FoldBench, OnBag
 from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
 from gcemil.explain import Explanation, explain_bag
@@ -33,7 +33,7 @@ from gcemil.shapes import Logits, Selected
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
 
-Cell = tuple[float, float | None]
+SweepCell = tuple[float, float | None]
 CellKey = tuple[str, float, float | None]
 Figures = dict[str, float | None]
 
@@ -46,10 +46,9 @@ class CellRecord:
     per_bag: list[Figures] = field(default_factory=list)
 
 
-def measured(
-    fold: FoldBench,
+def measure_sweep(
+    fold: TrainedFold,
     *,
-    on_bag: OnBag | None = None,
     thresholds: Sequence[float] = THRESHOLDS,
     coverage_targets: Sequence[float | None] = COVERAGE_TARGETS,
 ) -> Finding:
@@ -62,7 +61,7 @@ def measured(
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
     records: dict[CellKey, CellRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test", on_bag):
+    for bag in fold.bags("test"):
         random_order = torch.randperm(len(bag), generator=generator)
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()
@@ -72,33 +71,33 @@ def measured(
 
 def sweep_bag(
     records: dict[CellKey, CellRecord],
-    fold: FoldBench,
+    fold: TrainedFold,
     model: GceMil,
-    bag: BagBench,
-    cells: Sequence[Cell],
+    bag: FoldBag,
+    cells: Sequence[SweepCell],
     random_order: Tensor,
 ) -> None:
     """Add one bag to every cell."""
     explanation = explain_bag(model, bag.bag)
-    pooled = PooledOnce(model, bag, explanation)
+    pooled = SubsetCache(model, bag, explanation)
     orders = {"random": random_order}
     if bag.truth is not None:
         orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, explanation.output.full.scores))
     for threshold, target in cells:
-        recovery = recovered_at(model, explanation, threshold=threshold, coverage_target=target)
+        recovery = recover_at(model, explanation, threshold=threshold, coverage_target=target)
         size = int(recovery.selected.sum())
         subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
         for rule, selected in {"evidence": recovery.selected, **subsets}.items():
             record = records.setdefault((rule, threshold, target), CellRecord())
             outcome = pooled.outcome(selected, gated=rule == "evidence")
-            figures = bag_figures(outcome, selected, bag.truth, fold)
+            figures = cell_figures(outcome, selected, bag.truth, fold)
             if rule == "evidence":
                 figures["repaired_patches"] = float(len(recovery.added))
             record.outcomes.append(outcome)
             record.per_bag.append(figures)
 
 
-def recovered_at(
+def recover_at(
     model: GceMil, explanation: Explanation, *, threshold: float, coverage_target: float | None
 ) -> Recovery:
     """The evidence of the run's gates under another threshold and target."""
@@ -117,10 +116,10 @@ def recovered_at(
     )
 
 
-class PooledOnce:
+class SubsetCache:
     """The host on the subsets of one bag; cells often share a subset, which is then pooled once."""
 
-    def __init__(self, model: GceMil, bag: BagBench, explanation: Explanation) -> None:
+    def __init__(self, model: GceMil, bag: FoldBag, explanation: Explanation) -> None:
         embedded = explanation.output.embedded
         self._bench = Interventions(model.host, bag.features, bag.coords, embedded=embedded)
         self._full = explanation.output.full.logits
@@ -138,7 +137,7 @@ class PooledOnce:
         return BagOutcome(self._full, kept, left, self._gated if gated else None, fraction)
 
 
-def bag_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: FoldBench) -> Figures:
+def cell_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold) -> Figures:
     outputs = bag_outputs(outcome, fold.task, fold.scale)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
@@ -149,20 +148,22 @@ def bag_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, f
     return figures
 
 
-def cell_row(key: CellKey, record: CellRecord, targets: Tensor, fold: FoldBench) -> Row:
+def cell_row(key: CellKey, record: CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
     rule, threshold, target = key
     labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": target_label(target)}
     row = mean_row(labels, record.per_bag)
     whole = torch.tensor([outcome.removed is None for outcome in record.outcomes])
     left = [outcome for outcome in record.outcomes if outcome.removed is not None]
     values: Figures = {
-        "keep_only_drop": lost(targets, record.outcomes, "kept", fold),
-        "complement_degradation": lost(targets[~whole], left, "removed", fold),
+        "keep_only_drop": metric_loss(targets, record.outcomes, "kept", fold),
+        "complement_degradation": metric_loss(targets[~whole], left, "removed", fold),
     }
     return Row(labels, {**row.values, **values}, row.deviations)
 
 
-def lost(targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: FoldBench) -> float | None:
+def metric_loss(
+    targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: TrainedFold
+) -> float | None:
     """M(X) - M of the bags kept or removed; None without bags or where M does not exist on them."""
     if not outcomes:
         return None
@@ -174,7 +175,7 @@ def lost(targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: FoldB
         return None
 
 
-def metric_notes(records: dict[CellKey, CellRecord], targets: Tensor, fold: FoldBench) -> tuple[str, ...]:
+def metric_notes(records: dict[CellKey, CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
     """Why the task metric does not exist on these bags, if so."""
     outcomes = next(iter(records.values())).outcomes
     try:

@@ -100,7 +100,7 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
     """
     order = ranking(attention)
     places = regions if regions is not None else truth.long()
-    turn = turns(places[order])
+    turn = count_earlier(places[order])
     # The rest comes last. A stable sort keeps attention's order within a turn.
     late = torch.where(truth[order], turn, len(order))
     order = order[late.sort(stable=True).indices]
@@ -109,7 +109,7 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
     return scores
 
 
-def turns(places: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+def count_earlier(places: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
     """How many earlier entries have the same value, for every entry."""
     grouped = places.sort(stable=True)
     position = torch.arange(len(places))

@@ -17,9 +17,8 @@ from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.diagnostics.bench import BagBench, FoldBench
-from gcemil.diagnostics.snr import BagOutcome, BagOutputs, bag_outcome, bag_outputs
-from gcemil.diagnostics.verdicts import DEFAULT_BUDGET, Tolerances, verdict
+from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, judge_subset
+from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.exports.certificate import (
@@ -150,7 +149,7 @@ class SlideExport:
 class ExplainedSlide:
     """One slide of a run's cohort, put to the test under the network of one fold."""
 
-    fold: FoldBench
+    fold: TrainedFold
     patches: SlideExport
     certificate: Certificate
 
@@ -167,13 +166,13 @@ def explain_cohort_slide(
     opened = open_cohort(run)
     index = _choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
-        found = FoldBench.open(run, index, opened=opened)
+        found = TrainedFold.open(run, index, opened=opened)
         if found.model is not None and budget is not None:
             raise UsageError(
                 f"{run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
             )
         spec = next(spec for spec in found.cohort.bags if slide_id in spec.slide_ids)
-        bench = BagBench(spec, found.cohort.read_bag(spec), found)
+        bench = FoldBag(spec, found.cohort.read_bag(spec), found)
         if bench.explanation is None:
             return _explain_plain(
                 bench, found, slide_id, budget or DEFAULT_BUDGET, tolerances or Tolerances()
@@ -248,7 +247,7 @@ def _choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> 
 
 
 def _explain_wrapped(
-    bench: BagBench, fold: FoldBench, slide_id: str, found: Explanation, tolerances: Tolerances
+    bench: FoldBag, fold: TrainedFold, slide_id: str, found: Explanation, tolerances: Tolerances
 ) -> ExplainedSlide:
     """The recovered evidence of a wrapped host."""
     model, recovery = fold.model, found.recovery
@@ -291,7 +290,7 @@ def _explain_wrapped(
 
 
 def _explain_plain(
-    bench: BagBench, fold: FoldBench, slide_id: str, budget: float, tolerances: Tolerances
+    bench: FoldBag, fold: TrainedFold, slide_id: str, budget: float, tolerances: Tolerances
 ) -> ExplainedSlide:
     """The highest scores of a plain host, named as what they are."""
     full = bench.wrapped.full()
@@ -340,8 +339,8 @@ def _require_patch_size(cohort: Cohort, slide_id: str, coords: Int[np.ndarray, "
 
 
 def _certify(
-    bench: BagBench,
-    fold: FoldBench,
+    bench: FoldBag,
+    fold: TrainedFold,
     slide_id: str,
     outcome: BagOutcome,
     selected: Bool[np.ndarray, "n"],
@@ -399,7 +398,7 @@ def name_prediction(task: Task, logits: Logits) -> dict[str, float]:
 
 def judge_outputs(outputs: BagOutputs, tolerances: Tolerances) -> dict[VerdictName, Verdict]:
     """What the three definitions say of a set of patches, with the numbers behind each verdict."""
-    found = verdict(outputs, tolerances)
+    found = judge_subset(outputs, tolerances)
     return {
         "sufficient": Verdict(found.sufficient, outputs.full_kept_gap, tolerances.sufficiency),
         "necessary": Verdict(found.necessary, outputs.removal_gap, tolerances.necessity),
@@ -414,12 +413,12 @@ def name_output(task: Task, full: Logits) -> str:
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
 
-def _find_part(fold: FoldBench, spec: BagSpec) -> str:
+def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
     parts = {"train": fold.parts.train, "val": fold.parts.val, "test": fold.parts.test}
     return next(name for name, specs in parts.items() if spec in specs)
 
 
-def hash_inputs(fold: FoldBench, slide_id: str) -> dict[str, str]:
+def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:
     """Fingerprints of the network and of the slide's features."""
     return {
         "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
@@ -427,7 +426,7 @@ def hash_inputs(fold: FoldBench, slide_id: str) -> dict[str, str]:
     }
 
 
-def _describe_origin(fold: FoldBench, bench: BagBench) -> dict[str, Any]:
+def _describe_origin(fold: TrainedFold, bench: FoldBag) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
     features = {
         f"features/{slide_id}": content_hash(fold.cohort.feature_file(slide_id))

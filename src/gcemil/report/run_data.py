@@ -16,7 +16,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
-from gcemil.findings import Finding, over_folds, read_finding
+from gcemil.findings import Finding, join_folds, read_finding
 from gcemil.records import SlideEvidence
 from gcemil.runs.evidence_files import read_evidence
 from gcemil.runs.folder import MODES, FoldFolder, RunFolder, read_history, read_metrics, read_run
@@ -151,7 +151,7 @@ class RunData:
         found = [fold.findings[name] for fold in self.folds if name in fold.findings]
         if not found:
             return read_finding(path) if path.is_file() else None
-        return found[0] if len(found) == 1 else over_folds(found)
+        return found[0] if len(found) == 1 else join_folds(found)
 
     def spread(self, name: str) -> str:
         """What the deviations of a finding are over."""

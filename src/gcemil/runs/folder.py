@@ -28,7 +28,7 @@ from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
-from gcemil.findings import mean_and_deviation, over_folds, read_finding
+from gcemil.findings import join_folds, mean_and_deviation, read_finding
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
@@ -425,7 +425,7 @@ def _summarise_findings(run: Path) -> dict[str, Any]:
         findings = [read_finding(fold.finding(name)) for fold in folds if fold.finding(name).is_file()]
         found[name] = [
             {"labels": row.labels, "mean": row.values, "std": row.deviations}
-            for row in over_folds(findings).rows
+            for row in join_folds(findings).rows
         ]
     return found
 

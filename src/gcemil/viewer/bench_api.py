@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, output
-from gcemil.diagnostics.verdicts import Tolerances
+from gcemil.diagnostics.snr import BagOutcome, Tolerances, bag_outputs, output
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.exports.certificate import VERDICTS

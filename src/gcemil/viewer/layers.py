@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from gcemil.diagnostics.answers import answers_of
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.network_view import network_view
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.recovery.rules import ranking
 from gcemil.viewer.session import OpenedSlide
@@ -75,7 +74,7 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
     view = network_view(slide.fold, slide.bench, "wrapped")
-    judge = Sufficiency(answers_of(slide.fold, "wrapped"))
+    judge = Sufficiency(slide.fold.answers("wrapped"))
     order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
     for number, one in enumerate(

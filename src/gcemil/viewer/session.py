@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Int
 
 from gcemil.bags.cohort import BagSpec
-from gcemil.diagnostics.bench import BagBench, FoldBench
-from gcemil.diagnostics.verdicts import Tolerances, own_budget
+from gcemil.diagnostics.snr import Tolerances
+from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
@@ -44,8 +44,8 @@ class OpenedSlide:
     """One slide and the bag it belongs to, ready to be asked."""
 
     slide_id: str
-    fold: FoldBench
-    bench: BagBench
+    fold: TrainedFold
+    bench: FoldBag
     full: HostOutput
     """X."""
     gated: Logits | None
@@ -95,7 +95,7 @@ class OpenedSlide:
 class ViewerSession:
     """One fold of a run while somebody looks at it."""
 
-    def __init__(self, fold: FoldBench, *, tolerances: Tolerances | None = None) -> None:
+    def __init__(self, fold: TrainedFold, *, tolerances: Tolerances | None = None) -> None:
         self.fold = fold
         self.tolerances = tolerances or Tolerances()
         self.specs: dict[str, BagSpec] = {
@@ -115,7 +115,7 @@ class ViewerSession:
         trained = [one.number for one in RunFolder(run).trained_folds()]
         if fold is not None and fold not in trained:
             raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
-        return cls(FoldBench.open(run, trained[0] if fold is None else fold), tolerances=tolerances)
+        return cls(TrainedFold.open(run, trained[0] if fold is None else fold), tolerances=tolerances)
 
     @property
     def folder(self) -> Path:
@@ -165,9 +165,9 @@ class ViewerSession:
                 self._opened.popitem()[1].tiles.close()
 
 
-def _open_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
+def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str) -> OpenedSlide:
     """The bag through the network once, and the pictures of the slide."""
-    bench = BagBench(spec, fold.cohort.read_bag(spec), fold)
+    bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
     if fold.model is not None and (found := bench.explanation) is not None:
         full, chosen = found.output.full, found.recovery.selected
@@ -176,7 +176,7 @@ def _open_slide(fold: FoldBench, spec: BagSpec, slide_id: str) -> OpenedSlide:
         evidence = next(record for record in records if record.slide_id == slide_id)
     else:
         full = bench.wrapped.full()
-        chosen = top_k(full.scores, subset_size(len(bench), own_budget(fold)))
+        chosen = top_k(full.scores, subset_size(len(bench), fold.own_budget))
     rows = bench.bag.rows_of(slide_id)
     found_coords = bench.bag.slide_coords(slide_id)
     coords = (

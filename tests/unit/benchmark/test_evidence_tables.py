@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcemil.benchmark.paper_figures import TIMES
+from gcemil.benchmark.figures import TIMES
 from gcemil.findings import Row
 from results_builders import (
     column,

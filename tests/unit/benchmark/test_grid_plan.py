@@ -3,18 +3,18 @@
 import pytest
 
 from builders import left_behind
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import (
+from gcemil.benchmark.engines import enter_grid
+from gcemil.benchmark.grid import (
     CohortKey,
     DiagnosisKey,
+    Grid,
     RunKey,
-    needs,
-    plan,
+    list_needs,
+    plan_runs,
+    plan_work,
     run_settings,
-    work,
 )
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.schedule import enter_grid
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
 from grid_builders import small_grid
@@ -26,7 +26,7 @@ def paths(keys):
 
 def test_a_grid_is_planned_cohort_by_cohort_and_the_plain_host_comes_first():
     cohorts = {"a": {"profile": "nsclc"}, "b": {"profile": "kirc"}}
-    assert paths(plan(small_grid(cohorts=cohorts, arms=["gce", "host"], folds=[0]))) == [
+    assert paths(plan_runs(small_grid(cohorts=cohorts, arms=["gce", "host"], folds=[0]))) == [
         "runs/a/abmil/host/seed_0/fold_0",
         "runs/a/abmil/gce/seed_0/fold_0",
         "runs/b/abmil/host/seed_0/fold_0",
@@ -36,19 +36,19 @@ def test_a_grid_is_planned_cohort_by_cohort_and_the_plain_host_comes_first():
 
 def test_everything_multiplies():
     grid = small_grid(hosts=["abmil", "dsmil"], seeds=[0, 1, 2], variants={"x": {"evidence.budget": 0.1}})
-    assert len(plan(grid)) == 2 * 3 * (2 + 1) * 2
-    assert len(set(paths(plan(grid)))) == 36
+    assert len(plan_runs(grid)) == 2 * 3 * (2 + 1) * 2
+    assert len(set(paths(plan_runs(grid)))) == 36
 
 
 def test_a_host_may_have_folds_of_its_own():
     grid = small_grid(hosts=["abmil", "transmil"], folds=[0, 1, 2], folds_by_host={"transmil": [1]})
-    assert [key.fold for key in plan(grid) if key.host == "transmil"] == [1, 1]
-    assert [key.fold for key in plan(grid) if key.host == "abmil"] == [0, 1, 2, 0, 1, 2]
+    assert [key.fold for key in plan_runs(grid) if key.host == "transmil"] == [1, 1]
+    assert [key.fold for key in plan_runs(grid) if key.host == "abmil"] == [0, 1, 2, 0, 1, 2]
 
 
 def test_cohorts_come_before_runs_and_runs_before_their_diagnostics():
     grid = small_grid(folds=[0], diagnostics=["snr"])
-    assert paths(work(grid)) == [
+    assert paths(plan_work(grid)) == [
         "cohorts/lung",
         "runs/lung/abmil/host/seed_0/fold_0",
         "runs/lung/abmil/gce/seed_0/fold_0",
@@ -58,17 +58,17 @@ def test_cohorts_come_before_runs_and_runs_before_their_diagnostics():
 
 def test_no_key_stands_twice_and_every_need_stands_earlier_or_is_another_seed():
     grid = small_grid(hosts=["abmil", "dsmil"], seeds=[0, 1], diagnostics=["stability"])
-    keys = work(grid)
+    keys = plan_work(grid)
     assert len(set(keys)) == len(keys) == 1 + 16 + 8
     for position, key in enumerate(keys):
-        later = [need for need in needs(grid, key) if need not in keys[:position]]
+        later = [need for need in list_needs(grid, key) if need not in keys[:position]]
         assert all(isinstance(key, DiagnosisKey) and need.seed != key.run.seed for need in later)
 
 
 def test_a_wrapped_fold_is_diagnosed_beside_the_plain_host_and_the_other_seeds():
     grid = small_grid(seeds=[0, 7], diagnostics=["stability"])
     run = RunKey("lung", "abmil", "gce", None, 0, 1)
-    assert paths(needs(grid, DiagnosisKey(run))) == [
+    assert paths(list_needs(grid, DiagnosisKey(run))) == [
         "runs/lung/abmil/gce/seed_0/fold_1",
         "runs/lung/abmil/host/seed_0/fold_1",
         "runs/lung/abmil/gce/seed_7/fold_1",
@@ -77,19 +77,19 @@ def test_a_wrapped_fold_is_diagnosed_beside_the_plain_host_and_the_other_seeds()
 
 def test_without_the_plain_arm_nothing_is_compared_with_it():
     grid = small_grid(arms=["gce"], diagnostics=["snr"])
-    assert paths(needs(grid, DiagnosisKey(plan(grid)[0]))) == ["runs/lung/abmil/gce/seed_0/fold_0"]
+    assert paths(list_needs(grid, DiagnosisKey(plan_runs(grid)[0]))) == ["runs/lung/abmil/gce/seed_0/fold_0"]
 
 
 def test_training_needs_its_cohort_alone():
     grid = small_grid(diagnostics=["snr"])
-    assert {needs(grid, key) for key in plan(grid)} == {(CohortKey("lung"),)}
+    assert {list_needs(grid, key) for key in plan_runs(grid)} == {(CohortKey("lung"),)}
 
 
 def test_a_variant_changes_the_wrapped_host_and_lies_under_its_own_name():
     grid = small_grid(
         settings={"epochs": 3, "evidence.budget": 0.02}, variants={"wide": {"evidence.budget": 0.2}}
     )
-    runs = {key.label: key for key in plan(grid)}
+    runs = {key.label: key for key in plan_runs(grid)}
     assert list(runs) == ["host", "gce", "wide"]
     assert (runs["wide"].arm, runs["wide"].variant) == ("gce", "wide")
     assert run_settings(grid, runs["host"]).evidence is None
@@ -100,7 +100,7 @@ def test_a_variant_changes_the_wrapped_host_and_lies_under_its_own_name():
 
 def test_fairness_arms_train_twice_as_long_or_with_random_anchors():
     grid = small_grid(arms=["host_long", "gce_random_anchors", "gce_paper"])
-    settings = {key.label: run_settings(grid, key) for key in plan(grid)}
+    settings = {key.label: run_settings(grid, key) for key in plan_runs(grid)}
     assert (settings["host_long"].epochs, settings["host_long"].evidence) == (4, None)
     assert settings["gce_random_anchors"].evidence == EvidenceSettings(anchors="random")
     assert settings["gce_paper"].evidence == PAPER
@@ -108,11 +108,11 @@ def test_fairness_arms_train_twice_as_long_or_with_random_anchors():
 
 def test_a_published_preset_is_each_hosts_own_and_the_grid_changes_it():
     grid = small_grid(preset="published", hosts=["dsmil", "dtfd"], arms=["host"], settings={"epochs": 2})
-    found = {key.host: run_settings(grid, key) for key in plan(grid)}
+    found = {key.host: run_settings(grid, key) for key in plan_runs(grid)}
     assert found["dsmil"].betas == (0.5, 0.9)
     assert found["dtfd"].schedule == "step"
     assert {settings.epochs for settings in found.values()} == {2}
-    assert run_settings(small_grid(), plan(small_grid())[0]).optimizer == "adamw"
+    assert run_settings(small_grid(), plan_runs(small_grid())[0]).optimizer == "adamw"
 
 
 def test_seed_and_device_follow_from_the_grid():
@@ -134,17 +134,17 @@ def test_seed_and_device_follow_from_the_grid():
 )
 def test_what_does_not_exist_is_found_before_anything_runs(changes, message):
     with pytest.raises(ConfigError, match=message):
-        plan(small_grid(**changes))
+        plan_runs(small_grid(**changes))
 
 
 def test_an_unknown_profile_is_named():
     with pytest.raises(UsageError, match="Unknown profile 'lungs'"):
-        plan(small_grid(cohorts={"a": {"profile": "lungs"}}))
+        plan_runs(small_grid(cohorts={"a": {"profile": "lungs"}}))
 
 
 def test_the_same_grid_gives_the_same_plan():
     again = Grid.model_validate_json(small_grid(diagnostics=["snr"]).model_dump_json())
-    assert work(again) == work(small_grid(diagnostics=["snr"]))
+    assert plan_work(again) == plan_work(small_grid(diagnostics=["snr"]))
 
 
 def test_a_grid_that_is_entered_again_frees_its_folder_of_what_a_killed_one_left(tmp_path):

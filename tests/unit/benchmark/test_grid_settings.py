@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.plan import plan, run_settings, work
+from gcemil.benchmark.grid import Grid, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS
@@ -83,7 +82,7 @@ def test_an_option_that_a_diagnostic_does_not_have_is_refused():
 def test_a_grid_of_the_repository_loads_plans_and_is_named_like_its_file(path):
     grid = Grid.load(path)
     assert grid.name == path.stem
-    assert work(grid)
+    assert plan_work(grid)
     check_diagnostics(grid)
 
 
@@ -91,15 +90,15 @@ def test_the_paper_is_nine_hosts_on_nine_cohorts_in_five_folds():
     grid = Grid.load(GRIDS / "paper.yaml")
     assert set(grid.hosts) == set(HOSTS)
     assert set(grid.cohorts) == PAPER_COHORTS
-    assert len(plan(grid)) == 9 * 9 * 2 * 5
+    assert len(plan_runs(grid)) == 9 * 9 * 2 * 5
     assert {cohort.size for cohort in grid.cohorts.values()} == {"full"}
 
 
 def test_the_night_has_seven_pooling_hosts_on_all_profiles():
     grid = Grid.load(GRIDS / "overnight.yaml")
-    whole = {key.host for key in plan(grid) if key.fold == 4}
+    whole = {key.host for key in plan_runs(grid) if key.fold == 4}
     assert whole == set(HOSTS) - {"transmil", "camil"}
-    assert {key.cohort for key in plan(grid) if key.host == "abmil"} >= PAPER_COHORTS
+    assert {key.cohort for key in plan_runs(grid) if key.host == "abmil"} >= PAPER_COHORTS
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_the_night_has_seven_pooling_hosts_on_all_profiles():
     ],
 )
 def test_an_ablation_grid_has_the_rows_of_its_table(name, rows):
-    labels = dict.fromkeys(key.label for key in plan(Grid.load(GRIDS / f"{name}.yaml")))
+    labels = dict.fromkeys(key.label for key in plan_runs(Grid.load(GRIDS / f"{name}.yaml")))
     assert " ".join(labels) == rows
 
 
@@ -140,5 +139,5 @@ def test_grids_that_share_a_cohort_mean_the_same_cohort_and_runs():
             continue
         for name, cohort in grid.cohorts.items():
             assert cohorts.setdefault(name, cohort) == cohort
-        for key in plan(grid):
+        for key in plan_runs(grid):
             assert settings.setdefault(key.run_path, run_settings(grid, key)) == run_settings(grid, key)

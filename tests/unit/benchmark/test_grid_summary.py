@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from gcemil.benchmark import runner
-from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, plan
-from gcemil.benchmark.results import Results, append_log, claimed, read_failure, read_log
+from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
+from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
+from gcemil.benchmark.results import Results, append_log, claim, read_failure, read_log
 from gcemil.benchmark.runner import Ending, execute
-from gcemil.benchmark.schedule import check_results, enter_grid, left_to_do, run_grid
 from gcemil.benchmark.summary import read_summary, write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
@@ -85,7 +85,7 @@ def test_costs_are_kept_out_of_the_summary(results, grid, monkeypatch):
 def test_the_summary_says_what_is_missing_and_why(results, grid):
     enter_grid(grid, results)
     plain = RunKey("lung", "abmil", "host", None, 0, 0)
-    runner.failed(results, plain, "no memory")
+    runner.record_failure(results, plain, "no memory")
     missing = {row["key"]: row["failure"] for row in write_summary(results)["unfinished"]}
     assert len(missing) == 1 + 6 + 3
     assert missing[str(plain.path)] == "no memory"
@@ -127,7 +127,7 @@ def test_another_cohort_of_the_same_name_is_refused(results, grid):
 
 
 def test_runs_of_other_settings_are_refused(results):
-    key = plan(small_grid())[0]
+    key = plan_runs(small_grid())[0]
     results.run(key).mkdir(parents=True)
     settings = runner.run_settings(small_grid(settings={"epochs": 9}), key).model_dump(mode="json")
     (results.run(key) / "config.yaml").write_text(json.dumps({"cohort": "lung", "settings": settings}))
@@ -137,7 +137,7 @@ def test_runs_of_other_settings_are_refused(results):
 
 def test_what_somebody_else_is_at_is_left_to_him(results):
     key = CohortKey("lung")
-    with claimed(results.lock(key.path)) as mine:
+    with claim(results.lock(key.path)) as mine:
         assert mine
         assert execute(small_grid(), results, key).ending is Ending.busy
     assert not read_log(results)
@@ -151,11 +151,11 @@ def test_a_claim_dies_with_its_process(results):
     path = results.lock("x")
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"mine\n"
-        with claimed(path) as mine:
+        with claim(path) as mine:
             assert not mine
         holder.kill()
         holder.wait()
-    with claimed(path) as mine:
+    with claim(path) as mine:
         assert mine
 
 
@@ -231,7 +231,7 @@ def test_running_again_retries_what_failed_and_clears_the_record(results, grid, 
 def test_a_cohort_that_fails_takes_its_own_runs_alone_with_it(results, fake_work):
     grid = small_grid(cohorts={"good": SIMULATED, "bad": SIMULATED}, folds=[0])
     fake_work.add("cohorts/bad")
-    fake_work.update(str(key.path) for key in plan(grid) if key.cohort == "bad")
+    fake_work.update(str(key.path) for key in plan_runs(grid) if key.cohort == "bad")
     outcomes = run_fake(grid, results)
     finished = [key for key, outcome in outcomes.items() if outcome.ending is Ending.finished]
     assert [key.cohort for key in finished] == ["good"] * 3
@@ -241,7 +241,7 @@ def test_a_finished_fold_is_not_trained_again_for_a_further_diagnostic(results, 
     grid = small_grid(cohorts={"lung": SIMULATED}, folds=[0])
     run_fake(grid, results)
     wider = grid.model_copy(update={"diagnostics": ("snr",)})
-    assert [str(key.path) for key in left_to_do(wider, results)] == [
+    assert [str(key.path) for key in list_unfinished(wider, results)] == [
         "runs/lung/abmil/gce/seed_0/fold_0/diagnostics"
     ]
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gcemil.benchmark.headline import headline
-from gcemil.benchmark.measured import read_results
-from gcemil.benchmark.paper_figures import TIMES, paper_figures
+from gcemil.benchmark.figures import TIMES, paper_figures, read_results
+from gcemil.benchmark.tables.overview import headline_table
 from gcemil.findings import Row
 from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
@@ -25,7 +24,7 @@ def results(tmp_path):
 
 
 def block(results):
-    return headline(read_results(results.folder), paper_figures())
+    return headline_table(read_results(results.folder), paper_figures())
 
 
 def value(made, claim, mark):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcemil.benchmark.measured import read_results
+from gcemil.benchmark.figures import read_results
 from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding

@@ -8,12 +8,19 @@ import pytest
 from rich.console import Console
 
 from builders import make_cohort
-from gcemil.benchmark import estimate, local
-from gcemil.benchmark.estimate import Shape, expected_seconds, simulated_shape, training_seconds
-from gcemil.benchmark.grid import CohortSettings, Resources
-from gcemil.benchmark.local import affordable_workers, visible_accelerators
-from gcemil.benchmark.plan import CohortKey, DiagnosisKey, RunKey, work
-from gcemil.benchmark.progress import Board, board, duration
+from gcemil.benchmark import engines as local
+from gcemil.benchmark import progress as estimate
+from gcemil.benchmark.engines import affordable_workers, visible_accelerators
+from gcemil.benchmark.grid import CohortKey, CohortSettings, DiagnosisKey, Resources, RunKey, plan_work
+from gcemil.benchmark.progress import (
+    Board,
+    Shape,
+    board,
+    duration,
+    estimate_seconds,
+    simulated_shape,
+    training_seconds,
+)
 from gcemil.benchmark.results import Results, append_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.hosts.table import HOSTS, host_cost
@@ -39,7 +46,7 @@ def test_a_tenth_host_is_expected_to_cost_what_the_middle_of_the_nine_does(monke
     assert host_cost("tenth", wrapped=False) == costs[4][0] == 50
     assert host_cost("tenth", wrapped=True) == 100
     grid = small_grid(hosts=["tenth"], diagnostics=["snr"])
-    assert all(seconds > 0 for seconds in expected_seconds(grid, Results(Path("nowhere"))).values())
+    assert all(seconds > 0 for seconds in estimate_seconds(grid, Results(Path("nowhere"))).values())
 
 
 def test_the_size_of_a_simulated_cohort_is_known_before_it_is_made():
@@ -60,10 +67,10 @@ def test_the_size_of_a_folder_is_counted(tmp_path):
 def test_finished_runs_correct_the_model_for_their_own_host_and_others(tmp_path):
     grid = small_grid(hosts=["abmil", "dsmil"], diagnostics=["snr"])
     results = Results(tmp_path)
-    before = expected_seconds(grid, results)
+    before = estimate_seconds(grid, results)
     append_log(results, PLAIN, "end", seconds=3 * before[PLAIN], whole=True)
     append_log(results, WRAPPED, "end", seconds=0.0, whole=False)
-    after = expected_seconds(grid, results)
+    after = estimate_seconds(grid, results)
     other_fold = RunKey("lung", "abmil", "host", None, 0, 1)
     other_host = RunKey("lung", "dsmil", "host", None, 0, 0)
     assert after[other_fold] == pytest.approx(3 * before[other_fold])
@@ -76,13 +83,13 @@ def test_finished_runs_correct_the_model_for_their_own_host_and_others(tmp_path)
 
 def test_every_key_has_an_estimate(tmp_path):
     grid = small_grid(diagnostics=["snr", "posthoc"], hosts=list(HOSTS))
-    expected = expected_seconds(grid, Results(tmp_path))
-    assert set(expected) == set(work(grid))
+    expected = estimate_seconds(grid, Results(tmp_path))
+    assert set(expected) == set(plan_work(grid))
     assert min(expected.values()) > 0
 
 
 def make_board(kind=Board, now=(0.0,), workers=2):
-    keys = work(small_grid())
+    keys = plan_work(small_grid())
     return kind(keys, keys[1:], dict.fromkeys(keys, 10.0), workers, clock=lambda: now[0])
 
 
@@ -113,7 +120,7 @@ def test_what_is_busy_elsewhere_is_not_done():
 
 
 def test_without_a_terminal_every_ending_is_a_line(capsys):
-    keys = work(small_grid())
+    keys = plan_work(small_grid())
     with board(keys, keys, dict.fromkeys(keys, 10.0), 1) as shown:
         for key, outcome in (
             (keys[0], Outcome(Ending.finished, 5.0)),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gcemil.benchmark.paper_figures import paper_figures
-from gcemil.benchmark.tables.cost import ADDED_PARAMETERS, N_OUTPUTS
+from gcemil.benchmark.figures import paper_figures
+from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, N_OUTPUTS
 from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError

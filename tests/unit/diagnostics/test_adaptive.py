@@ -7,9 +7,9 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import adaptive
-from gcemil.diagnostics.adaptive import Prefixes, Steps, calibrated, way_down
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.adaptive import PrefixLogits, Steps, choose_tolerance, start_search
+from gcemil.diagnostics.network_view import network_view
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
@@ -43,23 +43,23 @@ def calibrated_fold(folder, *, only=None, n_slides=12):
 
 
 def test_the_smallest_tolerance_that_keeps_the_budget_is_chosen():
-    chosen = calibrated(LADDER, SHARES, mean_budget=0.05)
+    chosen = choose_tolerance(LADDER, SHARES, mean_budget=0.05)
     assert (chosen.tolerance, chosen.n_bags, chosen.is_within) == (0.05, 3, True)
     assert chosen.mean_share == pytest.approx(0.05)
-    assert calibrated(LADDER, SHARES, mean_budget=0.1).tolerance == 0.01
-    assert calibrated(LADDER, SHARES, mean_budget=0.03).tolerance == 0.2
+    assert choose_tolerance(LADDER, SHARES, mean_budget=0.1).tolerance == 0.01
+    assert choose_tolerance(LADDER, SHARES, mean_budget=0.03).tolerance == 0.2
 
 
 def test_the_largest_tolerance_stands_in_where_none_keeps_the_budget():
-    chosen = calibrated(LADDER, SHARES, mean_budget=0.01)
+    chosen = choose_tolerance(LADDER, SHARES, mean_budget=0.01)
     assert (chosen.tolerance, chosen.is_within) == (0.2, False)
     assert chosen.mean_share == pytest.approx(0.02)
 
 
 def planted_sizes(fold, tolerances):
     bag = next(iter(fold.bags()))
-    way = way_down(fold, bag, network_view(fold, bag, "wrapped"), Steps(**BY_PATCH))
-    grown = [way.growth(tolerance) for tolerance in tolerances]
+    way = start_search(fold, bag, network_view(fold, bag, "wrapped"), Steps(**BY_PATCH))
+    grown = [way.smallest(tolerance) for tolerance in tolerances]
     return [(int(one.selected.sum()), one.end) for one in grown]
 
 
@@ -87,7 +87,7 @@ def test_a_class_predicted_from_nothing_cannot_be_necessary_and_gets_what_suffic
 
 def test_the_planted_tolerance_and_sizes_stand_in_the_finding(tmp_path):
     fold = calibrated_fold(tmp_path, only=1)
-    finding = adaptive.measured(fold, mean_budget=0.3, **BY_PATCH)
+    finding = adaptive.measure_adaptive(fold, mean_budget=0.3, **BY_PATCH)
     assert finding.notes[0] == (
         "Fold 0: tolerance 0.02, the smallest of 0.01, 0.02, 0.05, 0.1, 0.2 that keeps the mean budget of 0.3 "
         "(6 validation bags, mean share of patches 0.2500)."
@@ -102,7 +102,7 @@ def test_the_planted_tolerance_and_sizes_stand_in_the_finding(tmp_path):
 
 
 def test_a_budget_out_of_reach_is_said(tmp_path):
-    finding = adaptive.measured(calibrated_fold(tmp_path, n_slides=4), mean_budget=0.01)
+    finding = adaptive.measure_adaptive(calibrated_fold(tmp_path, n_slides=4), mean_budget=0.01)
     assert finding.notes[0] == (
         "Fold 0: no tolerance of 0.01, 0.02, 0.05, 0.1, 0.2 keeps the mean budget of 0.01; the largest, 0.2, is used "
         "(4 validation bags, mean share of patches 0.0750)."
@@ -113,7 +113,7 @@ def test_a_budget_out_of_reach_is_said(tmp_path):
 
 
 def test_the_planted_oracle_beats_chance_at_sizes_that_differ(tmp_path):
-    finding = adaptive.measured(calibrated_fold(tmp_path), mean_budget=0.1, **BY_PATCH)
+    finding = adaptive.measure_adaptive(calibrated_fold(tmp_path), mean_budget=0.1, **BY_PATCH)
     assert finding.notes[0].startswith("Fold 0: tolerance 0.05,")
     assert {line["n_selected"] for line in finding.slides} == {1, 2}
     oracle, chance = (values(finding, rule=rule) for rule in ("oracle", "random"))
@@ -127,8 +127,8 @@ def test_the_planted_oracle_beats_chance_at_sizes_that_differ(tmp_path):
 @pytest.mark.parametrize("kind", ["classification_runs", "survival_runs"])
 def test_rules_share_their_sizes_and_the_oracle_is_best_on_truth(kind, request):
     runs: TrainedRuns = request.getfixturevalue(kind)
-    fold = FoldBench.open(runs.gce, 0, against=runs.host)
-    finding = adaptive.measured(fold)
+    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
+    finding = adaptive.measure_adaptive(fold)
     assert f"({len(fold.specs('val'))} validation bags, mean share" in finding.notes[0]
     sizes = {}
     for line in finding.slides:
@@ -148,12 +148,12 @@ def test_rules_share_their_sizes_and_the_oracle_is_best_on_truth(kind, request):
 
 
 def test_the_closed_form_walks_as_real_removal_does(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     bag = next(iter(fold.bags()))
     view = network_view(fold, bag, "wrapped")
     assert isinstance(view.host, Abmil)
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
-    prefixes = Prefixes(view, ranking(scores), range(1, 8))
+    prefixes = PrefixLogits(view, ranking(scores), range(1, 8))
     for size in (1, 5, len(bag) - 1, len(bag)):
         kept = view.bench.kept(top_k(scores, size)).logits
         torch.testing.assert_close(prefixes.logits(size), kept, atol=1e-5, rtol=0)
@@ -179,22 +179,22 @@ def test_a_host_without_closed_form_finds_the_same_sizes_and_pools_each_once(tmp
 
 
 def test_a_risk_that_may_move_at_will_is_never_necessary(survival_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(survival_runs.gce, 0))
-    walked = values(adaptive.measured(fold, risk_tolerance=1e9), rule="gce_soft")
+    fold = few_bags(TrainedFold.open(survival_runs.gce, 0))
+    walked = values(adaptive.measure_adaptive(fold, risk_tolerance=1e9), rule="gce_soft")
     assert (walked["reached_share"], walked["capped_share"]) == pytest.approx((0, 1))
     assert walked["evidence_fraction"] == pytest.approx(0.1, abs=0.01)
 
 
 def test_a_risk_that_may_not_move_is_necessary_from_the_first_step(survival_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(survival_runs.gce, 0))
-    walked = values(adaptive.measured(fold, risk_tolerance=0.0, tolerances=(1e9,)), rule="gce_soft")
+    fold = few_bags(TrainedFold.open(survival_runs.gce, 0))
+    walked = values(adaptive.measure_adaptive(fold, risk_tolerance=0.0, tolerances=(1e9,)), rule="gce_soft")
     assert (walked["reached_share"], walked["capped_share"]) == pytest.approx((1, 0))
     assert walked["evidence_fraction"] == pytest.approx(0.01, abs=0.005)
 
 
 def test_bags_of_one_patch_are_their_own_evidence(tmp_path, classification_runs: TrainedRuns):
-    fold = few_bags(one_patch_fold(FoldBench.open(classification_runs.gce, 0), tmp_path / "cohort"))
-    finding = adaptive.measured(fold, tolerances=(0.0,))
+    fold = few_bags(one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort"))
+    finding = adaptive.measure_adaptive(fold, tolerances=(0.0,))
     assert all(row.values["evidence_fraction"] == 1 for row in finding.rows)
     walked = values(finding, rule="gce_soft")
     assert (walked["reached_share"], walked["keep_only_drop"], walked["full_kept_gap"]) == pytest.approx(
@@ -205,15 +205,15 @@ def test_bags_of_one_patch_are_their_own_evidence(tmp_path, classification_runs:
 
 
 def test_without_an_event_there_is_no_task_metric_and_a_note_says_so(survival_runs: TrainedRuns):
-    fold = fold_of(FoldBench.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
-    finding = adaptive.measured(fold)
+    fold = fold_of(TrainedFold.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
+    finding = adaptive.measure_adaptive(fold)
     assert all(row.values["evidence_sufficiency"] is None for row in finding.rows)
     assert any(note.startswith("No task metric on these bags:") for note in finding.notes)
 
 
 def test_the_same_seed_gives_the_same_finding_and_json_keeps_it(tmp_path):
     fold = calibrated_fold(tmp_path, n_slides=4)
-    one, other = (adaptive.measured(fold, tolerances=[0.2, 0.05, 0.05]) for _ in range(2))
+    one, other = (adaptive.measure_adaptive(fold, tolerances=[0.2, 0.05, 0.05]) for _ in range(2))
     assert one == other
     assert one.settings["tolerances"] == [0.05, 0.2]
     assert read_finding(write_finding(tmp_path, one)).rows == one.rows
@@ -230,12 +230,6 @@ def test_the_report_shows_the_walk_first_and_one_comparison():
     assert main_rows(None, "adaptive", ordered) == [made[1], made[0]]
 
 
-def test_progress_counts_both_parts(tmp_path):
-    seen = []
-    adaptive.measured(calibrated_fold(tmp_path, n_slides=2), on_bag=lambda *count: seen.append(count))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -249,11 +243,11 @@ def test_progress_counts_both_parts(tmp_path):
 )
 def test_numbers_that_make_no_sense_are_refused(tmp_path, wrong, message):
     with pytest.raises(UsageError, match=message):
-        adaptive.measured(calibrated_fold(tmp_path, n_slides=2), **wrong)
+        adaptive.measure_adaptive(calibrated_fold(tmp_path, n_slides=2), **wrong)
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
 def test_a_fold_without_bags_to_calibrate_or_measure_is_refused(tmp_path, part):
     fold = calibrated_fold(tmp_path, n_slides=2)
     with pytest.raises(UsageError, match=f"has no {part} bags; an adaptive size is calibrated on val"):
-        adaptive.measured(replace(fold, parts=replace(fold.parts, **{part: ()})))
+        adaptive.measure_adaptive(replace(fold, parts=replace(fold.parts, **{part: ()})))

@@ -8,9 +8,8 @@ from builders import grid_coords
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.folds import read_fold
-from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audited, true_regions
-from gcemil.diagnostics.audit_table import own_scale
-from gcemil.diagnostics.black_box import BlackBox
+from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model, measure_risk_scale, true_regions
+from gcemil.diagnostics.audit_inputs import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, InputError, UsageError
 from gcemil.findings import read_finding, write_finding
@@ -47,7 +46,7 @@ def slides(folder, *, n_patches=20, labels=("normal", "tumour") * 2, truth=True)
 
 def audit(cohort, model=any_positive, sources=None, **options):
     host = BlackBox(model, "toy", in_dim=1, n_outputs=2).host()
-    return audited(
+    return audit_model(
         host,
         cohort,
         cohort.bags,
@@ -185,9 +184,9 @@ def test_nothing_to_audit_is_an_error(tmp_path):
     host = BlackBox(any_positive, "toy", in_dim=1, n_outputs=2).host()
     targets = stacked_targets(cohort.bags)
     with pytest.raises(UsageError, match="no scores to audit"):
-        audited(host, cohort, cohort.bags, targets, TASK, score_sources={})
+        audit_model(host, cohort, cohort.bags, targets, TASK, score_sources={})
     with pytest.raises(UsageError, match="no bag to audit"):
-        audited(host, cohort, [], targets, TASK, score_sources={"model": OWN_SCORES})
+        audit_model(host, cohort, [], targets, TASK, score_sources={"model": OWN_SCORES})
     with pytest.raises(UsageError, match="'oracle' is the name of a control"):
         audit(cohort, sources={"oracle": OWN_SCORES})
     with pytest.raises(UsageError, match=r"Bag 's0': A fraction of the bag lies in \(0, 1\], got 0"):
@@ -220,7 +219,7 @@ def survival_audit(folder, model, events=(1, 1, 0)):
         rows.append(SlideRow(f"s{number}", f"s{number}", time=9.0 - number, event=event))
     cohort = Cohort(folder, CohortCard(name="toy", task="survival", feature_dim=1), tuple(rows))
     host = BlackBox(model, "toy", in_dim=1, n_outputs=1).host()
-    return audited(
+    return audit_model(
         host,
         cohort,
         cohort.bags,
@@ -259,7 +258,7 @@ def test_censored_cases_alone_are_refused(tmp_path):
 
 
 def test_classes_need_no_unit():
-    assert own_scale([], TASK).deviation == pytest.approx(1)
+    assert measure_risk_scale([], TASK).deviation == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
@@ -275,7 +274,7 @@ def test_the_oracle_is_best_on_truth_and_above_random(kind, request):
 
     box = BlackBox(model, "host", in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     task = SurvivalTask() if kind == "survival" else ClassificationTask(cohort.card.classes)
-    finding = audited(
+    finding = audit_model(
         box.host(),
         cohort,
         specs,

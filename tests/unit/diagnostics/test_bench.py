@@ -1,9 +1,9 @@
-from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.trained_fold import TrainedFold
 from run_builders import TrainedRuns
 
 
 def test_a_bag_on_the_bench_has_truth_evidence_and_both_networks(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
+    fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
     bags = list(fold.bags())
     assert [bench.spec for bench in bags] == list(fold.parts.test)
     assert fold.networks == ("plain", "wrapped")
@@ -17,7 +17,7 @@ def test_a_bag_on_the_bench_has_truth_evidence_and_both_networks(classification_
 
 
 def test_the_cases_of_a_survival_run_number_their_regions_apart(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.gce, 0)
+    fold = TrainedFold.open(survival_runs.gce, 0)
     assert fold.networks == ("wrapped",)
     assert fold.scale.deviation != 1.0
     several = [bench for bench in fold.bags("train") if len(bench.bag.slide_ids) > 1]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gcemil.diagnostics.black_box import BlackBox, naming
+from gcemil.diagnostics.audit_inputs import BlackBox, name_bag_in_errors
 from gcemil.errors import BagError, StoreError, UsageError
 
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
@@ -121,5 +121,5 @@ def test_things_that_are_no_model_are_refused():
 
 def test_the_bag_stands_in_front_of_what_is_wrong_with_it():
     for error in (UsageError, BagError, StoreError):
-        with pytest.raises(error, match="Bag 'b': wrong"), naming("b"):
+        with pytest.raises(error, match="Bag 'b': wrong"), name_bag_in_errors("b"):
             raise error("wrong")

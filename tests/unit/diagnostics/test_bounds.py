@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from gcemil.config import EvidenceSettings
-from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.bounds import (
     Completeness,
     Variation,
-    completeness,
     coverage_figures,
     coverage_residual,
-    estimated_completeness,
+    estimate_completeness,
+    fit_completeness,
     gate_distance,
     gate_margin,
     gate_slope,
     recoverability_figures,
 )
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome, bag_outputs
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from run_builders import TrainedRuns
@@ -88,19 +88,19 @@ def test_the_residual_is_one_minus_coverage():
 
 
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
-    found = completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
+    found = fit_completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
 
 
 def test_subsets_that_change_nothing_say_nothing():
-    assert completeness([]) is None
-    assert completeness([Variation(0.5, 0.0, 0.0)]) is None
+    assert fit_completeness([]) is None
+    assert fit_completeness([Variation(0.5, 0.0, 0.0)]) is None
 
 
 def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
-    found = completeness([Variation(0.0, 1.0, 0.1), Variation(1.0, 1.0, 0.1)])
+    found = fit_completeness([Variation(0.0, 1.0, 0.1), Variation(1.0, 1.0, 0.1)])
     assert found.eta == math.inf
     assert found.bound(0.5) is None
 
@@ -111,7 +111,7 @@ def test_gates_on_the_simplex_select_where_anything_is_left(gate, expected):
 
 
 def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     for bench in fold.bags():
         explanation = bench.explanation
         outcome = bag_outcome(bench.wrapped, explanation.recovery.selected, explanation.output.log_gates)
@@ -123,7 +123,7 @@ def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: T
 
 
 def test_an_output_that_moves_beyond_its_bound_breaks_it(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     explanation = next(iter(fold.bags())).explanation
     outputs = BagOutputs(full=1.0, kept=0.5, removed=None, gated=None)
     tight = coverage_figures(fold.model, explanation, outputs, Completeness(eta=0.0, output_slope=1.0))
@@ -136,9 +136,9 @@ def test_an_output_that_moves_beyond_its_bound_breaks_it(classification_runs: Tr
 
 def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: TrainedRuns):
     seen = []
-    wrapped = FoldBench.open(survival_runs.gce, 0)
-    found = estimated_completeness(wrapped, lambda done, total: seen.append((done, total)))
+    wrapped = TrainedFold.open(survival_runs.gce, 0)
+    found = estimate_completeness(wrapped, lambda done, total: seen.append((done, total)))
     assert 0 < found.eta < math.inf
     assert found.output_slope > 0
     assert seen == [(n + 1, len(wrapped.parts.val)) for n in range(len(wrapped.parts.val))]
-    assert estimated_completeness(FoldBench.open(survival_runs.host, 0)) is None
+    assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None

@@ -7,10 +7,10 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import budget
-from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.budget import prefix_outcomes
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.network_view import network_view
 from gcemil.diagnostics.snr import bag_outcome
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import read_finding, write_finding
 from gcemil.metrics import METRICS
@@ -32,7 +32,7 @@ def values(finding, **labels):
 
 
 def test_the_planted_oracle_is_sufficient_and_necessary_as_by_hand(tmp_path):
-    finding = budget.measured(planted_fold(tmp_path, n_slides=6), budgets=(0.1,), attributions=FEW)
+    finding = budget.measure_budget(planted_fold(tmp_path, n_slides=6), budgets=(0.1,), attributions=FEW)
     oracle = values(finding, rule="oracle")
     assert oracle["evidence_sufficiency"] == oracle["task_metric"] == pytest.approx(1)
     assert oracle["keep_only_drop"] == pytest.approx(0, abs=1e-6)
@@ -47,7 +47,7 @@ def test_the_planted_oracle_is_sufficient_and_necessary_as_by_hand(tmp_path):
 
 
 def test_the_planted_oracle_beats_chance_on_every_figure_that_has_a_better_side(tmp_path):
-    finding = budget.measured(planted_fold(tmp_path), budgets=(0.05, 0.1), attributions=FEW)
+    finding = budget.measure_budget(planted_fold(tmp_path), budgets=(0.05, 0.1), attributions=FEW)
     for size in ("0.05", "0.1"):
         oracle, chance = (values(finding, rule=rule, budget=size) for rule in ("oracle", "random"))
         for name, value in oracle.items():
@@ -63,8 +63,8 @@ def test_the_planted_oracle_beats_chance_on_every_figure_that_has_a_better_side(
 @pytest.mark.parametrize("kind", ["classification_runs", "survival_runs"])
 def test_every_rule_has_the_same_size_and_the_oracle_is_best_on_truth(kind, request):
     runs: TrainedRuns = request.getfixturevalue(kind)
-    fold = FoldBench.open(runs.gce, 0, against=runs.host)
-    finding = budget.measured(fold, budgets=(0.05, "recovered"), attributions=FEW)
+    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
+    finding = budget.measure_budget(fold, budgets=(0.05, "recovered"), attributions=FEW)
     for network in ("plain", "wrapped"):
         for size in ("0.05", "recovered"):
             found = rows(finding, network=network, budget=size, comparison="full-kept")
@@ -78,8 +78,8 @@ def test_every_rule_has_the_same_size_and_the_oracle_is_best_on_truth(kind, requ
 
 
 def test_the_two_gaps_never_stand_in_one_row(classification_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(classification_runs.gce, 0))
-    finding = budget.measured(fold, budgets=(0.05, "recovered"), attributions=FEW)
+    fold = few_bags(TrainedFold.open(classification_runs.gce, 0))
+    finding = budget.measure_budget(fold, budgets=(0.05, "recovered"), attributions=FEW)
     for row in finding.rows:
         gated = row.labels["comparison"] == "soft-kept"
         assert (row.values["cd_gap"] is not None) == gated
@@ -90,7 +90,7 @@ def test_the_two_gaps_never_stand_in_one_row(classification_runs: TrainedRuns):
 
 
 def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     bag = next(iter(fold.bags()))
     view = network_view(fold, bag, "wrapped")
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
@@ -106,7 +106,7 @@ def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: T
 
 
 def test_the_whole_bag_loses_nothing_and_leaves_nothing(tmp_path):
-    finding = budget.measured(planted_fold(tmp_path, n_slides=4), budgets=(1.0,), attributions=FEW)
+    finding = budget.measure_budget(planted_fold(tmp_path, n_slides=4), budgets=(1.0,), attributions=FEW)
     for row in finding.rows:
         assert row.values["keep_only_drop"] == pytest.approx(0, abs=1e-6)
         assert row.values["full_kept_gap"] == pytest.approx(0, abs=1e-6)
@@ -115,30 +115,30 @@ def test_the_whole_bag_loses_nothing_and_leaves_nothing(tmp_path):
 
 
 def test_bags_of_one_patch_are_their_own_evidence(tmp_path, classification_runs: TrainedRuns):
-    fold = one_patch_fold(FoldBench.open(classification_runs.gce, 0), tmp_path / "cohort")
-    finding = budget.measured(few_bags(fold))
+    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
+    finding = budget.measure_budget(few_bags(fold))
     assert all(row.values["evidence_fraction"] == 1 for row in finding.rows)
     assert all(row.values["keep_only_drop"] == 0 for row in rows(finding, comparison="full-kept"))
 
 
 def test_bags_of_one_class_have_figures(tmp_path):
     fold = fold_of(planted_fold(tmp_path), lambda spec: spec.target == 1)
-    oracle = values(budget.measured(fold, budgets=(0.1,), attributions=FEW), rule="oracle")
+    oracle = values(budget.measure_budget(fold, budgets=(0.1,), attributions=FEW), rule="oracle")
     assert oracle["evidence_sufficiency"] == pytest.approx(1)
     assert oracle["complement_degradation"] == pytest.approx(1)
 
 
 def test_without_an_event_there_is_no_task_metric_and_a_note_says_so(survival_runs: TrainedRuns):
-    fold = fold_of(FoldBench.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
-    finding = budget.measured(fold, attributions=FEW)
+    fold = fold_of(TrainedFold.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
+    finding = budget.measure_budget(fold, attributions=FEW)
     assert all(row.values["evidence_sufficiency"] is None for row in finding.rows)
     assert values(finding, rule="random", budget="0.05")["full_kept_gap"] > 0
     assert any(note.startswith("No task metric on these bags:") for note in finding.notes)
 
 
 def test_signed_differences_of_risks_are_left_out(survival_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(survival_runs.gce, 0))
-    finding = budget.measured(fold, budgets=(0.05,), attributions=FEW)
+    fold = few_bags(TrainedFold.open(survival_runs.gce, 0))
+    finding = budget.measure_budget(fold, budgets=(0.05,), attributions=FEW)
     one = values(finding, rule="random", budget="0.05")
     assert one["removal_effect"] is None
     assert one["removal_gap"] > 0
@@ -148,7 +148,7 @@ def test_without_truth_there_is_neither_oracle_nor_truth(tmp_path):
     fold = planted_fold(tmp_path, n_slides=4)
     for path in (tmp_path / "truth").iterdir():
         path.unlink()
-    finding = budget.measured(fold, attributions=FEW)
+    finding = budget.measure_budget(fold, attributions=FEW)
     assert not rows(finding, rule="oracle")
     assert all(row.values[name] is None for row in finding.rows for name in TRUTH)
     assert (
@@ -159,38 +159,31 @@ def test_without_truth_there_is_neither_oracle_nor_truth(tmp_path):
 def test_truth_for_some_bags_makes_no_oracle_over_some_bags(tmp_path):
     fold = planted_fold(tmp_path, n_slides=4)
     (tmp_path / "truth" / "s03.h5").unlink()
-    finding = budget.measured(fold, attributions=FEW)
+    finding = budget.measure_budget(fold, attributions=FEW)
     assert not rows(finding, rule="oracle")
     assert "Left out, because some bags cannot have them: oracle." in finding.notes
 
 
 def test_the_same_seed_gives_the_same_finding_and_json_keeps_it(tmp_path):
     fold = planted_fold(tmp_path, n_slides=4)
-    one, other = (budget.measured(fold, budgets=(0.1,), attributions=FEW) for _ in range(2))
+    one, other = (budget.measure_budget(fold, budgets=(0.1,), attributions=FEW) for _ in range(2))
     assert one == other
     assert read_finding(write_finding(tmp_path, one)).rows == one.rows
-    assert budget.measured(replace(fold, seed=1), budgets=(0.1,), attributions=FEW) != one
+    assert budget.measure_budget(replace(fold, seed=1), budgets=(0.1,), attributions=FEW) != one
 
 
 def test_budgets_are_three_shares_and_the_size_of_the_evidence(classification_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(classification_runs.gce, 0), 1)
-    finding = budget.measured(fold, attributions=FEW)
+    fold = few_bags(TrainedFold.open(classification_runs.gce, 0), 1)
+    finding = budget.measure_budget(fold, attributions=FEW)
     assert {row.labels["budget"] for row in finding.rows} == {"0.01", "0.05", "0.1", "recovered"}
 
 
 def test_a_run_without_a_wrapper_has_no_recovered_evidence(tmp_path):
     fold = planted_fold(tmp_path, n_slides=2)
-    assert {row.labels["budget"] for row in budget.measured(fold, attributions=FEW).rows} == {
+    assert {row.labels["budget"] for row in budget.measure_budget(fold, attributions=FEW).rows} == {
         "0.01",
         "0.05",
         "0.1",
     }
     with pytest.raises(UsageError, match="for a run with a wrapper, got 'recovered'"):
-        budget.measured(fold, budgets=("recovered",))
-
-
-def test_progress_counts_the_bags(tmp_path):
-    seen = []
-    fold = planted_fold(tmp_path, n_slides=3)
-    budget.measured(fold, attributions=FEW, on_bag=lambda *count: seen.append(count))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+        budget.measure_budget(fold, budgets=("recovered",))

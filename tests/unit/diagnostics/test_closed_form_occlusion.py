@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution.ablation import captum_occlusion, keep_one, leave_one_out
-from gcemil.diagnostics.attribution.closed_form import has_closed_form, occlusion, single
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution import (
+    captum_occlusion,
+    has_closed_form,
+    keep_one,
+    leave_one_out,
+    occlusion,
+    single,
+)
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts import attention
 from gcemil.hosts.abmil import Abmil
@@ -26,7 +32,7 @@ LAST_LAYER = {
 
 
 def check_equal(host, features, coords, tolerance=1e-5):
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     for closed, naive in ((occlusion, leave_one_out), (single, keep_one)):
         torch.testing.assert_close(closed(bag), naive(bag), atol=tolerance, rtol=0)
 
@@ -55,7 +61,7 @@ def test_the_closed_form_is_the_loop_to_the_last_digits_of_double_precision(name
 
 @pytest.mark.parametrize("name", POOLING)
 def test_the_closed_form_is_what_captum_measures(name):
-    bag = predicted(prepared_host(name), *tensor_bag(20))
+    bag = predict_bag(prepared_host(name), *tensor_bag(20))
     torch.testing.assert_close(occlusion(bag), captum_occlusion(bag), atol=1e-5, rtol=0)
 
 
@@ -88,7 +94,7 @@ def test_a_weight_just_below_one_is_left_out_exactly():
 
 @pytest.mark.parametrize("name", POOLING)
 def test_chunks_do_not_show(name, monkeypatch):
-    bag = predicted(prepared_host(name), *tensor_bag(23))
+    bag = predict_bag(prepared_host(name), *tensor_bag(23))
     whole = occlusion(bag), single(bag)
     monkeypatch.setattr(attention, "CHUNK", 4)
     parts = occlusion(bag), single(bag)
@@ -97,7 +103,7 @@ def test_chunks_do_not_show(name, monkeypatch):
 
 
 def test_without_its_critical_patch_dsmil_turns_to_another():
-    bag = predicted(prepared_host("dsmil"), *tensor_bag(25))
+    bag = predict_bag(prepared_host("dsmil"), *tensor_bag(25))
     critical = bag.embedded.instance_logits.argmax(dim=0).unique()
     found, expected = occlusion(bag), leave_one_out(bag)
     torch.testing.assert_close(found[critical], expected[critical], atol=1e-6, rtol=0)
@@ -132,7 +138,7 @@ def test_the_only_patch_of_a_group_takes_its_group_along():
 
 def test_the_only_patch_of_a_bag_has_no_complement():
     features, _ = tensor_bag(1)
-    bag = predicted(prepared_host("abmil"), features, None)
+    bag = predict_bag(prepared_host("abmil"), features, None)
     assert occlusion(bag).tolist() == pytest.approx([0], abs=1e-6)
     torch.testing.assert_close(single(bag)[0], bag.logit)
 
@@ -140,14 +146,14 @@ def test_the_only_patch_of_a_bag_has_no_complement():
 @pytest.mark.parametrize("name", ["transmil", "camil"])
 def test_hosts_whose_patches_see_each_other_are_refused(name):
     with pytest.raises(UsageError, match="has no closed form of leave-one-out"):
-        occlusion(predicted(prepared_host(name), *tensor_bag(4)))
+        occlusion(predict_bag(prepared_host(name), *tensor_bag(4)))
 
 
 def test_distillation_by_the_best_patch_is_refused():
     host = create_host("dtfd", in_dim=4, n_outputs=2, options={"distillation": "max"}).eval()
     assert not has_closed_form(host)
     with pytest.raises(UsageError, match="has no closed form"):
-        single(predicted(host, torch.ones(2, 4), None))
+        single(predict_bag(host, torch.ones(2, 4), None))
 
 
 def test_a_subclass_that_may_pool_in_its_own_way_is_refused():

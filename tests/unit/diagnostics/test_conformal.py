@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gcemil.diagnostics.conformal import (
+from gcemil.diagnostics.guarantee import (
     Certificate,
     bags_needed,
     binomial_certificate,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fold_builders import one_patch_fold
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.cost import held_bytes, interleaved, measured, without_patch
+from gcemil.diagnostics.cost import count_bytes, leave_out_patch, measure_inference_cost, time_interleaved
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from run_builders import TrainedRuns
@@ -31,39 +31,41 @@ def test_every_call_is_timed_alone_and_the_median_counts():
     def work(seconds):
         watch.now += seconds
 
-    found = interleaved({"a": lambda: work(next(slow)), "b": lambda: work(7.0)}, 3, watch)
+    found = time_interleaved({"a": lambda: work(next(slow)), "b": lambda: work(7.0)}, 3, watch)
     assert found == pytest.approx({"a": 3.0, "b": 7.0})
 
 
 def test_rounds_begin_with_another_call_each_time():
     seen = []
-    interleaved({name: lambda name=name: seen.append(name) for name in "abc"}, 3, Stopwatch())
+    time_interleaved({name: lambda name=name: seen.append(name) for name in "abc"}, 3, Stopwatch())
     assert "".join(seen) == "abcbcacab"
 
 
 def test_each_turn_leaves_another_patch_out():
-    out = [int((~without_patch(50, turn)).nonzero()) for turn in range(5)]
+    out = [int((~leave_out_patch(50, turn)).nonzero()) for turn in range(5)]
     assert len(set(out)) == 5
 
 
 def test_handed_rows_count_with_their_bytes():
-    assert held_bytes((torch.zeros(10, 4), torch.zeros(10, 2, dtype=torch.int64), None)) == 160 + 160
+    assert count_bytes((torch.zeros(10, 4), torch.zeros(10, 2, dtype=torch.int64), None)) == 160 + 160
 
 
-def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> FoldBench:
+def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> TrainedFold:
     """The plain run's fold with a host whose pass takes a second per patch."""
 
     def model(features):
         watch.now += len(features)
         return features.mean(dim=0)[:2], features[:, 0]
 
-    fold = FoldBench.open(runs.host, 0)
+    fold = TrainedFold.open(runs.host, 0)
     return replace(fold, host=CallableHost(model, fold.cohort.card.feature_dim, 2, scores="model"))
 
 
 def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_runs: TrainedRuns):
     watch = Stopwatch()
-    finding = measured(counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2)
+    finding = measure_inference_cost(
+        counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2
+    )
     assert [row.labels["mode"] for row in finding.rows] == ["full", "attention", "occlusion"]
     for mode in ("attention", "occlusion"):
         for slide in (one for one in finding.slides if one["mode"] == mode):
@@ -82,9 +84,8 @@ def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_
 
 
 def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
-    seen = []
-    finding = measured(fold, repeats=1, timed_bags=2, on_bag=lambda done, total: seen.append((done, total)))
+    fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
+    finding = measure_inference_cost(fold, repeats=1, timed_bags=2)
     assert [(row.labels["mode"], row.labels["network"]) for row in finding.rows] == [
         ("full", "plain"),
         ("soft", "wrapped"),
@@ -94,8 +95,6 @@ def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: Trai
         ("occlusion", "plain"),
     ]
     assert any("No prefilter" in note for note in finding.notes)
-    n_bags = len(fold.specs())
-    assert seen[-1] == (n_bags, n_bags)
     assert len({slide["bag_id"] for slide in finding.slides}) == finding.settings["timed_bags"] <= 2
     discrete, attention = row(finding, "discrete").values, row(finding, "attention").values
     assert discrete["patch_ratio"] == pytest.approx(attention["patch_ratio"])
@@ -108,15 +107,15 @@ def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: Trai
 
 
 def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.gce, 0)
-    found = row(measured(fold, repeats=1, timed_bags=1), "discrete").values
+    fold = TrainedFold.open(survival_runs.gce, 0)
+    found = row(measure_inference_cost(fold, repeats=1, timed_bags=1), "discrete").values
     assert found["relative_utility"] >= 0
 
 
 def test_bags_of_one_patch_cost_the_same_every_way(classification_runs: TrainedRuns, tmp_path):
     watch = Stopwatch()
     fold = one_patch_fold(counted_fold(classification_runs, watch), tmp_path / "cohort")
-    finding = measured(fold, clock=watch, repeats=1)
+    finding = measure_inference_cost(fold, clock=watch, repeats=1)
     assert row(finding, "attention").values["aggregation_time"] == pytest.approx(1)
     assert row(finding, "attention").values["patch_ratio"] == pytest.approx(1)
     # Nothing is left to ask once the only patch is out.
@@ -126,4 +125,4 @@ def test_bags_of_one_patch_cost_the_same_every_way(classification_runs: TrainedR
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"timed_bags": 0}])
 def test_nothing_timed_is_an_error(classification_runs: TrainedRuns, wrong):
     with pytest.raises(UsageError, match="repeats and timed_bags are at least 1"):
-        measured(FoldBench.open(classification_runs.host, 0), **wrong)
+        measure_inference_cost(TrainedFold.open(classification_runs.host, 0), **wrong)

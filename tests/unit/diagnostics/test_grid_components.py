@@ -5,13 +5,13 @@ import pytest
 from skimage.measure import label, regionprops
 
 from gcemil.bags.annotations.truth import connected_regions, patch_cells
-from gcemil.diagnostics.components import (
+from gcemil.diagnostics.lesions import (
+    NOT_FOUND,
     hits_by_overlap,
     hits_by_point,
     lesion_candidates,
     major_axes,
 )
-from gcemil.diagnostics.froc import NOT_FOUND
 from gcemil.errors import BagError
 
 

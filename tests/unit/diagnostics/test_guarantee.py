@@ -7,9 +7,14 @@ import pytest
 
 from fold_builders import fold_of, one_patch_fold
 from gcemil.diagnostics import guarantee
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.conformal import Certificate
-from gcemil.diagnostics.guarantee import RuleRecord, refusal, rule_row, slide_lines
+from gcemil.diagnostics.guarantee import (
+    Certificate,
+    RuleRecord,
+    explain_refusal,
+    guarantee_row,
+    guarantee_slides,
+)
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from run_builders import TrainedRuns
 
@@ -26,28 +31,28 @@ def record(*rows):
 
 def test_bags_that_disagree_at_the_promised_size_are_shown_whole():
     certificate = Certificate(0.25, True, 30, 0.2, rank=25)
-    row = rule_row(KEY, "conformal", certificate, record("xxx", "xxx", ".xx", "xxx"), SIZES)
+    row = guarantee_row(KEY, "conformal", certificate, record("xxx", "xxx", ".xx", "xxx"), SIZES)
     assert row.values["promised_rate"] == pytest.approx(0.8)
     assert row.values["realised_rate"] == pytest.approx(0.75)
     assert row.values["evidence_fraction"] == pytest.approx(0.25)
     assert row.values["fallback_share"] == pytest.approx(0.25)
     assert row.values["guarded_fraction"] == pytest.approx((3 * 0.25 + 1) / 4)
-    lines = slide_lines(KEY, "conformal", certificate, record("xxx", ".xx"), SIZES)
+    lines = guarantee_slides(KEY, "conformal", certificate, record("xxx", ".xx"), SIZES)
     assert [(line["bag_id"], line["falls_back"]) for line in lines] == [("bag 0", False), ("bag 1", True)]
 
 
 def test_without_a_certificate_every_bag_is_shown_whole():
     certificate = Certificate(1.0, False, 3, 0.1)
-    row = rule_row(KEY, "conformal", certificate, record("..x", "xxx"), SIZES)
+    row = guarantee_row(KEY, "conformal", certificate, record("..x", "xxx"), SIZES)
     assert (row.values["realised_rate"], row.values["fallback_share"]) == pytest.approx((1, 1))
     assert (row.values["guarded_fraction"], row.values["certified_share"]) == pytest.approx((1, 0))
 
 
 def test_a_refusal_says_what_it_would_take():
-    assert refusal(KEY, "conformal", Certificate(0.5, True, 30, 0.1), 0.9) == []
-    (few,) = refusal(KEY, "learn_then_test", Certificate(1.0, False, 15, 0.1), 0.9)
+    assert explain_refusal(KEY, "conformal", Certificate(0.5, True, 30, 0.1), 0.9) == []
+    (few,) = explain_refusal(KEY, "learn_then_test", Certificate(1.0, False, 15, 0.1), 0.9)
     assert "15 calibration bags cannot certify a rate of 0.9, it takes at least 22" in few
-    (bad,) = refusal(KEY, "conformal", Certificate(1.0, False, 15, 0.1), 0.9)
+    (bad,) = explain_refusal(KEY, "conformal", Certificate(1.0, False, 15, 0.1), 0.9)
     assert "attention (plain): too many of 15 calibration bags change their answer" in bad
 
 
@@ -58,12 +63,9 @@ def values(finding, metric, **labels):
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_a_handful_of_calibration_bags_promises_nothing_and_says_so(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = FoldBench.open(runs.gce, 0, against=runs.host)
+    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
     assert len(fold.specs("val")) < 9
-    seen = []
-    found = guarantee.measured(fold, on_bag=lambda done, total: seen.append((done, total)))
-    n_bags = len(fold.specs("val")) + len(fold.specs("test"))
-    assert seen == [(done, n_bags) for done in range(1, n_bags + 1)]
+    found = guarantee.measure_guarantee(fold)
     assert set(values(found, "certified_fraction")) == {1.0}
     assert set(values(found, "realised_rate")) == {1.0}
     assert set(values(found, "guarded_fraction")) == {1.0}
@@ -74,8 +76,8 @@ def test_a_handful_of_calibration_bags_promises_nothing_and_says_so(kind, reques
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_the_oracle_ranks_truth_first(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = FoldBench.open(runs.gce, 0, against=runs.host)
-    found = guarantee.measured(fold, alpha=0.5)
+    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
+    found = guarantee.measure_guarantee(fold, alpha=0.5)
     for network, expected in (("plain", RULES), ("wrapped", RULES | {"evidence"})):
         own = [row for row in found.rows if row.labels["network"] == network]
         assert {row.labels["rule"] for row in own} == expected
@@ -91,22 +93,22 @@ def test_the_oracle_ranks_truth_first(kind, request: pytest.FixtureRequest):
 
 
 def test_any_size_is_safe_where_every_risk_is_the_same_answer(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.gce, 0)
-    found = guarantee.measured(fold, alpha=0.5, risk_tolerance=1e9)
+    fold = TrainedFold.open(survival_runs.gce, 0)
+    found = guarantee.measure_guarantee(fold, alpha=0.5, risk_tolerance=1e9)
     assert set(values(found, "certified_fraction", method="conformal")) == {0.01}
     assert set(values(found, "realised_rate")) == {1.0}
 
 
 def test_no_size_is_safe_where_no_two_risks_are_the_same_answer(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.gce, 0)
-    found = guarantee.measured(fold, alpha=0.5, risk_tolerance=0.0)
+    fold = TrainedFold.open(survival_runs.gce, 0)
+    found = guarantee.measure_guarantee(fold, alpha=0.5, risk_tolerance=0.0)
     assert set(values(found, "certified_fraction")) == {1.0}
     assert any("change their answer" in note for note in found.notes)
 
 
 def test_bags_of_one_patch_agree_at_every_size(classification_runs: TrainedRuns, tmp_path):
-    fold = one_patch_fold(FoldBench.open(classification_runs.gce, 0), tmp_path / "cohort")
-    found = guarantee.measured(fold, alpha=0.5)
+    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
+    found = guarantee.measure_guarantee(fold, alpha=0.5)
     assert set(values(found, "certified_fraction", method="conformal")) == {0.01}
     # One patch is the whole bag, whatever fraction was asked for.
     assert set(values(found, "evidence_fraction")) == {1.0}
@@ -114,13 +116,13 @@ def test_bags_of_one_patch_agree_at_every_size(classification_runs: TrainedRuns,
 
 
 def test_test_bags_of_one_class_are_no_obstacle(classification_runs: TrainedRuns):
-    fold = fold_of(FoldBench.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
-    assert guarantee.measured(fold, alpha=0.5).rows
+    fold = fold_of(TrainedFold.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
+    assert guarantee.measure_guarantee(fold, alpha=0.5).rows
 
 
 def test_a_fold_without_validation_bags_is_refused(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     with pytest.raises(UsageError, match="has no val bags"):
-        guarantee.measured(replace(fold, parts=replace(fold.parts, val=[])))
+        guarantee.measure_guarantee(replace(fold, parts=replace(fold.parts, val=[])))
     with pytest.raises(UsageError, match="alpha lies in \\(0, 1\\), got 2"):
-        guarantee.measured(fold, alpha=2.0)
+        guarantee.measure_guarantee(fold, alpha=2.0)

@@ -8,21 +8,32 @@ import pytest
 
 from gcemil.bags import store
 from gcemil.bags.bag import slide_bag
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.froc import NOT_FOUND, SlideDetections, froc_curve, interpolated, reached
-from gcemil.diagnostics.judged_slides import (
+from gcemil.diagnostics.lesions import (
+    NOT_FOUND,
+    ScoredSlide,
+    SlideDetections,
+    best_threshold,
+    dice,
+    froc_curve,
+    interpolated_sensitivity,
+    reached_sensitivity,
+    specificity,
+)
+from gcemil.diagnostics.localisation import (
     Excluded,
-    JudgedSlide,
+    MappedSlide,
     SlideTruth,
     TruthRule,
     control_maps,
     lesion_exclusions,
+    localisation_notes,
+    localisation_rows,
+    measure_localisation,
     slide_truth,
 )
-from gcemil.diagnostics.localisation import localisation_rows, measured, notes
-from gcemil.diagnostics.patch_overlap import ScoredSlide, best_threshold, dice, specificity
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import StoreError
-from gcemil.findings import over_folds, read_finding, write_finding
+from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.simulation.simulate import simulate
 from run_builders import TrainedRuns
 
@@ -35,7 +46,7 @@ def slide(name, scores, truth):
     lesion = np.where(positive, np.cumsum(np.diff(positive.astype(int), prepend=0) == 1), 0)
     cells = np.stack([np.arange(len(truth)), np.zeros(len(truth), dtype=np.int64)], axis=1)
     known = SlideTruth(name, cells, positive, lesion, np.zeros(int(lesion.max()), dtype=bool), False)
-    return JudgedSlide(known, {("toy", "none"): np.array(scores, dtype=np.float64)})
+    return MappedSlide(known, {("toy", "none"): np.array(scores, dtype=np.float64)})
 
 
 def figures(finding, rule, network="none"):
@@ -85,11 +96,11 @@ def test_a_curve_known_by_hand_is_read_in_steps_and_by_lines():
     curve = froc_curve(slides)
     assert curve.false_positives.tolist() == pytest.approx([0, 0, 1, 1, 1.5])
     assert curve.sensitivity == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3, 2 / 3])
-    assert reached(curve) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3, 2 / 3])
+    assert reached_sensitivity(curve) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3, 2 / 3])
     half_way = froc_curve([SlideDetections(np.array([0.9, 0.1]), np.array([0.5, 0.1]))])
     # From (1, 1/2) to (2, 1).
-    assert interpolated(half_way, [1.5]) == pytest.approx([0.75])
-    assert reached(half_way, [1.5]) == pytest.approx([0.5])
+    assert interpolated_sensitivity(half_way, [1.5]) == pytest.approx([0.75])
+    assert reached_sensitivity(half_way, [1.5]) == pytest.approx([0.5])
 
 
 def test_without_lesions_there_is_no_curve():
@@ -98,7 +109,7 @@ def test_without_lesions_there_is_no_curve():
 
 
 def test_detections_that_find_nothing_have_sensitivity_zero():
-    assert reached(
+    assert reached_sensitivity(
         froc_curve([SlideDetections(np.array([NOT_FOUND]), np.empty(0))])
     ).tolist() == pytest.approx([0.0] * 7)
 
@@ -159,12 +170,16 @@ def test_one_patch_no_lesion_and_the_whole_slide_are_no_exception():
 
 
 def test_exclusions_and_missing_figures_are_told_by_name():
-    lines = notes([], [slide("t", [0.5], "x")], [Excluded("a", "no truth"), Excluded("b", "no truth")])
+    lines = localisation_notes(
+        [], [slide("t", [0.5], "x")], [Excluded("a", "no truth"), Excluded("b", "no truth")]
+    )
     assert lines[0] == "Excluded (no truth): a, b."
     assert "No validation slide has a lesion" in lines[1]
     assert "normal_specificity does not exist" in lines[2]
     assert "isolated tumour cells count" in lines[3]
-    assert notes([], [], [Excluded("a", "no coordinates")])[-1].startswith("No test slide has truth")
+    assert localisation_notes([], [], [Excluded("a", "no coordinates")])[-1].startswith(
+        "No test slide has truth"
+    )
 
 
 def test_truth_is_read_by_the_one_percent_rule(tmp_path):
@@ -210,7 +225,7 @@ def test_on_simulated_metastases_the_oracle_is_perfect_and_above_chance(tmp_path
     for spec in cohort.bags:
         bag = cohort.layout(spec)
         truth = slide_truth(cohort.truth_file(spec.bag_id), bag, spec.bag_id, PAPER)
-        slides.append(JudgedSlide(truth, control_maps(truth, seed=0)))
+        slides.append(MappedSlide(truth, control_maps(truth, seed=0)))
     assert 0 < sum(bool(one.truth.positive.any()) for one in slides) < len(slides)
     rows, _ = localisation_rows(slides[::2], slides[1::2])
     oracle, chance = (
@@ -223,11 +238,8 @@ def test_on_simulated_metastases_the_oracle_is_perfect_and_above_chance(tmp_path
 
 
 def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: TrainedRuns, tmp_path):
-    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
-    heard = []
-    finding = measured(fold, on_bag=lambda done, total: heard.append((done, total)))
-    n_bags = len(fold.parts.val) + len(fold.parts.test)
-    assert heard == [(done, n_bags) for done in range(1, n_bags + 1)]
+    fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
+    finding = measure_localisation(fold)
     rules = [(row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2]
     assert rules == [
         ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"), ("gates", "wrapped"),
@@ -248,17 +260,17 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
     assert oracle["froc"] == pytest.approx(1)
     assert oracle["normal_specificity"] is None
     assert read_finding(write_finding(tmp_path, finding)) == finding
-    assert figures(over_folds([finding, finding]), "oracle")["dice"] == pytest.approx(1)
+    assert figures(join_folds([finding, finding]), "oracle")["dice"] == pytest.approx(1)
 
 
 def test_the_same_seed_gives_the_same_finding(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
-    assert measured(fold) == measured(fold)
+    fold = TrainedFold.open(classification_runs.gce, 0)
+    assert measure_localisation(fold) == measure_localisation(fold)
 
 
 def test_slides_of_a_case_are_judged_one_by_one(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.host, 0)
-    finding = measured(fold)
+    fold = TrainedFold.open(survival_runs.host, 0)
+    finding = measure_localisation(fold)
     judged = {detail["slide_id"] for detail in finding.slides}
     assert judged == {slide_id for spec in fold.parts.test for slide_id in spec.slide_ids}
     assert {row.labels["rule"] for row in finding.rows} == {"attention", "random", "oracle"}
@@ -270,14 +282,14 @@ def test_slides_of_a_case_are_judged_one_by_one(survival_runs: TrainedRuns):
 def test_a_slide_without_truth_is_left_out_and_named(classification_runs: TrainedRuns, tmp_path):
     cohort = tmp_path / "cohort"
     shutil.copytree(classification_runs.cohort, cohort)
-    fold = FoldBench.open(classification_runs.host, 0)
+    fold = TrainedFold.open(classification_runs.host, 0)
     lost = fold.parts.test[0].slide_ids[0]
     (cohort / "truth" / f"{lost}.h5").unlink()
     moved = replace(fold, cohort=type(fold.cohort).load(cohort))
-    finding = measured(moved)
+    finding = measure_localisation(moved)
     assert finding.notes[0] == f"Excluded (no truth): {lost}."
     assert lost not in {detail["slide_id"] for detail in finding.slides}
     shutil.rmtree(cohort / "truth")
-    nothing = measured(moved)
+    nothing = measure_localisation(moved)
     assert nothing.rows == ()
     assert nothing.notes[-1] == "No test slide has truth and coordinates, so nothing is judged."

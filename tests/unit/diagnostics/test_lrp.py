@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gcemil.diagnostics.attribution.lrp import constant_deviation, has_rules, held_constant, lrp
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution_gradients import has_lrp_rules, hold_constant, lrp, normalise_by_constant
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.hosts.host import shortcut
 from gcemil.hosts.table import HOSTS
 from wrapper_builders import prepared_host, tensor_bag
@@ -30,7 +30,7 @@ def without_biases(host):
 @pytest.mark.parametrize("name", LINEAR_HEADS)
 def test_the_patches_share_the_logit_without_its_bias(name, n_outputs):
     host, (features, coords) = prepared_host(name, n_outputs=n_outputs), tensor_bag(25)
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     expected = bag.logit - head_of(host).bias[bag.index]
     torch.testing.assert_close(lrp(bag).sum(), expected, atol=1e-5, rtol=0)
 
@@ -40,20 +40,20 @@ def test_transmil_without_biases_and_class_token_gives_all_of_the_logit_to_the_p
     host = without_biases(prepared_host("transmil"))
     with torch.no_grad():
         host.class_token.zero_()
-    bag = predicted(host, *tensor_bag(n_patches))
+    bag = predict_bag(host, *tensor_bag(n_patches))
     torch.testing.assert_close(lrp(bag).sum(), bag.logit, atol=1e-4, rtol=0)
 
 
 def test_the_dictionary_of_ibmil_keeps_its_share():
     host, (features, coords) = prepared_host("ibmil"), tensor_bag(10)
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     of_bag = host.head.weight[bag.index, : bag.full.bag_feature.shape[0]] @ bag.full.bag_feature
     torch.testing.assert_close(lrp(bag).sum(), of_bag, atol=1e-5, rtol=0)
 
 
 def test_softmax_pooling_shares_by_attention_times_value():
     host, (features, coords) = prepared_host("abmil"), tensor_bag(8)
-    bag = predicted(host, features, coords)
+    bag = predict_bag(host, features, coords)
     weights = bag.full.scores.softmax(dim=0)
     expected = weights * (bag.embedded.tokens @ host.head.weight[bag.index])
     torch.testing.assert_close(lrp(bag), expected)
@@ -64,14 +64,14 @@ def test_holding_parts_constant_changes_no_value(name):
     host, (features, coords) = prepared_host(name), tensor_bag(17)
     with torch.no_grad():
         before = host(features, coords).logits
-        with held_constant(host):
+        with hold_constant(host):
             during = host(features, coords).logits
     torch.testing.assert_close(during, before, atol=1e-6, rtol=0)
 
 
 def test_the_hooks_leave_even_when_the_pass_fails():
     host = prepared_host("transmil")
-    with pytest.raises(RuntimeError, match="stop"), held_constant(host):
+    with pytest.raises(RuntimeError, match="stop"), hold_constant(host):
         raise RuntimeError("stop")
     assert not any(module._forward_hooks for module in host.modules())
 
@@ -79,7 +79,7 @@ def test_the_hooks_leave_even_when_the_pass_fails():
 def test_the_rule_of_the_normalisation_by_hand():
     norm = nn.LayerNorm(2, eps=0.0, elementwise_affine=True)
     rows = torch.tensor([[3.0, 1.0]], requires_grad=True)
-    output = constant_deviation(norm, (rows,), norm(rows))
+    output = normalise_by_constant(norm, (rows,), norm(rows))
     assert output[0].tolist() == pytest.approx([1.0, -1.0])
     # (x1 - x2) / 2 over the constant deviation 1: relevance 3/2 and -1/2, in sum the output.
     (slope,) = torch.autograd.grad(output[0, 0], rows)
@@ -87,7 +87,7 @@ def test_the_rule_of_the_normalisation_by_hand():
 
 
 def test_hosts_without_a_rule_for_one_of_their_parts_are_not_supported():
-    assert [name for name in HOSTS if not has_rules(prepared_host(name))] == ["camil", "hdmil"]
+    assert [name for name in HOSTS if not has_lrp_rules(prepared_host(name))] == ["camil", "hdmil"]
 
 
 def test_every_held_part_exists():
@@ -99,7 +99,7 @@ def test_every_held_part_exists():
 
 def test_relevance_works_on_frozen_weights_and_without_gradients():
     host, (features, coords) = prepared_host("abmil"), tensor_bag(5)
-    expected = lrp(predicted(host, features, coords))
+    expected = lrp(predict_bag(host, features, coords))
     host.requires_grad_(False)
     with torch.no_grad():
-        torch.testing.assert_close(lrp(predicted(host, features, coords)), expected)
+        torch.testing.assert_close(lrp(predict_bag(host, features, coords)), expected)

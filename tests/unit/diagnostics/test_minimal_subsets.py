@@ -5,13 +5,10 @@ import torch
 
 from fold_builders import few_bags
 from gcemil.diagnostics import subsets
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.linear_pooling import linear_form
-from gcemil.diagnostics.prefixes import prefix_logits, viewed
-from gcemil.diagnostics.snr import RiskScale
-from gcemil.diagnostics.subsets import Sufficiency, bag_figures, disjoint_candidates
+from gcemil.diagnostics.network_view import linear_form, predict_bag, prefix_logits, view_bag
+from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.subsets import Sufficiency, disjoint_candidates, subset_figures
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS
@@ -26,7 +23,7 @@ LINEAR_HOSTS = ("abmil", "clam_sb", "ibmil", "mhim")
 
 
 def view_of(host, features, coords=None):
-    return viewed(predicted(host, features, coords))
+    return view_bag(predict_bag(host, features, coords))
 
 
 def toy(model, *values, n_outputs=2):
@@ -53,7 +50,7 @@ RISK = Sufficiency(Answers(1, RiskScale(mean=1.0, deviation=2.0), risk_tolerance
 def searched(view, *, judge=CLASSES, k=1, steps=1):
     order = torch.arange(len(view.embedded.tokens))
     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-    return candidates, bag_figures(view, candidates, judge.answers, order)
+    return candidates, subset_figures(view, candidates, judge.answers, order)
 
 
 def test_each_of_two_tumour_patches_is_a_subset_of_its_own():
@@ -177,10 +174,8 @@ def row(finding, **labels):
 @pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
 def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
-    seen = []
-    found = subsets.measured(fold, on_bag=lambda done, total: seen.append((done, total)), sizes=(4, 8))
-    assert seen[-1] == (len(fold.specs()), len(fold.specs()))
+    fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
+    found = subsets.measure_subsets(fold, sizes=(4, 8))
     rules = {"sufficient_prefix", "attention", "random", "oracle"}
     for network, expected in (("plain", rules), ("wrapped", rules | {"evidence"})):
         for k in ("4", "8"):
@@ -194,8 +189,8 @@ def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureReques
 
 
 def test_random_subsets_are_those_of_the_seed(classification_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(classification_runs.host, 0))
-    one, again, other = (subsets.measured(fold, sizes=(4,), seed=seed) for seed in (42, 42, 43))
+    fold = few_bags(TrainedFold.open(classification_runs.host, 0))
+    one, again, other = (subsets.measure_subsets(fold, sizes=(4,), seed=seed) for seed in (42, 42, 43))
     assert one.rows == again.rows
     assert row(one, rule="random") != row(other, rule="random")
     assert row(one, rule="attention").values["precision"] == row(other, rule="attention").values["precision"]
@@ -203,4 +198,4 @@ def test_random_subsets_are_those_of_the_seed(classification_runs: TrainedRuns):
 
 def test_a_size_without_patches_is_an_error(classification_runs: TrainedRuns):
     with pytest.raises(UsageError, match="each at least 1, got \\[8, 0\\]"):
-        subsets.measured(FoldBench.open(classification_runs.host, 0), sizes=(8, 0))
+        subsets.measure_subsets(TrainedFold.open(classification_runs.host, 0), sizes=(8, 0))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.peak_memory import peak_bytes
+from gcemil.diagnostics.cost import peak_bytes
 from gcemil.hosts.table import create_host
 
 

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.perturbation import area, flipping_curves
-from gcemil.diagnostics.prefixes import viewed
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.network_view import predict_bag, view_bag
+from gcemil.diagnostics.posthoc import area, flipping_curves
+from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from wrapper_builders import prepared_host, tensor_bag
@@ -21,7 +19,7 @@ def any_positive(features):
 
 
 def view_of(host, features, coords=None):
-    return viewed(predicted(host, features, coords))
+    return view_bag(predict_bag(host, features, coords))
 
 
 def toy(*values, model=any_positive, n_outputs=2):

@@ -5,7 +5,7 @@ import torch
 
 from fold_builders import few_bags, one_patch_fold
 from gcemil.diagnostics import posthoc
-from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import read_finding, write_finding
 from planted_folds import planted_fold
 from run_builders import TrainedRuns
@@ -28,8 +28,8 @@ def ticking():
 
 
 def test_times_are_in_passes_of_the_host(classification_runs: TrainedRuns):
-    fold = few_bags(FoldBench.open(classification_runs.gce, 0, against=classification_runs.host), 2)
-    finding = posthoc.measured(fold, clock=ticking())
+    fold = few_bags(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host), 2)
+    finding = posthoc.measure_posthoc(fold, clock=ticking())
     for network in fold.networks:
         found = by_rule(finding, network)
         assert {rule: found[rule]["runtime_ratio"] for rule in ABMIL} == dict.fromkeys(ABMIL, 1)
@@ -41,7 +41,7 @@ def test_times_are_in_passes_of_the_host(classification_runs: TrainedRuns):
 
 
 def test_a_clock_too_coarse_for_a_pass_gives_no_ratio(tmp_path):
-    finding = posthoc.measured(
+    finding = posthoc.measure_posthoc(
         planted_fold(tmp_path, n_slides=2), attributions=("single",), clock=lambda: 0.0
     )
     assert all(values["runtime_ratio"] is None for values in by_rule(finding).values())
@@ -58,7 +58,7 @@ def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
         now += 100.0 if next(reads) == 3 else 1.0
         return now
 
-    finding = posthoc.measured(fold, attributions=("single",), clock=clock)
+    finding = posthoc.measure_posthoc(fold, attributions=("single",), clock=clock)
     assert by_rule(finding)["attention"]["runtime_ratio"] == pytest.approx(1)
     assert max(
         slide["runtime_ratio"] for slide in finding.slides if slide["rule"] == "attention"
@@ -70,8 +70,8 @@ def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
 )
 def test_every_method_has_the_size_of_the_evidence_and_the_oracle_is_best_on_truth(kind, request):
     runs: TrainedRuns = request.getfixturevalue(kind)
-    fold = FoldBench.open(runs.gce, 0, against=runs.host)
-    finding = posthoc.measured(fold, attributions=("occlusion",), clock=ticking())
+    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
+    finding = posthoc.measure_posthoc(fold, attributions=("occlusion",), clock=ticking())
     assert {row.labels["budget"] for row in finding.rows} == {"recovered"}
     for network in fold.networks:
         rules = by_rule(finding, network)
@@ -82,7 +82,7 @@ def test_every_method_has_the_size_of_the_evidence_and_the_oracle_is_best_on_tru
 
 
 def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
-    found = by_rule(posthoc.measured(planted_fold(tmp_path), attributions=("lrp",), clock=ticking()))
+    found = by_rule(posthoc.measure_posthoc(planted_fold(tmp_path), attributions=("lrp",), clock=ticking()))
     oracle, chance = found["oracle"], found["random"]
     # Both patches are needed to be gone: after one, the other still decides; then the slide is a tie.
     tokens, background = torch.exp(4 * torch.tanh(torch.tensor(3.0))), 1.0
@@ -105,8 +105,8 @@ def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
 
 
 def test_bags_of_one_patch_have_flat_curves(tmp_path, survival_runs: TrainedRuns):
-    fold = few_bags(one_patch_fold(FoldBench.open(survival_runs.gce, 0), tmp_path / "cohort"))
-    finding = posthoc.measured(fold, clock=ticking())
+    fold = few_bags(one_patch_fold(TrainedFold.open(survival_runs.gce, 0), tmp_path / "cohort"))
+    finding = posthoc.measure_posthoc(fold, clock=ticking())
     # A case of several slides keeps one patch of each.
     alone = [
         slide for slide in finding.slides if slide["n_selected"] == 1 and slide["evidence_fraction"] == 1
@@ -116,7 +116,7 @@ def test_bags_of_one_patch_have_flat_curves(tmp_path, survival_runs: TrainedRuns
 
 
 def test_a_budget_may_be_named(tmp_path):
-    finding = posthoc.measured(
+    finding = posthoc.measure_posthoc(
         planted_fold(tmp_path, n_slides=4), budget=1.0, attributions=("lrp",), clock=ticking()
     )
     assert {row.labels["budget"] for row in finding.rows} == {"1"}
@@ -124,7 +124,9 @@ def test_a_budget_may_be_named(tmp_path):
 
 
 def test_the_finding_is_written_with_the_meaning_of_its_figures(tmp_path):
-    finding = posthoc.measured(planted_fold(tmp_path, n_slides=4), attributions=("lrp",), clock=ticking())
+    finding = posthoc.measure_posthoc(
+        planted_fold(tmp_path, n_slides=4), attributions=("lrp",), clock=ticking()
+    )
     assert read_finding(write_finding(tmp_path, finding)).rows == finding.rows
     assert finding.to_json()["metrics"]["srg"]["direction"] == "higher"
     assert finding.to_json()["metrics"]["runtime_ratio"] == {"direction": "lower", "criterion": "cost"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gcemil.config import EvidenceSettings
-from gcemil.diagnostics.same_budget import same_budget_rows, truth_scores
+from gcemil.diagnostics.budget import same_budget_rows, truth_scores
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil

@@ -11,14 +11,14 @@ import yaml
 
 from builders import make_cohort
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bag_bootstrap import (
+from gcemil.diagnostics.significance import (
     BagPredictions,
     FoldPair,
     bag_intervals,
-    drawn_rows,
+    compare_runs,
+    draw_rows,
     read_predictions,
 )
-from gcemil.diagnostics.significance import compared_runs
 from gcemil.errors import RunError
 from gcemil.files import write_table
 from gcemil.findings import read_finding, write_finding
@@ -62,7 +62,7 @@ def values(finding, mode, metric="macro_f1"):
 def test_every_mode_is_compared_with_the_full_bag_of_the_other_run(tmp_path, cohort):
     ours = made_run(tmp_path / "gce", cohort, [0.62, 0.65, 0.60, 0.70, 0.66], wrapped=True)
     theirs = made_run(tmp_path / "host", cohort, [0.60, 0.61, 0.57, 0.69, 0.61])
-    finding = compared_runs(ours, theirs)
+    finding = compare_runs(ours, theirs)
     assert [row.labels["mode"] for row in finding.rows] == ["full", "soft", "discrete"]
     full = values(finding, "full")
     assert full["difference"] == pytest.approx((0.02 + 0.04 + 0.03 + 0.01 + 0.05) / 5)
@@ -90,7 +90,7 @@ def test_every_mode_is_compared_with_the_full_bag_of_the_other_run(tmp_path, coh
 
 def test_a_run_against_itself_has_nothing_to_test(tmp_path, cohort):
     run = made_run(tmp_path / "host", cohort, [0.6, 0.7, 0.8])
-    finding = compared_runs(run, run)
+    finding = compare_runs(run, run)
     assert values(finding, "full")["difference"] == pytest.approx(0)
     assert values(finding, "full")["p_paired_t"] is values(finding, "full")["p_wilcoxon_holm"] is None
     assert "full macro_f1: every difference is 0, so there is nothing to test." in finding.notes
@@ -98,14 +98,14 @@ def test_a_run_against_itself_has_nothing_to_test(tmp_path, cohort):
 
 def test_a_constant_gain_has_no_t_test_and_says_so(tmp_path, cohort):
     ours = made_run(tmp_path / "a", cohort, [0.7, 0.8, 0.9])
-    finding = compared_runs(ours, made_run(tmp_path / "b", cohort, [0.6, 0.7, 0.8]))
+    finding = compare_runs(ours, made_run(tmp_path / "b", cohort, [0.6, 0.7, 0.8]))
     assert values(finding, "full")["p_paired_t"] is None
     assert values(finding, "full")["p_wilcoxon"] == pytest.approx(0.25)
     assert any("no spread" in note for note in finding.notes)
 
 
 def test_one_fold_gives_a_difference_and_no_test(tmp_path, cohort):
-    finding = compared_runs(made_run(tmp_path / "a", cohort, [0.7]), made_run(tmp_path / "b", cohort, [0.5]))
+    finding = compare_runs(made_run(tmp_path / "a", cohort, [0.7]), made_run(tmp_path / "b", cohort, [0.5]))
     found = values(finding, "full")
     assert found["difference"] == pytest.approx(0.2)
     assert found["p_paired_t"] is found["p_wilcoxon"] is found["difference_low"] is None
@@ -116,16 +116,16 @@ def test_one_fold_gives_a_difference_and_no_test(tmp_path, cohort):
 def test_runs_that_are_no_pairs_are_refused(tmp_path, cohort):
     ours = made_run(tmp_path / "ours", cohort, [0.6, 0.7])
     with pytest.raises(RunError, match=r"fold 2 has no partner"):
-        compared_runs(ours, made_run(tmp_path / "three", cohort, [0.6, 0.7, 0.8]))
+        compare_runs(ours, made_run(tmp_path / "three", cohort, [0.6, 0.7, 0.8]))
     with pytest.raises(RunError, match=r"fold 0 has no partner"):
-        compared_runs(ours, made_run(tmp_path / "later", cohort, [0.6, 0.7], first_fold=1))
+        compare_runs(ours, made_run(tmp_path / "later", cohort, [0.6, 0.7], first_fold=1))
     with pytest.raises(RunError, match="changed between the training"):
-        compared_runs(ours, made_run(tmp_path / "changed", cohort, [0.6, 0.7], fingerprint="other"))
+        compare_runs(ours, made_run(tmp_path / "changed", cohort, [0.6, 0.7], fingerprint="other"))
     elsewhere = make_cohort(tmp_path / "elsewhere", n_cases=4)
     with pytest.raises(RunError, match="their folds are not pairs. Compare runs of one cohort"):
-        compared_runs(ours, made_run(tmp_path / "foreign", elsewhere, [0.6, 0.7]))
+        compare_runs(ours, made_run(tmp_path / "foreign", elsewhere, [0.6, 0.7]))
     with pytest.raises(RunError, match="has no finished fold"):
-        compared_runs(ours, made_run(tmp_path / "empty", cohort, []))
+        compare_runs(ours, made_run(tmp_path / "empty", cohort, []))
 
 
 def predictions(right, cases=None):
@@ -138,7 +138,7 @@ def predictions(right, cases=None):
 
 def test_draws_keep_every_class_and_every_case_whole():
     bags = predictions([True] * 6, cases=("a", "a", "b", "c", "d", "d"))
-    for rows in drawn_rows(bags, 50, np.random.default_rng(0)):
+    for rows in draw_rows(bags, 50, np.random.default_rng(0)):
         assert {row // 3 for row in rows.tolist()} == {0, 1}
         counts = np.bincount(rows, minlength=6)
         assert counts[0] == counts[1]
@@ -191,18 +191,18 @@ def test_a_broken_table_of_predictions_is_named(tmp_path):
 
 
 def test_trained_runs_are_compared_on_the_bags_they_both_tested(classification_runs: TrainedRuns):
-    finding = compared_runs(classification_runs.gce, classification_runs.host, resamples=50)
+    finding = compare_runs(classification_runs.gce, classification_runs.host, resamples=50)
     assert {row.labels["metric"] for row in finding.rows} == {"accuracy", "macro_f1", "auc"}
     assert {row.labels["mode"] for row in finding.rows} == {"full", "soft", "discrete"}
     for row in finding.rows:
         assert row.values["p_wilcoxon"] is None
         assert row.values["bag_difference_low"] <= row.values["bag_difference_high"]
-    alone = compared_runs(classification_runs.host, classification_runs.host, resamples=20)
+    alone = compare_runs(classification_runs.host, classification_runs.host, resamples=20)
     assert {row.values["bag_difference_high"] for row in alone.rows} == {0.0}
 
 
 def test_survival_runs_are_compared_by_their_c_index(survival_runs: TrainedRuns):
-    finding = compared_runs(survival_runs.gce, survival_runs.host, resamples=30)
+    finding = compare_runs(survival_runs.gce, survival_runs.host, resamples=30)
     assert [row.labels["metric"] for row in finding.rows] == ["c_index"] * 3
     assert all(row.values["bag_difference_low"] is not None for row in finding.rows)
 
@@ -214,4 +214,4 @@ def test_folds_made_anew_between_two_runs_are_refused(classification_runs: Train
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if line != lines[-1]) + "\n")
     with pytest.raises(RunError, match="test different bags"):
-        compared_runs(classification_runs.gce, other, resamples=10)
+        compare_runs(classification_runs.gce, other, resamples=10)

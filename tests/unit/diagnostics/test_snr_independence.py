@@ -6,8 +6,7 @@ A patch is (lesion, context). The hosts say 'tumour' or 'normal' with the probab
 import pytest
 import torch
 
-from gcemil.diagnostics.snr import bag_outcome, bag_outputs
-from gcemil.diagnostics.verdicts import Tolerances, Verdict, verdict
+from gcemil.diagnostics.snr import Tolerances, Verdict, bag_outcome, bag_outputs, judge_subset
 from gcemil.hosts.adapters import CallableHost
 from gcemil.interventions import Interventions
 from gcemil.recovery.rules import above_threshold
@@ -40,7 +39,7 @@ def judged(model, patches, gates):
     outcome = bag_outcome(
         Interventions(host, torch.tensor(patches)), above_threshold(gates, 0.5), gates.log()
     )
-    return verdict(bag_outputs(outcome, TASK), Tolerances())
+    return judge_subset(bag_outputs(outcome, TASK), Tolerances())
 
 
 def test_the_whole_bag_is_sufficient_but_not_necessary():

@@ -9,12 +9,12 @@ import torch
 
 from builders import make_cohort
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.diagnostics.bench import FoldBench
 from gcemil.diagnostics.snr import BagOutcome, RiskScale
-from gcemil.diagnostics.snr_report import Trial, measured, rows
+from gcemil.diagnostics.snr_report import Trial, measure_snr, snr_rows
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.findings import over_folds, read_finding, write_finding
+from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
@@ -42,7 +42,7 @@ def test_rows_of_two_bags_by_hand():
         trial(0, NORMAL, NORMAL, NORMAL, NORMAL, cd_gap=0.25, full_kept_gap=0.0, necessary=False),
         trial(1, TUMOUR, TUMOUR, NORMAL, NORMAL, cd_gap=0.75, full_kept_gap=0.5, necessary=True),
     ]
-    found = list(rows(bags, TASK, None))
+    found = list(snr_rows(bags, TASK, None))
     assert [(row.labels["class"], row.labels["comparison"]) for row in found] == [
         (name, comparison)
         for name in ("all", "normal", "tumour")
@@ -66,7 +66,7 @@ def test_the_row_of_a_class_has_its_own_f1_and_its_own_slides():
         trial(0, NORMAL, NORMAL, NORMAL, NORMAL, full_kept_gap=0.0),
         trial(1, TUMOUR, TUMOUR, NORMAL, TUMOUR, full_kept_gap=0.5),
     ]
-    found = list(rows(bags, TASK, None))
+    found = list(snr_rows(bags, TASK, None))
     normal = row_of(found, **{"class": "normal", "comparison": "full-kept"}).values
     tumour = row_of(found, **{"class": "tumour", "comparison": "full-kept"}).values
     assert (normal["full_kept_gap"], tumour["full_kept_gap"]) == pytest.approx((0.0, 0.5), abs=1e-6)
@@ -76,7 +76,7 @@ def test_the_row_of_a_class_has_its_own_f1_and_its_own_slides():
 
 def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
     bags = [trial(0, NORMAL, NORMAL, None, NORMAL), trial(0, TUMOUR, NORMAL, None, NORMAL)]
-    values = row_of(rows(bags, TASK, None), **{"class": "all", "comparison": "full-kept"}).values
+    values = row_of(snr_rows(bags, TASK, None), **{"class": "all", "comparison": "full-kept"}).values
     # One of two normal bags right: F1 of normal 2/3, of tumour, predicted in vain, 0.
     assert values["task_metric"] == pytest.approx(1 / 3)
     assert values["keep_only_drop"] == pytest.approx(1 / 3 - 1)
@@ -86,14 +86,14 @@ def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
 def test_all_censored_bags_have_no_metric():
     risk = torch.tensor([0.5])
     bags = [trial([time, 0.0], risk, risk, risk, risk, full_kept_gap=0.25) for time in (3.0, 5.0)]
-    values = row_of(rows(bags, SurvivalTask(), None), comparison="full-kept").values
+    values = row_of(snr_rows(bags, SurvivalTask(), None), comparison="full-kept").values
     assert (values["task_metric"], values["keep_only_drop"]) == (None, None)
     assert values["full_kept_gap"] == pytest.approx(0.25)
 
 
 @pytest.fixture(scope="module")
 def found(classification_runs: TrainedRuns):
-    return measured(FoldBench.open(classification_runs.gce, 0, against=classification_runs.host))
+    return measure_snr(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host))
 
 
 def test_no_row_has_both_gaps(found):
@@ -111,7 +111,7 @@ def test_every_figure_is_declared_and_the_finding_survives_its_file(found, tmp_p
         "direction": "lower",
         "criterion": "recoverability",
     }
-    assert over_folds([found, found]).rows[0].values == found.rows[0].values
+    assert join_folds([found, found]).rows[0].values == found.rows[0].values
 
 
 @pytest.mark.parametrize("network", ["plain", "wrapped"])
@@ -132,7 +132,7 @@ def test_the_oracle_is_best_on_truth_and_above_random(found, network):
 
 def test_slides_are_listed_with_their_verdicts(found, classification_runs: TrainedRuns):
     evidence = [slide for slide in found.slides if slide["rule"] == "evidence"]
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     assert [slide["bag_id"] for slide in evidence] == [spec.bag_id for spec in fold.parts.test]
     for slide in evidence:
         assert slide["sufficient"] == (abs(slide["phi_full"] - slide["phi_kept"]) <= 0.05)
@@ -145,8 +145,10 @@ def test_slides_are_listed_with_their_verdicts(found, classification_runs: Train
 
 
 def test_tolerances_decide_the_shares_and_are_stated(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
-    lenient = measured(fold, sufficiency_tolerance=1.0, necessity_tolerance=0.0, recoverability_tolerance=1.0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
+    lenient = measure_snr(
+        fold, sufficiency_tolerance=1.0, necessity_tolerance=0.0, recoverability_tolerance=1.0
+    )
     full = row_of(lenient.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
     soft = row_of(lenient.rows, rule="evidence", comparison="soft-kept", **{"class": "all"}).values
     assert (full["sufficient_share"], full["necessary_share"], soft["recoverable_share"]) == pytest.approx(
@@ -156,12 +158,9 @@ def test_tolerances_decide_the_shares_and_are_stated(classification_runs: Traine
     assert "plain" not in {row.labels["network"] for row in lenient.rows}
 
 
-def test_progress_counts_validation_and_test_bags_as_one(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.gce, 0)
-    seen = []
-    found = measured(fold, on_bag=lambda done, total: seen.append((done, total)))
-    total = len(fold.parts.val) + len(fold.parts.test)
-    assert seen == [(done, total) for done in range(1, total + 1)]
+def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRuns):
+    fold = TrainedFold.open(survival_runs.gce, 0)
+    found = measure_snr(fold)
     assert {row.labels["class"] for row in found.rows} == {"all"}
     # A signed difference of risks has no better side.
     assert {row.values["removal_effect"] for row in found.rows if "removal_effect" in row.values} == {None}
@@ -169,7 +168,7 @@ def test_progress_counts_validation_and_test_bags_as_one(survival_runs: TrainedR
 
 
 def test_a_run_without_a_wrapper_has_rivals_only(classification_runs: TrainedRuns):
-    found = measured(FoldBench.open(classification_runs.host, 0), budget=0.1)
+    found = measure_snr(TrainedFold.open(classification_runs.host, 0), budget=0.1)
     assert {row.labels["rule"] for row in found.rows} == {"attention", "random", "oracle"}
     assert {row.labels["comparison"] for row in found.rows} == {"full-kept"}
     assert "The run has no wrapper" in found.notes[0]
@@ -177,12 +176,12 @@ def test_a_run_without_a_wrapper_has_rivals_only(classification_runs: TrainedRun
 
 
 def test_the_same_fold_gives_the_same_finding(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.host, 0, seed=3)
-    assert measured(fold) == measured(fold)
-    assert measured(dataclasses.replace(fold, seed=4)).slides != measured(fold).slides
+    fold = TrainedFold.open(classification_runs.host, 0, seed=3)
+    assert measure_snr(fold) == measure_snr(fold)
+    assert measure_snr(dataclasses.replace(fold, seed=4)).slides != measure_snr(fold).slides
 
 
-def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -> FoldBench:
+def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -> TrainedFold:
     """Prototype anchors over an untrained host, on a cohort without truth."""
     cohort = make_cohort(folder, task=task, n_cases=6, n_patches=n_patches)
     torch.manual_seed(0)
@@ -194,13 +193,13 @@ def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -
     train = TrainSettings(evidence=evidence)
     parts = FoldParts((), cohort.bags[:2], cohort.bags[2:])
     scale = RiskScale()
-    return FoldBench(
+    return TrainedFold(
         folder, 0, cohort, create_task(cohort, train), train, parts, host, model, None, scale, scale
     )
 
 
 def test_bags_of_one_patch_are_whole_bags(tmp_path):
-    found = measured(untrained(tmp_path))
+    found = measure_snr(untrained(tmp_path))
     full = row_of(found.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
     soft = row_of(found.rows, rule="evidence", comparison="soft-kept", **{"class": "all"}).values
     assert full["complement_degradation"] is None
@@ -217,7 +216,7 @@ def test_bags_of_one_patch_are_whole_bags(tmp_path):
 
 def test_gates_that_open_nothing_are_counted(tmp_path):
     fold = untrained(tmp_path, n_patches=40, centre="zero", recovery={"threshold": 1.0, "repair": False})
-    found = measured(fold)
+    found = measure_snr(fold)
     values = row_of(found.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
     # The patch of highest gate stands in for the empty subset.
     assert (values["empty_share"], values["evidence_fraction"]) == pytest.approx((1, 1 / 40))
@@ -225,7 +224,9 @@ def test_gates_that_open_nothing_are_counted(tmp_path):
 
 def test_gates_that_open_everything_have_run_away(tmp_path):
     fold = untrained(tmp_path, n_patches=40, recovery={"threshold": 0.0, "max_fraction": 1.0})
-    values = row_of(measured(fold).rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
+    values = row_of(
+        measure_snr(fold).rows, rule="evidence", comparison="full-kept", **{"class": "all"}
+    ).values
     assert (values["runaway_share"], values["evidence_fraction"]) == pytest.approx((1, 1))
 
 
@@ -233,7 +234,7 @@ def test_a_fold_of_censored_cases_has_no_c_index_and_says_so(tmp_path):
     fold = untrained(tmp_path, task="survival", n_patches=10)
     censored = [dataclasses.replace(spec, target=(spec.target[0], 0)) for spec in fold.parts.test]
     fold = dataclasses.replace(fold, parts=dataclasses.replace(fold.parts, test=censored))
-    found = measured(fold)
+    found = measure_snr(fold)
     values = row_of(found.rows, rule="attention").values
     assert (values["task_metric"], values["complement_degradation"]) == (None, None)
     assert values["full_kept_gap"] >= 0
@@ -242,4 +243,4 @@ def test_a_fold_of_censored_cases_has_no_c_index_and_says_so(tmp_path):
 
 def test_a_budget_is_a_share_of_the_bag(tmp_path):
     with pytest.raises(UsageError, match=r"fraction of the bag lies in \(0, 1\], got 0"):
-        measured(untrained(tmp_path), budget=0.0)
+        measure_snr(untrained(tmp_path), budget=0.0)

@@ -10,11 +10,18 @@ import torch
 from builders import make_bag
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import stability
-from gcemil.diagnostics.answers import Answers
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.judged_evidence import Judged, Original, flips, jaccard, output_gap, own_gap
-from gcemil.diagnostics.perturbed_bags import dropped_patches, noisy_features
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.stability import (
+    OriginalBag,
+    RuleEvidence,
+    add_noise,
+    drop_patches,
+    jaccard,
+    output_gap,
+    own_gap,
+    predictions_differ,
+)
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import RunError, UsageError
 from run_builders import TrainedRuns
 
@@ -31,7 +38,7 @@ def mask(text):
 
 
 def judged(selected, kept, *, full=TUMOUR, gated=None, answers=CLASSES):
-    return Judged(mask(selected), full, kept, gated, answers)
+    return RuleEvidence(mask(selected), full, kept, gated, answers)
 
 
 def rng(seed=0):
@@ -49,8 +56,8 @@ def test_overlap_is_shared_over_joint_patches():
 def test_a_flip_is_another_class_from_the_evidence_alone():
     # Both networks say tumour of the whole bag; their evidence does not.
     one, other = judged("x...", TUMOUR), judged("...x", NORMAL)
-    assert flips(one, other)
-    assert not flips(one, one)
+    assert predictions_differ(one, other)
+    assert not predictions_differ(one, one)
     assert output_gap(one, other) == pytest.approx(APART)
 
 
@@ -62,9 +69,9 @@ def test_a_flip_of_risks_is_a_move_beyond_the_tolerance():
     same = judged("x", torch.tensor([12.0]), full=torch.tensor([9.0]), answers=theirs)
     more = judged("x", torch.tensor([12.5]), full=torch.tensor([9.0]), answers=theirs)
     assert output_gap(one, same) == pytest.approx(0)
-    assert not flips(one, same)
+    assert not predictions_differ(one, same)
     assert output_gap(one, more) == pytest.approx(0.25)
-    assert flips(one, more)
+    assert predictions_differ(one, more)
 
 
 def test_the_gap_of_gates_is_to_the_gated_bag_and_that_of_others_to_the_whole_one():
@@ -73,9 +80,9 @@ def test_the_gap_of_gates_is_to_the_gated_bag_and_that_of_others_to_the_whole_on
 
 
 def test_only_patches_that_both_bags_have_are_compared():
-    original = Original(4, truth=mask("x..."), oracle=None)
+    original = OriginalBag(4, truth=mask("x..."), oracle=None)
     before, after = judged("xx..", TUMOUR), judged("x.x.", TUMOUR)
-    figures = stability.bag_figures(
+    figures = stability.pair_figures(
         ("attention", "plain"), [(before, after)], [after], original, torch.tensor([0, 2, 3])
     )
     # Patch 1 is gone: {0} beside {0, 2}.
@@ -87,29 +94,29 @@ def test_only_patches_that_both_bags_have_are_compared():
 
 def test_dropout_takes_a_share_of_the_patches_and_leaves_one():
     bag = make_bag(20)
-    found = dropped_patches(bag, 0.25, generator=rng())
+    found = drop_patches(bag, 0.25, generator=rng())
     assert len(found.bag) == len(found.rows) == 15
     assert (np.diff(found.rows) > 0).all()
     assert (found.bag.features == bag.features[found.rows]).all()
     assert (found.bag.coords == bag.coords[found.rows]).all()
-    assert len(dropped_patches(make_bag(1), 0.9, generator=rng()).bag) == 1
-    assert (dropped_patches(bag, 0.25, generator=rng()).rows == found.rows).all()
+    assert len(drop_patches(make_bag(1), 0.9, generator=rng()).bag) == 1
+    assert (drop_patches(bag, 0.25, generator=rng()).rows == found.rows).all()
 
 
 def test_noise_is_measured_in_deviations_of_each_feature():
     bag = make_bag(4000, dim=2)
     bag = replace(bag, features=(bag.features * np.array([1, 10])).astype(np.float16))
-    moved = noisy_features(bag, 0.5, generator=rng()).bag.features - bag.features.astype(np.float32)
+    moved = add_noise(bag, 0.5, generator=rng()).bag.features - bag.features.astype(np.float32)
     assert moved.std(axis=0) == pytest.approx([0.5, 5.0], rel=0.05)
     one = make_bag(1)
-    assert (noisy_features(one, 0.5, generator=rng()).bag.features == one.features).all()
+    assert (add_noise(one, 0.5, generator=rng()).bag.features == one.features).all()
 
 
 def test_perturbations_out_of_range_are_errors():
     with pytest.raises(UsageError, match="\\[0, 1\\), got 1"):
-        dropped_patches(make_bag(3), 1.0, generator=rng())
+        drop_patches(make_bag(3), 1.0, generator=rng())
     with pytest.raises(UsageError, match="at least 0, got -1"):
-        noisy_features(make_bag(3), -1.0, generator=rng())
+        add_noise(make_bag(3), -1.0, generator=rng())
 
 
 def rows(finding, **labels):
@@ -124,8 +131,8 @@ def value(finding, metric, **labels):
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_a_bag_perturbed_by_nothing_keeps_its_evidence(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
-    found = stability.under_perturbation(fold, dropout=0.0, noise=0.0, repeats=1)
+    fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
+    found = stability.measure_under_perturbation(fold, dropout=0.0, noise=0.0, repeats=1)
     assert {row.labels["perturbation"] for row in found.rows} == {"dropout 0", "noise 0"}
     for row in found.rows:
         if row.labels["rule"] != "random":
@@ -137,10 +144,8 @@ def test_a_bag_perturbed_by_nothing_keeps_its_evidence(kind, request: pytest.Fix
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_the_oracle_is_steadier_and_truer_than_chance(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(FoldBench.open(runs.gce, 0, against=runs.host))
-    seen = []
-    found = stability.measured(fold, repeats=1, on_bag=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (len(fold.specs()), len(fold.specs()))
+    fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
+    found = stability.measure_stability(fold, repeats=1)
     assert "no run of another seed" in found.notes[0]
     for network, expected in (("plain", RULES), ("wrapped", RULES | GATED)):
         for perturbation in ("dropout 0.1", "noise 0.1"):
@@ -161,8 +166,8 @@ def test_the_oracle_is_steadier_and_truer_than_chance(kind, request: pytest.Fixt
 
 def test_a_run_and_its_copy_have_the_same_evidence(classification_runs: TrainedRuns, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "twin")
-    folds = [few_bags(FoldBench.open(run, 0)) for run in (classification_runs.gce, tmp_path / "twin")]
-    found = stability.across_runs(folds)
+    folds = [few_bags(TrainedFold.open(run, 0)) for run in (classification_runs.gce, tmp_path / "twin")]
+    found = stability.measure_across_runs(folds)
     assert {row.labels["rule"] for row in found.rows} == RULES | GATED
     for row in found.rows:
         if row.labels["rule"] != "random":
@@ -172,32 +177,32 @@ def test_a_run_and_its_copy_have_the_same_evidence(classification_runs: TrainedR
             )
     assert value(found, "jaccard", rule="random") < 0.5
     assert "same seed" in found.notes[0]
-    both = stability.measured(folds[0], others=folds[1:], repeats=1)
+    both = stability.measure_stability(folds[0], others=folds[1:], repeats=1)
     assert {row.labels["perturbation"] for row in both.rows} == {"seeds", "dropout 0.1", "noise 0.1"}
     assert both.settings["seeds"] == [0, 0]
 
 
 def test_runs_share_the_rules_that_all_of_them_have(classification_runs: TrainedRuns):
-    folds = [FoldBench.open(run, 0) for run in (classification_runs.gce, classification_runs.host)]
-    found = stability.across_runs(folds)
+    folds = [TrainedFold.open(run, 0) for run in (classification_runs.gce, classification_runs.host)]
+    found = stability.measure_across_runs(folds)
     assert {row.labels["rule"] for row in found.rows} == RULES
     assert any("differ in more than the seed" in note for note in found.notes)
 
 
 def test_scores_made_elsewhere_are_rules_too(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.host, 0)
+    fold = TrainedFold.open(classification_runs.host, 0)
     by_index = {"first_patches": lambda bag, network: -torch.arange(len(bag)).float()}
-    found = stability.under_perturbation(fold, noise=0.1, repeats=1, scores=by_index)
+    found = stability.measure_under_perturbation(fold, noise=0.1, repeats=1, scores=by_index)
     assert value(found, "jaccard", rule="first_patches", perturbation="noise 0.1") == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_a_bag_of_one_patch_cannot_change(kind, request: pytest.FixtureRequest, tmp_path):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = one_patch_fold(FoldBench.open(runs.gce, 0), tmp_path / "cohort")
+    fold = one_patch_fold(TrainedFold.open(runs.gce, 0), tmp_path / "cohort")
     # A case of several slides keeps a patch of each.
     fold = few_bags(fold_of(fold, lambda spec: len(spec.slide_ids) == 1))
-    for row in stability.under_perturbation(fold, repeats=2).rows:
+    for row in stability.measure_under_perturbation(fold, repeats=2).rows:
         assert row.values.get("jaccard", 1.0) == pytest.approx(1)
         assert row.values["prediction_flip"] == pytest.approx(0)
 
@@ -205,12 +210,12 @@ def test_a_bag_of_one_patch_cannot_change(kind, request: pytest.FixtureRequest, 
 def test_runs_that_cannot_be_compared_are_refused(
     classification_runs: TrainedRuns, survival_runs: TrainedRuns
 ):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     with pytest.raises(UsageError, match="two or more different runs"):
-        stability.across_runs([fold])
+        stability.measure_across_runs([fold])
     with pytest.raises(UsageError, match="two or more different runs"):
-        stability.across_runs([fold, fold])
+        stability.measure_across_runs([fold, fold])
     with pytest.raises(RunError, match="Compare runs of one cohort and one fold"):
-        stability.across_runs([fold, FoldBench.open(survival_runs.gce, 0)])
+        stability.measure_across_runs([fold, TrainedFold.open(survival_runs.gce, 0)])
     with pytest.raises(UsageError, match="repeats = 0"):
-        stability.under_perturbation(fold, repeats=0)
+        stability.measure_under_perturbation(fold, repeats=0)

@@ -1,17 +1,16 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution.ablation import leave_one_out
-from gcemil.diagnostics.attribution.predicted import predicted
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.prefixes import network_view
+from gcemil.diagnostics.attribution import leave_one_out
+from gcemil.diagnostics.network_view import network_view, predict_bag
 from gcemil.diagnostics.rules import (
-    attributed,
-    chosen_attributions,
-    placed_first,
+    attribute_patches,
+    choose_attributions,
+    rank_selected_first,
     rule_scores,
-    smoothed_scores,
+    smooth_scores,
 )
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.recovery.rules import top_k
 from planted_folds import planted_fold, planted_host
@@ -22,19 +21,19 @@ from wrapper_builders import prepared_host
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
     view = network_view(fold, bag, network)
     random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
-    rivals = attributed(view, chosen_attributions(view.host, names))
+    rivals = attribute_patches(view, choose_attributions(view.host, names))
     return rule_scores(bag, network, rivals, random=random)
 
 
 def test_the_selected_come_first_and_scores_decide_among_them_and_among_the_rest():
     selected = torch.tensor([False, True, False, True])
-    assert placed_first(selected, torch.tensor([9.0, 1.0, 5.0, 2.0])).tolist() == [2, 3, 1, 4]
+    assert rank_selected_first(selected, torch.tensor([9.0, 1.0, 5.0, 2.0])).tolist() == [2, 3, 1, 4]
 
 
 def test_placing_nobody_or_everybody_first_keeps_the_ranking():
     scores = torch.tensor([0.3, 0.9, 0.1])
     for selected in (torch.zeros(3, dtype=torch.bool), torch.ones(3, dtype=torch.bool)):
-        assert placed_first(selected, scores).tolist() == [2, 3, 1]
+        assert rank_selected_first(selected, scores).tolist() == [2, 3, 1]
 
 
 def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
@@ -42,13 +41,13 @@ def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
     scores = torch.zeros(20)
     scores[5] = 6.0
     # A single row of patches: three in every neighbourhood, two at the ends.
-    smoothed = smoothed_scores(bag, {"attention": scores})["attention_smoothed"]
+    smoothed = smooth_scores(bag, {"attention": scores})["attention_smoothed"]
     assert smoothed[4:7].tolist() == pytest.approx([1, 4, 1])
     assert smoothed.sum() == pytest.approx(6)
 
 
 def test_a_bag_has_the_rules_its_host_its_gates_and_its_truth_allow(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
+    fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
     bag = next(iter(fold.bags()))
     rivals = {"random", "attention", "occlusion", "attention_smoothed", "occlusion_smoothed", "oracle"}
     assert set(scores_of(fold, bag, "plain")) == rivals
@@ -56,7 +55,7 @@ def test_a_bag_has_the_rules_its_host_its_gates_and_its_truth_allow(classificati
 
 
 def test_evidence_rules_are_the_wrappers_own_at_its_own_size(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     for bag in fold.bags():
         scores = scores_of(fold, bag, names=())
         selected = bag.explanation.recovery.selected
@@ -65,7 +64,7 @@ def test_evidence_rules_are_the_wrappers_own_at_its_own_size(classification_runs
 
 
 def test_the_oracle_takes_truth_before_anything_else(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     for bag in fold.bags():
         n_true = int(bag.truth.sum())
         if n_true:
@@ -73,28 +72,28 @@ def test_the_oracle_takes_truth_before_anything_else(classification_runs: Traine
 
 
 def test_attributions_explain_the_host_that_is_asked(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0, against=classification_runs.host)
+    fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
     bag = next(iter(fold.bags()))
     for network in fold.networks:
         scores = scores_of(fold, bag, network)
         torch.testing.assert_close(scores["attention"], network_view(fold, bag, network).full.scores)
         torch.testing.assert_close(
             scores["occlusion"],
-            leave_one_out(predicted(fold.host_of(network), bag.features, bag.coords)),
+            leave_one_out(predict_bag(fold.host_of(network), bag.features, bag.coords)),
             atol=1e-5,
             rtol=0,
         )
 
 
 def test_attention_is_always_there_for_the_oracle_to_fill_up_with():
-    assert list(chosen_attributions(planted_host(), ["single"])) == ["attention", "single"]
+    assert list(choose_attributions(planted_host(), ["single"])) == ["attention", "single"]
 
 
 def test_attributions_a_host_cannot_have_are_left_out():
-    assert list(chosen_attributions(prepared_host("transmil"), ["occlusion", "lrp"])) == ["attention", "lrp"]
-    assert "occlusion" not in chosen_attributions(prepared_host("transmil"))
+    assert list(choose_attributions(prepared_host("transmil"), ["occlusion", "lrp"])) == ["attention", "lrp"]
+    assert "occlusion" not in choose_attributions(prepared_host("transmil"))
 
 
 def test_an_unknown_attribution_is_named():
     with pytest.raises(UsageError, match="Unknown attribution 'shap'. Choose from: attention"):
-        chosen_attributions(planted_host(), ["shap"])
+        choose_attributions(planted_host(), ["shap"])

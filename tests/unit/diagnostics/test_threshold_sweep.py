@@ -5,8 +5,8 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import sweep
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.sweep import PooledOnce, recovered_at, sweep_bag
+from gcemil.diagnostics.sweep import SubsetCache, recover_at, sweep_bag
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import explain_bag
 from run_builders import TrainedRuns
@@ -18,14 +18,14 @@ def values(finding, metric, **labels):
 
 @pytest.fixture
 def first_bag(classification_runs: TrainedRuns):
-    fold = FoldBench.open(classification_runs.gce, 0)
+    fold = TrainedFold.open(classification_runs.gce, 0)
     return fold, next(iter(fold.bags()))
 
 
 def test_the_runs_own_settings_give_the_runs_own_evidence(first_bag):
     fold, bag = first_bag
     own = fold.model.settings.recovery
-    found = recovered_at(
+    found = recover_at(
         fold.model, bag.explanation, threshold=own.threshold, coverage_target=own.coverage_target
     )
     assert found.selected.equal(bag.explanation.recovery.selected)
@@ -33,7 +33,7 @@ def test_the_runs_own_settings_give_the_runs_own_evidence(first_bag):
 
 def test_without_a_target_nothing_is_repaired(first_bag):
     fold, bag = first_bag
-    found = recovered_at(fold.model, bag.explanation, threshold=0.5, coverage_target=None)
+    found = recover_at(fold.model, bag.explanation, threshold=0.5, coverage_target=None)
     assert len(found.added) == 0
     assert found.selected.equal(bag.explanation.output.gates > 0.5)
 
@@ -41,7 +41,7 @@ def test_without_a_target_nothing_is_repaired(first_bag):
 def test_a_subset_that_two_cells_share_is_pooled_once(first_bag):
     fold, bag = first_bag
     explanation = explain_bag(fold.model, bag.bag)
-    pooled = PooledOnce(fold.model, bag, explanation)
+    pooled = SubsetCache(fold.model, bag, explanation)
     selected = explanation.recovery.selected
     once, again = pooled.outcome(selected, gated=True), pooled.outcome(selected, gated=False)
     assert once.kept is again.kept
@@ -65,15 +65,12 @@ def test_what_is_kept_of_a_bag_does_not_grow_with_its_patches(first_bag):
 @pytest.mark.parametrize("kind", ["classification", "survival"])
 def test_the_oracle_is_best_on_truth_in_every_cell(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(FoldBench.open(runs.gce, 0), 5)
-    seen = []
-    found = sweep.measured(
+    fold = few_bags(TrainedFold.open(runs.gce, 0), 5)
+    found = sweep.measure_sweep(
         fold,
         thresholds=(0.3, 0.7),
         coverage_targets=(None, 0.95),
-        on_bag=lambda done, total: seen.append((done, total)),
     )
-    assert seen[-1] == (len(fold.specs()), len(fold.specs()))
     assert len(found.rows) == 3 * 4
     for threshold in ("0.3", "0.7"):
         for target in ("none", "0.95"):
@@ -96,14 +93,14 @@ def test_the_oracle_is_best_on_truth_in_every_cell(kind, request: pytest.Fixture
 
 
 def test_a_run_without_gates_has_nothing_to_sweep(classification_runs: TrainedRuns):
-    found = sweep.measured(FoldBench.open(classification_runs.host, 0))
+    found = sweep.measure_sweep(TrainedFold.open(classification_runs.host, 0))
     assert found.rows == ()
     assert "no gates" in found.notes[0]
 
 
 def test_bags_of_one_patch_are_their_own_evidence(classification_runs: TrainedRuns, tmp_path):
-    fold = one_patch_fold(FoldBench.open(classification_runs.gce, 0), tmp_path / "cohort")
-    found = sweep.measured(fold, thresholds=(0.5,), coverage_targets=(None, 0.95))
+    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
+    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(None, 0.95))
     for row in found.rows:
         assert row.values["evidence_fraction"] == pytest.approx(1)
         assert row.values["keep_only_drop"] == pytest.approx(0, abs=1e-6)
@@ -111,15 +108,15 @@ def test_bags_of_one_patch_are_their_own_evidence(classification_runs: TrainedRu
 
 
 def test_one_class_has_a_macro_f1(classification_runs: TrainedRuns):
-    fold = fold_of(FoldBench.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
-    found = sweep.measured(fold, thresholds=(0.5,), coverage_targets=(0.95,))
+    fold = fold_of(TrainedFold.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
+    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(0.95,))
     assert found.notes == ()
     assert all(row.values["keep_only_drop"] is not None for row in found.rows)
 
 
 def test_censored_cases_have_no_c_index_and_the_finding_says_so(survival_runs: TrainedRuns):
-    fold = fold_of(FoldBench.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
-    found = sweep.measured(fold, thresholds=(0.5,), coverage_targets=(0.95,))
+    fold = fold_of(TrainedFold.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
+    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(0.95,))
     assert "No task metric on these bags" in found.notes[0]
     for row in found.rows:
         assert row.values["keep_only_drop"] is None
@@ -128,4 +125,4 @@ def test_censored_cases_have_no_c_index_and_the_finding_says_so(survival_runs: T
 
 def test_an_empty_sweep_is_an_error(classification_runs: TrainedRuns):
     with pytest.raises(UsageError, match="at least one threshold"):
-        sweep.measured(FoldBench.open(classification_runs.gce, 0), thresholds=())
+        sweep.measure_sweep(TrainedFold.open(classification_runs.gce, 0), thresholds=())

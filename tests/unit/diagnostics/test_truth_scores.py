@@ -7,13 +7,13 @@ from gcemil.bags import store
 from gcemil.diagnostics.truth import (
     artifact_concepts,
     average_precision,
+    count_earlier,
     oracle_scores,
     precision,
     region_coverage,
     true_evidence,
     truth_column,
     truth_figures,
-    turns,
 )
 from gcemil.errors import UsageError
 from gcemil.simulation.simulate import simulate
@@ -70,7 +70,7 @@ def test_one_true_patch_is_found_or_not():
 
 
 def test_turns_count_what_came_before():
-    assert turns(torch.tensor([5, 0, 5, 5, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert count_earlier(torch.tensor([5, 0, 5, 5, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_the_oracle_visits_every_region_before_it_returns_to_one():

@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 import torch
 
-from gcemil.diagnostics.bench import FoldBench
-from gcemil.diagnostics.snr import BagOutputs
-from gcemil.diagnostics.verdicts import Tolerances, Verdict, judged_subsets, verdict
+from gcemil.diagnostics.snr import BagOutputs, Tolerances, Verdict, judge_subset
+from gcemil.diagnostics.snr_report import judge_subsets
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from run_builders import TrainedRuns
 
@@ -13,22 +13,24 @@ TOLERANCES = Tolerances(sufficiency=0.125, necessity=0.25, recoverability=0.0625
 
 
 def test_the_limits_themselves_are_within():
-    found = verdict(BagOutputs(full=0.75, kept=0.625, removed=0.5, gated=0.6875), TOLERANCES)
+    found = judge_subset(BagOutputs(full=0.75, kept=0.625, removed=0.5, gated=0.6875), TOLERANCES)
     assert found == Verdict(sufficient=True, necessary=True, recoverable=True)
 
 
 def test_just_beyond_the_limits_all_three_fail():
-    found = verdict(BagOutputs(full=0.75, kept=0.624, removed=0.501, gated=0.687), TOLERANCES)
+    found = judge_subset(BagOutputs(full=0.75, kept=0.624, removed=0.501, gated=0.687), TOLERANCES)
     assert found == Verdict(sufficient=False, necessary=False, recoverable=False)
 
 
 def test_a_change_in_either_direction_counts():
-    found = verdict(BagOutputs(full=0.5, kept=0.75, removed=0.75, gated=1.0), TOLERANCES)
+    found = judge_subset(BagOutputs(full=0.5, kept=0.75, removed=0.75, gated=1.0), TOLERANCES)
     assert found == Verdict(sufficient=False, necessary=True, recoverable=False)
 
 
 def test_a_whole_bag_leaves_nothing_behind_and_is_not_necessary():
-    found = verdict(BagOutputs(full=0.75, kept=0.75, removed=None, gated=None), Tolerances(necessity=0.0))
+    found = judge_subset(
+        BagOutputs(full=0.75, kept=0.75, removed=None, gated=None), Tolerances(necessity=0.0)
+    )
     assert found == Verdict(sufficient=True, necessary=False, recoverable=None)
 
 
@@ -39,10 +41,10 @@ def test_a_tolerance_is_a_difference(value):
 
 
 def judged_fold(run, *, against=None, budget=0.05):
-    fold = FoldBench.open(run, 0, against=against)
+    fold = TrainedFold.open(run, 0, against=against)
     generator = torch.Generator().manual_seed(0)
     return [
-        (bench, list(judged_subsets(bench, fold, Tolerances(), generator=generator, budget=budget)))
+        (bench, list(judge_subsets(bench, fold, Tolerances(), generator=generator, budget=budget)))
         for bench in fold.bags()
     ]
 
@@ -80,13 +82,13 @@ def test_the_oracle_takes_as_much_truth_as_its_size_allows(survival_runs: Traine
 
 
 def test_outputs_of_a_risk_are_in_training_deviations(survival_runs: TrainedRuns):
-    fold = FoldBench.open(survival_runs.host, 0)
+    fold = TrainedFold.open(survival_runs.host, 0)
     bench = next(iter(fold.bags()))
     wide = dataclasses.replace(
         fold, scale=dataclasses.replace(fold.scale, deviation=2 * fold.scale.deviation)
     )
     one, other = (
-        next(judged_subsets(bench, f, Tolerances(), generator=torch.Generator().manual_seed(0), budget=0.05))
+        next(judge_subsets(bench, f, Tolerances(), generator=torch.Generator().manual_seed(0), budget=0.05))
         for f in (fold, wide)
     )
     assert one.outputs.full_kept_gap == pytest.approx(2 * other.outputs.full_kept_gap)

@@ -6,7 +6,7 @@ import pytest
 
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
-from gcemil.diagnostics.table import DIAGNOSTICS
+from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, Row
 from gcemil.report.bag_facts import bag_facts

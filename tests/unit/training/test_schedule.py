@@ -3,7 +3,7 @@
 import pytest
 
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.bench import FoldBench
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.training.optimizer import (
     annealed_temperature,
     base_learning_rate,
@@ -58,5 +58,5 @@ def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(
 
 
 def test_gates_are_read_at_the_last_temperature_whichever_epoch_was_chosen(classification_runs):
-    model = FoldBench.open(classification_runs.gce, 0).model
+    model = TrainedFold.open(classification_runs.gce, 0).model
     assert float(model.temperature) == pytest.approx(0.1)

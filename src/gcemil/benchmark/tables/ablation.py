@@ -1,15 +1,31 @@
-"""One thing changed at a time: components, budget, selector, grounding. The rows are the variants of the grids."""
+"""One thing changed at a time, and what the wrapper costs.
+
+Components, budget, selector, grounding: the rows are the variants of the grids. Cost is that of inference relative to one
+pass of the host over the full bag; capacity is what the wrapper adds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gcemil.benchmark.measured import Measured
-from gcemil.benchmark.paper_figures import PaperFigures, PaperTable
-from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, build_comparison
+from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.tables.comparison import (
+    PAPER_MARK,
+    Query,
+    TableColumn,
+    TableRow,
+    build_comparison,
+    estimate,
+    find_values,
+    legend,
+    our_origin,
+    paper_cell,
+)
 from gcemil.benchmark.tables.evidence import EVIDENCE
-from gcemil.tables import Column, Table
+from gcemil.hosts.table import HOSTS
+from gcemil.simulation.profile import SIZES
+from gcemil.tables import MISSING, Cell, Column, Line, Table
 
 HEADERS = {
     "task_metric": "Macro-F1 or C-index",
@@ -47,7 +63,7 @@ GROUNDINGS = {
 """Each: the paper's row, and the variant of our grids that stands for it."""
 
 
-def components(measured: Measured, paper: PaperFigures) -> Table:
+def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("ablation")
     plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
     only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
@@ -56,17 +72,17 @@ def components(measured: Measured, paper: PaperFigures) -> Table:
     )
 
 
-def budget(measured: Measured, paper: PaperFigures) -> Table:
+def budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("budget")
     return ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
 
 
-def selector(measured: Measured, paper: PaperFigures) -> Table:
+def selector_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("selector_arch")
     return ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
 
 
-def grounding(measured: Measured, paper: PaperFigures) -> Table:
+def grounding_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("grounding")
     return ablation_table(
         "grounding", "anchors and bridges, mean over cohorts", measured, table, GROUNDINGS, None
@@ -76,7 +92,7 @@ def grounding(measured: Measured, paper: PaperFigures) -> Table:
 def ablation_table(
     name: str,
     title: str,
-    measured: Measured,
+    measured: MeasuredResults,
     table: PaperTable,
     variants: Mapping[str, str],
     dataset: str | None,
@@ -85,7 +101,7 @@ def ablation_table(
 ) -> Table:
     """The paper's rows with our variants; the arm `gce` is the full method wherever no variant repeats it."""
     names = {row.key: row.name for row in table.rows}
-    measured = comparable(measured, set(variants.values()))
+    measured = keep_comparable(measured, set(variants.values()))
     rows = [
         TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
         for key, variant in variants.items()
@@ -96,7 +112,7 @@ def ablation_table(
     )  # fmt: skip
 
 
-def comparable(measured: Measured, variants: set[str]) -> Measured:
+def keep_comparable(measured: MeasuredResults, variants: set[str]) -> MeasuredResults:
     """Only hosts and cohorts that have a variant: the full method on other hosts would be another comparison."""
     pairs = {(run.cohort.name, run.host) for run in measured.runs if run.label in variants - {"gce"}}
     runs = tuple(run for run in measured.runs if (run.cohort.name, run.host) in pairs)
@@ -109,3 +125,117 @@ def ablation_column(key: str) -> TableColumn:
     if key in ("macro_f1", "task_metric"):
         return TableColumn(column, {"metric": key, "source": "task", "labels": {"mode": "soft"}})
     return TableColumn(column, {"metric": key, "source": EVIDENCE.source, "labels": EVIDENCE.labels})
+
+
+PREFILTER = "prefilter"
+MODES = ("full", "soft", "discrete", PREFILTER, "attention", "occlusion")
+"""Rows of the paper; the diagnostic calls them the same."""
+CLOSED_FORM = "occlusion_closed_form"
+TIMES_OF = {
+    "extraction_time": "Feature extraction",
+    "aggregation_time": "MIL aggregation",
+    "end_to_end_time": "End-to-end time",
+    "peak_memory": "Peak memory",
+    "explained_time": "Aggregation with finding the subset",
+}
+COST_NOTE = (
+    "MIL aggregation of ours is one prediction from a known subset; what finding the subset adds is a column of its own, "
+    "which the paper counts under aggregation for occlusion. Encoding and the prefilter are timed by 'gcemil prefilter --measure'."
+)
+
+
+def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    table = paper.table("cost")
+    names = {row.key: row.name for row in table.rows} | {CLOSED_FORM: "Occlusion in closed form"}
+    rows = [
+        TableRow(key, (names[key],), Query(source="cost", labels={"mode": key}), comparison=None)
+        for key in (*MODES, CLOSED_FORM)
+    ]
+    columns = [
+        TableColumn(Column(key, header, key, better="lower"), {"metric": key}, decimals=2, unit=TIMES)
+        for key, header in TIMES_OF.items()
+    ]
+    columns += [
+        TableColumn(Column("patch_ratio", "Patch ratio", "patch_ratio"), {"metric": "patch_ratio"}),
+        TableColumn(
+            Column("relative_utility", "Relative Macro-F1 or C-index", "relative_utility"),
+            {"metric": "relative_utility"},
+        ),
+    ]
+    return build_comparison(
+        "cost",
+        "inference cost relative to the full bag",
+        measured,
+        table,
+        row_labels=("mode",),
+        rows=rows,
+        columns=columns,
+        notes=(COST_NOTE,),
+    )
+
+
+CAPACITY_COLUMNS = (Column("value", "Key value"),)
+N_OUTPUTS = 2
+ADDED_PARAMETERS = 230_165
+"""What the wrapper adds to any host at full width and two outputs, by the default recipe with a text bank."""
+
+
+def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    table = paper.table("capacity_overhead")
+    answers = {
+        "soft_runtime": cost_cell(measured, "soft", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
+        "discrete_cost": cost_cell(measured, "discrete", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
+        "capacity_alone": grounding_cell(measured, ("random", "shuffled"), "/"),
+        "grounding_quality": grounding_cell(measured, ("generic", "full"), "→"),
+    }  # fmt: skip
+    mark = our_origin(measured)
+    lines = []
+    for row in table.rows:
+        lines.append(Line((row.name, PAPER_MARK), "paper", (paper_cell(table.cell(row.key, "value")),)))
+        lines.append(Line((row.name, mark), "ours", (answers[row.key],)))
+    lines += [
+        Line(
+            (f"Parameters of {host}", "ours (counted)"),
+            "ours",
+            (parameter_cell(spec.parameters, ADDED_PARAMETERS),),
+        )
+        for host, spec in HOSTS.items()
+        if spec.parameters is not None
+    ]
+    width = SIZES["full"].feature_dim
+    return Table(
+        "capacity", "added capacity and overhead", table.label, ("question", "figures"), CAPACITY_COLUMNS, tuple(lines),
+        legend=legend(measured),
+        notes=(f"Parameters at {width}-d features and {N_OUTPUTS} outputs, default recipe with a text bank; the paper gives none.",),
+    )  # fmt: skip
+
+
+def cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> Cell:
+    """Several ratios of one mode of inference in one cell."""
+    found = [
+        estimate(find_values(measured, Query(metric, source="cost", labels={"mode": mode})))
+        for metric in metrics
+    ]
+    return join_parts([
+        None if one is None else f"{title} {one.mean:.2f}{TIMES}" for title, one in zip(metrics.values(), found, strict=True)
+    ])  # fmt: skip
+
+
+def grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str) -> Cell:
+    """C-D gap and degradation of some grounding variants, on the hosts and cohorts that have them."""
+    measured = keep_comparable(measured, set(GROUNDINGS.values()))
+    parts = []
+    for metric, title in (("cd_gap", "C-D gap"), ("complement_degradation", "complement degradation")):
+        query = EVIDENCE.where(metric=metric)
+        found = [estimate(find_values(measured, query.where(label=GROUNDINGS[row]))) for row in rows]
+        numbers = [f"{one.mean:.3f}" for one in found if one is not None]
+        parts.append(f"{title} {between.join(numbers)}" if len(numbers) == len(rows) else None)
+    return join_parts(parts)
+
+
+def join_parts(parts: Sequence[str | None]) -> Cell:
+    return Cell("; ".join(part for part in parts if part)) if all(parts) else MISSING
+
+
+def parameter_cell(own: int, added: int) -> Cell:
+    return Cell(f"{own:,} + {added:,} ({100 * added / own:+.1f} %)", float(added))

@@ -23,12 +23,11 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from gcemil.benchmark.measured import Measured, Run
-from gcemil.benchmark.paper_figures import PaperTable, deviation_of, value_of
+from gcemil.benchmark.figures import MeasuredResults, PaperTable, Run, deviation_of, value_of
 from gcemil.findings import Labels, Row
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Origin, Table
 
-Wanted = Mapping[str, str | tuple[str, ...]]
+WantedLabels = Mapping[str, str | tuple[str, ...]]
 
 
 class Unit(NamedTuple):
@@ -46,7 +45,7 @@ class Query:
 
     metric: str = "task_metric"
     source: str = "task"
-    labels: Wanted = field(default_factory=dict)
+    labels: WantedLabels = field(default_factory=dict)
     label: str | tuple[str, ...] | None = "gce"
     """The arm or ablation; several names mean the same."""
     dataset: str | None = None
@@ -60,18 +59,18 @@ class Query:
         return replace(self, labels=labels, **changes)
 
 
-def find_values(measured: Measured, query: Query) -> dict[Unit, float]:
+def find_values(measured: MeasuredResults, query: Query) -> dict[Unit, float]:
     """Every value that answers, by what it was measured on."""
     found = {unit: first_value(rows, query.metric) for unit, rows in matching_rows(measured, query)}
     return {unit: value for unit, value in found.items() if value is not None}
 
 
-def is_undefined(measured: Measured, query: Query) -> bool:
+def is_undefined(measured: MeasuredResults, query: Query) -> bool:
     """Whether the figure was asked for and does not exist, which is not the same as never measured."""
     return any(query.metric in row.values for _, rows in matching_rows(measured, query) for row in rows)
 
 
-def matching_rows(measured: Measured, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
+def matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
     """The rows that fit, run by run and fold by fold."""
     for run in measured.runs:
         if not is_about(run, query, measured):
@@ -84,7 +83,7 @@ def matching_rows(measured: Measured, query: Query) -> Iterator[tuple[Unit, list
             yield Unit(run.cohort.name, run.host, run.seed, fold), rows
 
 
-def is_about(run: Run, query: Query, measured: Measured) -> bool:
+def is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
     """Whether the question is about this run."""
     cohort = run.cohort
     asked = (
@@ -94,15 +93,15 @@ def is_about(run: Run, query: Query, measured: Measured) -> bool:
         (query.task, cohort.task),
         (query.encoder or measured.main_encoders[cohort.dataset], cohort.encoder),
     )
-    return all(wanted is None or (own is not None and same(own, wanted)) for wanted, own in asked)
+    return all(wanted is None or (own is not None and is_same_label(own, wanted)) for wanted, own in asked)
 
 
-def matches(labels: Labels, wanted: Wanted) -> bool:
+def matches(labels: Labels, wanted: WantedLabels) -> bool:
     """Whether a row is the one asked for: each label wanted is there with one of its values, written in any case."""
-    return all(key in labels and same(labels[key], accepted) for key, accepted in wanted.items())
+    return all(key in labels and is_same_label(labels[key], accepted) for key, accepted in wanted.items())
 
 
-def same(own: str, accepted: str | tuple[str, ...]) -> bool:
+def is_same_label(own: str, accepted: str | tuple[str, ...]) -> bool:
     options = (accepted,) if isinstance(accepted, str) else accepted
     return any(normalise(own) == normalise(option) for option in options)
 
@@ -168,7 +167,7 @@ def cell(
     return Cell(text, mean, deviation, summary.n)
 
 
-Answer = dict[Unit, float] | None
+Values = dict[Unit, float] | None
 PAPER_LEGEND = "the GCE-MIL paper, real cohorts"
 PAPER_MARK = "paper (real cohorts)"
 
@@ -210,7 +209,7 @@ class TableColumn:
 def build_comparison(
     name: str,
     title: str,
-    measured: Measured,
+    measured: MeasuredResults,
     paper: PaperTable,
     *,
     row_labels: Sequence[str],
@@ -221,7 +220,7 @@ def build_comparison(
     """Both lines of every row."""
     lines, used = [], set()
     for row in rows:
-        answers = [read_answer(measured, row, ask) for ask in columns]
+        answers = [read_values(measured, row, ask) for ask in columns]
         used |= {unit.cohort for found in answers for unit in found or ()}
         lines += [line for line in (paper_line(paper, row, columns),) if line is not None]
         lines.append(our_line(measured, row, columns, answers))
@@ -237,14 +236,14 @@ def build_comparison(
     )
 
 
-def legend(measured: Measured, used: Collection[str] | None = None) -> dict[Origin, str]:
+def legend(measured: MeasuredResults, used: Collection[str] | None = None) -> dict[Origin, str]:
     """What each origin means; of ours the cohorts that gave a figure, or all."""
     shown = [cohort for cohort in measured.cohorts if used is None or cohort.name in used]
     ours = "; ".join(cohort.description for cohort in shown) or "nothing of this was measured"
     return {"paper": PAPER_LEGEND, "ours": ours}
 
 
-def our_origin(measured: Measured) -> str:
+def our_origin(measured: MeasuredResults) -> str:
     """How a line of ours is marked; the legend has the names."""
     kinds = {cohort.is_simulated for cohort in measured.cohorts if cohort.record is not None}
     words = [word for kind, word in ((True, "simulated"), (False, "real")) if kind in kinds]
@@ -267,14 +266,14 @@ def paper_cell(printed: str | None) -> Cell:
 
 
 def our_line(
-    measured: Measured, row: TableRow, columns: Sequence[TableColumn], answers: Sequence[Answer]
+    measured: MeasuredResults, row: TableRow, columns: Sequence[TableColumn], answers: Sequence[Values]
 ) -> Line:
     cells = tuple(our_cell(row, ask, found) for ask, found in zip(columns, answers, strict=True))
     comparison = None if row.baseline is not None else row.comparison
     return Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison)
 
 
-def read_answer(measured: Measured, row: TableRow, ask: TableColumn) -> Answer:
+def read_values(measured: MeasuredResults, row: TableRow, ask: TableColumn) -> Values:
     """What the results say; None where no answer can exist."""
     if ask.column.key in row.undefined:
         return None
@@ -285,7 +284,7 @@ def read_answer(measured: Measured, row: TableRow, ask: TableColumn) -> Answer:
     return subtract_paired(found, find_values(measured, narrow_query(row, row.baseline, ask)))
 
 
-def our_cell(row: TableRow, ask: TableColumn, found: Answer) -> Cell:
+def our_cell(row: TableRow, ask: TableColumn, found: Values) -> Cell:
     if found is None:
         return UNDEFINED
     signed = ask.signed or row.baseline is not None

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.measured import Measured
-from gcemil.benchmark.paper_figures import TIMES, PaperFigures, PaperTable
-from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, Wanted, build_comparison
-from gcemil.benchmark.tables.prediction import host_name, hosts_of
+from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, WantedLabels, build_comparison
+from gcemil.benchmark.tables.prediction import host_name, list_hosts
 from gcemil.metrics import METRICS
 from gcemil.rules import find_rule
 from gcemil.tables import Column, Table
@@ -28,7 +27,7 @@ class PaperRule:
     network: str = "plain"
 
     @property
-    def labels(self) -> Wanted:
+    def labels(self) -> WantedLabels:
         return {"rule": self.names, "network": self.network}
 
     @property
@@ -82,17 +81,15 @@ EVIDENCE = Query(source="snr", labels={"rule": "evidence", "class": "all"})
 RANDOM_CONTROL = EVIDENCE.where(labels={"rule": "random", "network": "wrapped"})
 
 
-def diagnostics_bracs(measured: Measured, paper: PaperFigures) -> Table:
+def diagnostics_bracs_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(Column(metric, header, metric), {"metric": metric, "dataset": "bracs"})
         for metric, header in SNR_HEADERS.items()
     ]
-    return diagnostics_table(
-        "diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns
-    )
+    return snr_table("diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns)
 
 
-def diagnostics(measured: Measured, paper: PaperFigures) -> Table:
+def diagnostics_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(
             Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()),
@@ -101,15 +98,16 @@ def diagnostics(measured: Measured, paper: PaperFigures) -> Table:
         for dataset in ("bracs", "nsclc", "panda")
         for metric, header in SNR_HEADERS.items()
     ]
-    return diagnostics_table("diagnostics", "three datasets", measured, paper.table("diagnostics"), columns)
+    return snr_table("diagnostics", "three datasets", measured, paper.table("diagnostics"), columns)
 
 
-def diagnostics_table(
-    name: str, where: str, measured: Measured, table: PaperTable, columns: Sequence[TableColumn]
+def snr_table(
+    name: str, where: str, measured: MeasuredResults, table: PaperTable, columns: Sequence[TableColumn]
 ) -> Table:
     """The hosts, and the same number of random patches as the control."""
     rows = [
-        TableRow(host, (f"{host_name(host)}+GCE",), EVIDENCE.where(host=host)) for host in hosts_of(measured)
+        TableRow(host, (f"{host_name(host)}+GCE",), EVIDENCE.where(host=host))
+        for host in list_hosts(measured)
     ]
     gapless = frozenset(ask.column.key for ask in columns if ask.column.metric == "cd_gap")
     rows.append(
@@ -130,7 +128,7 @@ RIVALS_NOTE = "Rules are asked of the plain host, GCE of the wrapped one; random
 SUFFICIENCY = "evidence_sufficiency"
 
 
-def intervention(measured: Measured, paper: PaperFigures) -> Table:
+def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """What keeping and removing does to the task metric, mean over all cohorts and hosts."""
     table = paper.table("causal")
     rows = rule_rows(
@@ -147,12 +145,12 @@ def intervention(measured: Measured, paper: PaperFigures) -> Table:
                     row_labels=("rule",), rows=rows, columns=columns, notes=(RIVALS_NOTE,))  # fmt: skip
 
 
-def same_budget_short(measured: Measured, paper: PaperFigures) -> Table:
+def same_budget_short_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
-    return same_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
+    return same_budget_rows("same_budget_short", measured, paper.table("same_budget_main"), rules)
 
 
-def same_budget(measured: Measured, paper: PaperFigures) -> Table:
+def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = (
         "random",
         "attention",
@@ -164,14 +162,14 @@ def same_budget(measured: Measured, paper: PaperFigures) -> Table:
         "gce_discrete",
         "oracle",
     )
-    return same_budget_table("same_budget", measured, paper.table("same_budget"), rules)
+    return same_budget_rows("same_budget", measured, paper.table("same_budget"), rules)
 
 
-def same_budget_table(name: str, measured: Measured, table: PaperTable, rules: Sequence[str]) -> Table:
+def same_budget_rows(name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]) -> Table:
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
-    columns = [kept_metric("macro_f1", "Macro-F1"), *gaps(), necessity()]
+    columns = [kept_column("macro_f1", "Macro-F1"), *gap_columns(), necessity_column()]
     if SUFFICIENCY in table.columns:
-        columns.append(kept_metric(SUFFICIENCY, "Evid. suff."))
+        columns.append(kept_column(SUFFICIENCY, "Evid. suff."))
     return build_comparison(
         name, "subset rules at 5 % of the patches, BRACS", measured, table, row_labels=("rule",),
         rows=rule_rows(table, base, rules, wrapped=("attention", "occlusion")), columns=columns,
@@ -179,16 +177,16 @@ def same_budget_table(name: str, measured: Measured, table: PaperTable, rules: S
     )  # fmt: skip
 
 
-def posthoc(measured: Measured, paper: PaperFigures) -> Table:
+def posthoc_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("explain")
     rules = ("attention", "clam_attention", "gradient", "integrated_gradients", "occlusion", "contribution", "single",
              "lrp", "gce_discrete", "random", "oracle")  # fmt: skip
     columns = [
-        kept_metric("keep_only_macro_f1", "Keep-only Macro-F1 or C-index"),
+        kept_column("keep_only_macro_f1", "Keep-only Macro-F1 or C-index"),
         TableColumn(Column("remove_drop", "Remove drop", "complement_degradation"), {"metric": "complement_degradation"}),
-        *gaps(),
-        necessity(),
-        kept_metric(SUFFICIENCY, "Evid. suff."),
+        *gap_columns(),
+        necessity_column(),
+        kept_column(SUFFICIENCY, "Evid. suff."),
         TableColumn(Column("runtime", "Runtime", "runtime_ratio"), {"metric": "runtime_ratio"}, decimals=2, unit=TIMES),
     ]  # fmt: skip
     return build_comparison(
@@ -202,15 +200,15 @@ def rule_rows(
     table: PaperTable, base: Query, rules: Sequence[str], *, wrapped: Sequence[str] = ()
 ) -> list[TableRow]:
     """One row per rule; where a rule has gates, a second one for its other gap."""
-    rows = [row for key in rules for row in rows_of(key, PAPER_RULES[key], table, base)]
+    rows = [row for key in rules for row in lines_of_rule(key, PAPER_RULES[key], table, base)]
     return rows + [
         row
         for key in wrapped
-        for row in rows_of(f"wrapped.{key}", of_wrapped_host(PAPER_RULES[key]), table, base)
+        for row in lines_of_rule(f"wrapped.{key}", of_wrapped_host(PAPER_RULES[key]), table, base)
     ]
 
 
-def rows_of(key: str, rule: PaperRule, table: PaperTable, base: Query) -> list[TableRow]:
+def lines_of_rule(key: str, rule: PaperRule, table: PaperTable, base: Query) -> list[TableRow]:
     name, query = rule_name(key, table, rule), base.where(labels=rule.labels)
     comparison = None if rule.is_control else "all"
     undefined = frozenset({"gap", "runtime"} if rule.is_control else {"gap"})
@@ -223,16 +221,16 @@ def rows_of(key: str, rule: PaperRule, table: PaperTable, base: Query) -> list[T
     return [row, TableRow("", (f"{name}: gates against evidence",), query, comparison=None, undefined=others)]
 
 
-def kept_metric(key: str, header: str) -> TableColumn:
+def kept_column(key: str, header: str) -> TableColumn:
     return TableColumn(Column(key, header, SUFFICIENCY), {"metric": SUFFICIENCY})
 
 
-def necessity() -> TableColumn:
+def necessity_column() -> TableColumn:
     metric = "complement_degradation"
     return TableColumn(Column(metric, "Compl. degr.", metric), {"metric": metric})
 
 
-def gaps() -> list[TableColumn]:
+def gap_columns() -> list[TableColumn]:
     return [
         TableColumn(Column("gap", "Gap", "cd_gap"), {"metric": "cd_gap"}),
         TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), {"metric": "full_kept_gap"}, paper=""),
@@ -250,7 +248,7 @@ POLICIES = {
 """Row key: rule and network of the finding, and the comparison its line takes part in."""
 
 
-def minimal_subsets(measured: Measured, paper: PaperFigures) -> Table:
+def minimal_subsets_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("minimal_subset_main")
     base = Query(source="subsets", dataset="bracs", host="abmil")
     rows = [
@@ -306,7 +304,7 @@ STABILITY_RULES = (
 STABILITY_PAPER_KEYS = {"gce_soft_thresholded": "gce_soft"}
 
 
-def stability(measured: Measured, paper: PaperFigures) -> Table:
+def stability_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("stability")
     kinds = [SEEDS, *sorted(perturbations(measured) - {SEEDS})]
     rows = [
@@ -336,7 +334,7 @@ def stability(measured: Measured, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def perturbations(measured: Measured) -> set[str]:
+def perturbations(measured: MeasuredResults) -> set[str]:
     """Kinds of perturbation that any run was put to."""
     return {
         row.labels["perturbation"]
@@ -359,12 +357,12 @@ MAP_NOTE = (
 )
 
 
-def localisation(measured: Measured, paper: PaperFigures) -> Table:
+def localisation_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("camelyon_localization")
     base = Query(source="localisation", dataset="camelyon16")
     rows = []
     ran = {run.host for run in measured.runs if run.cohort.dataset == "camelyon16"}
-    for host in (host for host in hosts_of(measured) if table.row(f"{host}.host") or host in ran):
+    for host in (host for host in list_hosts(measured) if table.row(f"{host}.host") or host in ran):
         name = host_name(host)
         attention = base.where(host=host, labels={"rule": "attention", "network": "plain"})
         gates = base.where(host=host, labels={"rule": "gates", "network": "wrapped"})
@@ -390,10 +388,10 @@ def localisation(measured: Measured, paper: PaperFigures) -> Table:
 FAILURE_TYPES = (
     "case_failure", "artifact_evidence", "low_sufficiency", "low_necessity", "semantic_mismatch", "severe_failure",
 )  # fmt: skip
-THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be build_comparison with ours; those of ours stand in each finding."
+THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be compared with ours; those of ours stand in each finding."
 
 
-def failure_audit(measured: Measured, paper: PaperFigures) -> Table:
+def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("failure")
     theirs = {row.key: row.name for row in table.rows}
     ours = dict.fromkeys(cohort.dataset for cohort in measured.cohorts)

@@ -12,8 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gcemil.benchmark.measured import Measured
-from gcemil.benchmark.paper_figures import PaperFigures, PaperTable, paper_figures
+from gcemil.benchmark.figures import MeasuredResults, PaperFigures, PaperTable, paper_figures
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
     Query,
@@ -41,31 +40,31 @@ CONTROLS = {
     "gce_random_anchors": ("+GCE with random anchors Δ", "soft"),
     "gce_paper": ("+GCE, the paper read literally Δ", "soft"),
 }
-"""Fairness controls, shown where they were run: what they are called, and the mode that is build_comparison."""
+"""Fairness controls, shown where they were run: what they are called, and the mode that is compared."""
 
 
-def classification(measured: Measured, paper: PaperFigures) -> Table:
+def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     return prediction_table(
         "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
     )
 
 
-def survival(measured: Measured, paper: PaperFigures) -> Table:
+def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     return prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
 
 
 def prediction_table(
-    name: str, measured: Measured, paper: PaperTable, task: str, metrics: Sequence[str]
+    name: str, measured: MeasuredResults, paper: PaperTable, task: str, metrics: Sequence[str]
 ) -> Table:
     columns = [
         TableColumn(
             Column(f"{dataset}.{metric}", METRICS[metric].label, metric, group=dataset.upper()),
             {"dataset": dataset, "metric": metric},
         )
-        for dataset in datasets_of(task, paper, measured)
+        for dataset in list_datasets(task, paper, measured)
         for metric in metrics
     ]
-    rows = [row for host in hosts_of(measured) for row in host_rows(host, measured)]
+    rows = [row for host in list_hosts(measured) for row in host_rows(host, measured)]
     return build_comparison(
         name,
         f"{task} with and without GCE",
@@ -78,7 +77,7 @@ def prediction_table(
     )
 
 
-def host_rows(host: str, measured: Measured) -> list[TableRow]:
+def host_rows(host: str, measured: MeasuredResults) -> list[TableRow]:
     """The host, the change by GCE, and the controls that were run."""
     plain = Query(label="host", labels={"mode": "full"}, host=host)
     soft = Query(labels={"mode": "soft"}, host=host)
@@ -100,12 +99,12 @@ def host_name(host: str) -> str:
     return row.name if row else host
 
 
-def hosts_of(measured: Measured) -> list[str]:
+def list_hosts(measured: MeasuredResults) -> list[str]:
     """The nine hosts, then any other that was run."""
     return [*HOSTS, *sorted({run.host for run in measured.runs} - set(HOSTS))]
 
 
-def datasets_of(task: str, paper: PaperTable, measured: Measured) -> list[str]:
+def list_datasets(task: str, paper: PaperTable, measured: MeasuredResults) -> list[str]:
     """The paper's datasets, then those of ours that it does not have."""
     theirs = dict.fromkeys(column.partition(".")[0] for column in paper.columns)
     ours = dict.fromkeys(cohort.dataset for cohort in measured.cohorts if cohort.task == task)
@@ -117,21 +116,19 @@ T_TEST_NOTE = (
 )
 
 
-def significance_classification(measured: Measured, paper: PaperFigures) -> Table:
-    return significance_table(
-        "significance_classification", measured, paper.table("cls_significance"), "classification"
-    )
+def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    return p_table("significance_classification", measured, paper.table("cls_significance"), "classification")
 
 
-def significance_survival(measured: Measured, paper: PaperFigures) -> Table:
-    return significance_table("significance_survival", measured, paper.table("surv_significance"), "survival")
+def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    return p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
 
 
-def significance_table(name: str, measured: Measured, paper: PaperTable, task: str) -> Table:
-    datasets = datasets_of(task, paper, measured)
-    hosts = hosts_of(measured)
+def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+    datasets = list_datasets(task, paper, measured)
+    hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
-    tests = {key: p_of(measured, *key) for key in keys}
+    tests = {key: paired_p(measured, *key) for key in keys}
     corrected = dict(zip(keys, holm([tests[key] for key in keys]), strict=True))
     lines = []
     for host in hosts:
@@ -155,14 +152,14 @@ def significance_table(name: str, measured: Measured, paper: PaperTable, task: s
     )  # fmt: skip
 
 
-def p_of(measured: Measured, host: str, dataset: str) -> float | None:
+def paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
     """None where fewer than two folds are paired, or where they all differ alike."""
     soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
     plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
-    return paired_t(np.array(by_fold(subtract_paired(soft, plain))))
+    return paired_t(np.array(average_by_fold(subtract_paired(soft, plain))))
 
 
-def by_fold(found: dict[Unit, float]) -> list[float]:
+def average_by_fold(found: dict[Unit, float]) -> list[float]:
     """One difference per cohort and fold."""
     folds: dict[tuple[str, int | None], list[float]] = {}
     for unit, value in found.items():
@@ -183,7 +180,7 @@ ENCODER_COLUMNS = (
 )
 
 
-def encoders(measured: Measured, paper: PaperFigures) -> Table:
+def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """The paper's rows with ours of the same encoder, then encoders of ours alone."""
     table = paper.table("backbone_generalization")
     labels_of_key: dict[EncoderKey, EncoderKey] = {}
@@ -206,7 +203,7 @@ def encoders(measured: Measured, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def measured_encoders(measured: Measured) -> list[EncoderKey]:
+def measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     """Every dataset, encoder and host that was run, where the grid names the encoder."""
     named = ((run.cohort.dataset, run.cohort.encoder, run.host) for run in measured.runs)
     return list(
@@ -214,7 +211,7 @@ def measured_encoders(measured: Measured) -> list[EncoderKey]:
     )
 
 
-def encoder_line(measured: Measured, key: EncoderKey, row_labels: EncoderKey) -> Line:
+def encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:
     dataset, encoder, host = key
     query = Query(dataset=dataset, encoder=encoder, host=host)
     plain = find_values(measured, query.where(label="host", labels={"mode": "full"}))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.measured import Measured
-from gcemil.benchmark.paper_figures import PaperFigures
-from gcemil.benchmark.tables import ablation, cost, dataset_card, evidence, prediction
+from gcemil.benchmark.figures import MeasuredResults, PaperFigures
+from gcemil.benchmark.tables import ablation, evidence, overview, prediction
 from gcemil.errors import UsageError
 from gcemil.tables import Table
 
-Build = Callable[[Measured, PaperFigures], Table]
+Build = Callable[[MeasuredResults, PaperFigures], Table]
 
 
 @dataclass(frozen=True)
@@ -32,50 +31,54 @@ def benchmark_command(grid: str) -> str:
 
 
 TABLES: dict[str, TableSpec] = {
-    "classification": TableSpec(prediction.classification, "tab:cls_main", benchmark_command("paper")),
-    "survival": TableSpec(prediction.survival, "tab:surv_main", benchmark_command("paper")),
-    "components": TableSpec(ablation.components, "tab:ablation", benchmark_command("component")),
-    "intervention": TableSpec(evidence.intervention, "tab:causal", diagnose_command("budget")),
+    "classification": TableSpec(prediction.classification_table, "tab:cls_main", benchmark_command("paper")),
+    "survival": TableSpec(prediction.survival_table, "tab:surv_main", benchmark_command("paper")),
+    "components": TableSpec(ablation.components_table, "tab:ablation", benchmark_command("component")),
+    "intervention": TableSpec(evidence.intervention_table, "tab:causal", diagnose_command("budget")),
     "same_budget_short": TableSpec(
-        evidence.same_budget_short, "tab:same_budget_main", diagnose_command("budget")
+        evidence.same_budget_short_table, "tab:same_budget_main", diagnose_command("budget")
     ),
-    "same_budget": TableSpec(evidence.same_budget, "tab:same_budget", diagnose_command("budget")),
+    "same_budget": TableSpec(evidence.same_budget_table, "tab:same_budget", diagnose_command("budget")),
     "diagnostics_bracs": TableSpec(
-        evidence.diagnostics_bracs, "tab:diagnostics_bracs", diagnose_command("snr")
+        evidence.diagnostics_bracs_table, "tab:diagnostics_bracs", diagnose_command("snr")
     ),
-    "diagnostics": TableSpec(evidence.diagnostics, "tab:diagnostics", diagnose_command("snr")),
+    "diagnostics": TableSpec(evidence.diagnostics_table, "tab:diagnostics", diagnose_command("snr")),
     "stability": TableSpec(
-        evidence.stability,
+        evidence.stability_table,
         "tab:stability",
         "gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability",
     ),
-    "posthoc": TableSpec(evidence.posthoc, "tab:explain", diagnose_command("posthoc")),
+    "posthoc": TableSpec(evidence.posthoc_table, "tab:explain", diagnose_command("posthoc")),
     "minimal_subsets": TableSpec(
-        evidence.minimal_subsets, "tab:minimal_subset_main", diagnose_command("subsets")
+        evidence.minimal_subsets_table, "tab:minimal_subset_main", diagnose_command("subsets")
     ),
     "localisation": TableSpec(
-        evidence.localisation, "tab:camelyon_localization", benchmark_command("localisation")
+        evidence.localisation_table, "tab:camelyon_localization", benchmark_command("localisation")
     ),
     "significance_classification": TableSpec(
-        prediction.significance_classification, "tab:cls_significance", benchmark_command("paper")
+        prediction.significance_classification_table, "tab:cls_significance", benchmark_command("paper")
     ),
     "significance_survival": TableSpec(
-        prediction.significance_survival, "tab:surv_significance", benchmark_command("paper")
+        prediction.significance_survival_table, "tab:surv_significance", benchmark_command("paper")
     ),
-    "budget": TableSpec(ablation.budget, "tab:budget", benchmark_command("budget_sweep")),
-    "selector": TableSpec(ablation.selector, "tab:selector_arch", benchmark_command("selector")),
-    "grounding": TableSpec(ablation.grounding, "tab:grounding", benchmark_command("grounding")),
-    "encoders": TableSpec(prediction.encoders, "tab:backbone_generalization", benchmark_command("encoder")),
-    "failure_audit": TableSpec(evidence.failure_audit, "tab:failure", diagnose_command("failures")),
-    "capacity": TableSpec(cost.capacity, "tab:capacity_overhead", diagnose_command("cost")),
+    "budget": TableSpec(ablation.budget_table, "tab:budget", benchmark_command("budget_sweep")),
+    "selector": TableSpec(ablation.selector_table, "tab:selector_arch", benchmark_command("selector")),
+    "grounding": TableSpec(ablation.grounding_table, "tab:grounding", benchmark_command("grounding")),
+    "encoders": TableSpec(
+        prediction.encoders_table, "tab:backbone_generalization", benchmark_command("encoder")
+    ),
+    "failure_audit": TableSpec(evidence.failure_audit_table, "tab:failure", diagnose_command("failures")),
+    "capacity": TableSpec(ablation.capacity_table, "tab:capacity_overhead", diagnose_command("cost")),
     "cost": TableSpec(
-        cost.cost, "tab:cost", f"gcemil prefilter RUN SLIDES --measure, then {diagnose_command('cost')}"
+        ablation.cost_table,
+        "tab:cost",
+        f"gcemil prefilter RUN SLIDES --measure, then {diagnose_command('cost')}",
     ),
-    "dataset_card": TableSpec(dataset_card.dataset_card, "tab:dataset_details", benchmark_command("paper")),
+    "dataset_card": TableSpec(overview.dataset_table, "tab:dataset_details", benchmark_command("paper")),
 }
 
 
-def build_table(name: str, measured: Measured, paper: PaperFigures) -> Table:
+def build_table(name: str, measured: MeasuredResults, paper: PaperFigures) -> Table:
     """A table by name, with the remedy for what it misses."""
     if name not in TABLES:
         raise UsageError(f"Unknown table '{name}'. Choose one of: headline, {', '.join(TABLES)}.")

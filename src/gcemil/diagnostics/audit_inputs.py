@@ -1,7 +1,14 @@
-"""A model of unknown origin behind a checked door: any callable (features, coords) -> logits, or (logits, scores).
+"""What an audit is given: a model of unknown origin, and patch scores made elsewhere. Both are checked here.
 
-It is handed float32 features (n, d) and integer coords (n, 2) or None, as torch tensors or numpy arrays on the CPU, and
+The model is any callable (features, coords) -> logits, or (logits, scores). It is handed float32 features (n, d) and integer coords (n, 2) or None, as torch tensors or numpy arrays on the CPU, and
 may answer in either. One bag per call; the outputs in the order of the cohort's classes, or one risk.
+
+Scores are FOLDER/<slide_id>.h5, .csv or .npy with one number per patch, in the order of the features.
+
+HDF5   the dataset asked for, else the first of: scores, attention_scores (CLAM), attention, gates, else the only 1-D one
+CSV    the column asked for, else the first of the same names or score, else the only column
+npy    (n,), (n, 1) or (1, n)
+A file that brings coordinates is held against those of the features, because rows in another order are the usual mistake.
 """
 
 from __future__ import annotations
@@ -9,14 +16,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gcemil.errors import InputError, UsageError
+from gcemil.bags import store
+from gcemil.bags.bag import Bag
+from gcemil.bags.foreign.torchmil import read_array
+from gcemil.bags.tables import read_table
+from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.hosts.adapters import CallableHost, read_logits, slope
 from gcemil.row_blocks import widened
+
+NAMES = ("scores", "score", "attention_scores", "attention_score", "attention", "gates", "gate")
+SUFFIXES = (".h5", ".csv", ".npy")
+BagScores = Float[np.ndarray, "n"]
 
 Arrays = Literal["torch", "numpy"]
 
@@ -36,7 +54,7 @@ class BlackBox:
         self.n_outputs = n_outputs
         self.arrays: Arrays = arrays
         self._model = model
-        self._takes_coords = takes_two(model)
+        self._takes_coords = accepts_coords(model)
 
     def host(self) -> CallableHost:
         """The model as a host, its own scores where it gives any and zeros otherwise."""
@@ -115,7 +133,7 @@ class BlackBox:
         return values
 
 
-def takes_two(model: Callable[..., Any]) -> bool:
+def accepts_coords(model: Callable[..., Any]) -> bool:
     """Whether the callable accepts coordinates beside the features; assumed where it does not say."""
     try:
         inspect.signature(model).bind(None, None)
@@ -127,7 +145,7 @@ def takes_two(model: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def naming(bag_id: str) -> Iterator[None]:
+def name_bag_in_errors(bag_id: str) -> Iterator[None]:
     """Puts the bag in front of what is wrong with it."""
     try:
         yield
@@ -135,3 +153,96 @@ def naming(bag_id: str) -> Iterator[None]:
         raise UsageError(f"Bag '{bag_id}': {error}") from error
     except InputError as error:
         raise type(error)(f"Bag '{bag_id}': {error}") from error
+
+
+def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> BagScores:
+    """The scores of every slide of a bag, one after another."""
+    parts = []
+    for span in bag.spans:
+        path = find_score_file(folder, span.slide_id)
+        values, coords = read_scores(path, column)
+        check_scores(path, values, coords, span.stop - span.start, bag.slide_coords(span.slide_id))
+        parts.append(values)
+    return np.concatenate(parts)
+
+
+def find_score_file(folder: Path, slide_id: str) -> Path:
+    """The one score file of a slide."""
+    # Not with_suffix: a slide id may hold dots.
+    found = [path for suffix in SUFFIXES if (path := folder / f"{slide_id}{suffix}").is_file()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise StoreError(
+            f"{folder} has {found[0].name} and {found[1].name}, two files for one slide. Remove one."
+        )
+    raise StoreError(
+        f"{folder} has no scores of slide '{slide_id}': {', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)} "
+        "are looked for. Write one, or audit a part whose slides have scores."
+    )
+
+
+def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarray, "p 2"] | None]:
+    """The scores of one file, and the coordinates it brings along."""
+    if path.suffix == ".h5":
+        found = flatten_scores(path, store.read(path, find_dataset(path, column)))
+        return found, store.read(path, "coords") if store.has(path, "coords") else None
+    if path.suffix == ".csv":
+        return read_column(path, column), None
+    return flatten_scores(path, read_array(path, "scores")), None
+
+
+def find_dataset(path: Path, column: str | None) -> str:
+    layouts = store.describe(path)
+    if column is not None:
+        return column
+    named = [name for name in NAMES if name in layouts]
+    single = [name for name, layout in layouts.items() if len(layout.shape) == 1]
+    if named or len(single) == 1:
+        return (named or single)[0]
+    raise StoreError(
+        f"{path} holds: {', '.join(layouts) or 'nothing'}; which of them are the scores? Name it with --column."
+    )
+
+
+def read_column(path: Path, column: str | None) -> BagScores:
+    rows = read_table(path, () if column is None else (column,))
+    names = list(rows[0]) if rows else []
+    named = [name for name in NAMES if name in names]
+    if column is None and not named and len(names) != 1:
+        raise StoreError(
+            f"{path} has columns: {', '.join(names) or 'none'}; which of them are the scores? Name it with --column."
+        )
+    chosen = column or (named or names)[0]
+    try:
+        return np.array([float(row[chosen]) for row in rows])
+    except ValueError as error:
+        raise StoreError(f"{path}: column '{chosen}' holds something that is no number ({error}).") from error
+
+
+def flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
+    if values.dtype.kind not in "fiub" or values.size != max(values.shape, default=0):
+        raise StoreError(
+            f"{path}: scores are one number per patch, got {values.dtype} of shape {values.shape}. "
+            "Choose the column of one class before writing them."
+        )
+    return values.reshape(-1).astype(np.float64)
+
+
+def check_scores(
+    path: Path, values: BagScores, coords: Any, n_patches: int, expected: Int[np.ndarray, "p 2"] | None
+) -> None:
+    if len(values) != n_patches:
+        raise StoreError(
+            f"{path} has {len(values)} scores for {n_patches} patches. Score the patches of the cohort's own feature file."
+        )
+    if not np.isfinite(values).all():
+        wrong = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise StoreError(
+            f"{path}: the score of patch {wrong} is {values[wrong]}. Every patch needs a finite score."
+        )
+    if coords is not None and expected is not None and not np.array_equal(coords, expected):
+        raise StoreError(
+            f"{path}: its coordinates are not those of the features, row by row. "
+            "Write the scores in the order of the feature file."
+        )

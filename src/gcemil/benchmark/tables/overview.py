@@ -1,4 +1,4 @@
-"""The claims of the paper's abstract, computed anew: from its own tables, and from the results.
+"""The claims of the paper's abstract, computed anew from its own tables and from the results, and the datasets.
 
   gain         mean over hosts and cohorts of the paired difference soft +GCE minus host
   gap ratio    attention's gap over GCE's. The paper divides by GCE's C-D gap, although attention has no gates: its gap
@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from gcemil.benchmark.measured import Measured
-from gcemil.benchmark.paper_figures import TIMES, PaperFigures
+from gcemil.benchmark.figures import TIMES, CohortFacts, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.tables.ablation import PREFILTER
 from gcemil.benchmark.tables.comparison import (
+    PAPER_MARK,
     Query,
     Unit,
     cell,
@@ -24,32 +25,32 @@ from gcemil.benchmark.tables.comparison import (
     find_values,
     legend,
     our_origin,
+    paper_cell,
     subtract_paired,
 )
-from gcemil.benchmark.tables.cost import PREFILTER
 from gcemil.benchmark.tables.evidence import PAPER_RULES
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
 
 Found = tuple[str, tuple[Cell, Cell]]
 """What is added to the name of a claim, and the cells of its line."""
-COLUMNS = (Column("value", "Value"), Column("cells", "Over"))
+CLAIM_COLUMNS = (Column("value", "Value"), Column("cells", "Over"))
 GAIN_TABLES = {"macro_f1": "cls_main", "c_index": "surv_main"}
 RATIO_TABLES = ("same_budget", "explain")
 """Tables of the paper that have attention beside GCE discrete."""
 
 
-def headline(measured: Measured, paper: PaperFigures) -> Table:
+def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     lines = [
         line
         for claim in paper.claims
         for line in (
             Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
-            Line((claim.name, "paper (from its tables)"), "paper", from_tables(claim.key, paper)),
-            *our_lines(claim.key, claim.name, measured),
+            Line((claim.name, "paper (from its tables)"), "paper", paper_cells(claim.key, paper)),
+            *claim_lines(claim.key, claim.name, measured),
         )
     ]
     return Table(
-        "headline", "the claims of the abstract", "tab:headline", ("claim", "figures"), COLUMNS, tuple(lines),
+        "headline", "the claims of the abstract", "tab:headline", ("claim", "figures"), CLAIM_COLUMNS, tuple(lines),
         legend=legend(measured),
         notes=(
             "Gap ratio: the paper's puts attention's gap over GCE's C-D gap, two quantities; the second line of ours has "
@@ -59,7 +60,7 @@ def headline(measured: Measured, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def from_tables(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+def paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     """What the paper's own tables give for a claim."""
     if claim.endswith("_gain"):
         table = paper.table(GAIN_TABLES[claim.removesuffix("_gain")])
@@ -94,39 +95,42 @@ def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
 
 
-def our_lines(claim: str, name: str, measured: Measured) -> list[Line]:
+def claim_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
     """The claim on the results; where a fairness control was run, its gain beside it."""
     mark = our_origin(measured)
-    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in our_cells(claim, measured)]
+    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in claim_cells(claim, measured)]
 
 
-def our_cells(claim: str, measured: Measured) -> list[Found]:
+def claim_cells(claim: str, measured: MeasuredResults) -> list[Found]:
     if claim.endswith("_gain"):
-        return gains(claim.removesuffix("_gain"), measured)
+        return gain_cells(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
     attention = snr.where(labels=PAPER_RULES["attention"].labels)
     evidence = snr.where(labels=PAPER_RULES["gce_discrete"].labels)
     if claim == "cd_gap_ratio":
         rival = find_values(measured, attention.where(metric="full_kept_gap"))
         return [
-            (", full-kept over C-D", ratio(rival, find_values(measured, evidence.where(metric="cd_gap")))),
-            (", full-kept over full-kept", ratio(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
+            (", full-kept over C-D", ratio_cells(rival, find_values(measured, evidence.where(metric="cd_gap")))),
+            (", full-kept over full-kept", ratio_cells(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
         ]  # fmt: skip
     if claim == "complement_degradation_ratio":
         found = [
             find_values(measured, rule.where(metric=claim.removesuffix("_ratio")))
             for rule in (evidence, attention)
         ]
-        return [("", ratio(*found))]
+        return [("", ratio_cells(*found))]
     if claim == "speed_up":
         return [
-            ("", speed("end_to_end_time", PREFILTER, measured)),
-            (": aggregation of cached evidence", speed("aggregation_time", "discrete", measured)),
+            ("", speed_cells("end_to_end_time", PREFILTER, measured)),
+            (": aggregation of cached evidence", speed_cells("aggregation_time", "discrete", measured)),
         ]
-    return [("", speed(claim, PREFILTER, measured)), (": evidence alone", speed(claim, "discrete", measured))]
+    return [
+        ("", speed_cells(claim, PREFILTER, measured)),
+        (": evidence alone", speed_cells(claim, "discrete", measured)),
+    ]
 
 
-def gains(metric: str, measured: Measured) -> list[Found]:
+def gain_cells(metric: str, measured: MeasuredResults) -> list[Found]:
     plain = find_values(measured, Query(metric, label="host", labels={"mode": "full"}))
     arms = {"": Query(metric, labels={"mode": "soft"})}
     controls = {
@@ -137,32 +141,103 @@ def gains(metric: str, measured: Measured) -> list[Found]:
     arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
     found = {suffix: subtract_paired(find_values(measured, query), plain) for suffix, query in arms.items()}
     return [
-        (suffix, (cell(gained, decimals=4, signed=True), counted(gained))) for suffix, gained in found.items()
+        (suffix, (cell(gained, decimals=4, signed=True), count_pairs(gained)))
+        for suffix, gained in found.items()
     ]
 
 
-def ratio(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
+def ratio_cells(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
     """Of the means over what both have."""
     shared = above.keys() & below.keys()
     top, bottom = (estimate({unit: found[unit] for unit in shared}) for found in (above, below))
     if top is None or bottom is None:
         return MISSING, MISSING
     if bottom.mean <= 0:
-        return UNDEFINED, counted(shared)
+        return UNDEFINED, count_pairs(shared)
     value = top.mean / bottom.mean
-    return Cell(f"{value:.2f}{TIMES}", value), counted(shared)
+    return Cell(f"{value:.2f}{TIMES}", value), count_pairs(shared)
 
 
-def speed(metric: str, mode: str, measured: Measured) -> tuple[Cell, Cell]:
+def speed_cells(metric: str, mode: str, measured: MeasuredResults) -> tuple[Cell, Cell]:
     """A ratio of the cost table; a time is turned over, so that more is faster."""
     found = find_values(measured, Query(metric, source="cost", labels={"mode": mode}))
     if metric == "relative_utility":
-        return cell(found, unit=TIMES), counted(found)
+        return cell(found, unit=TIMES), count_pairs(found)
     mean = estimate(found)
     text = MISSING if mean is None else Cell(f"{1 / mean.mean:.2f}{TIMES}", 1 / mean.mean)
-    return text, counted(found)
+    return text, count_pairs(found)
 
 
-def counted(units: Iterable[Unit]) -> Cell:
+def count_pairs(units: Iterable[Unit]) -> Cell:
     pairs = len({(unit.cohort, unit.host) for unit in units})
     return Cell(f"{pairs} pair{'s' if pairs > 1 else ''} of host and cohort") if pairs else MISSING
+
+
+DATASET_COLUMNS = (
+    Column("source", "Source"),
+    Column("task", "Task"),
+    Column("split_unit", "Split unit"),
+    Column("size", "Size and labels"),
+    Column("patches", "Patches per slide"),
+    Column("features", "Features"),
+)
+
+
+def dataset_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    table = paper.table("dataset_details")
+    known = [row.key for row in table.rows]
+    lines = [
+        line for key in known for line in (paper_dataset_line(table, key), *dataset_lines(measured, key))
+    ]
+    lines += [
+        cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known
+    ]  # fmt: skip
+    return Table(
+        "dataset_card", "the datasets", table.label, ("dataset", "figures"), DATASET_COLUMNS, tuple(lines),
+        legend=legend(measured), notes=tuple(f"In the paper: {note}" for note in table.notes),
+    )  # fmt: skip
+
+
+def paper_dataset_line(table: PaperTable, key: str) -> Line:
+    row = table.row(key)
+    cells = tuple(paper_cell(table.cell(key, column.key)) for column in DATASET_COLUMNS)
+    return Line((row.name if row else key, PAPER_MARK), "paper", cells)
+
+
+def dataset_lines(measured: MeasuredResults, dataset: str) -> list[Line]:
+    """One line per cohort of the dataset, or one that says that there is none."""
+    found = measured.dataset(dataset)
+    if not found:
+        return [Line((dataset.upper(), "ours"), "ours", tuple(MISSING for _ in DATASET_COLUMNS))]
+    return [cohort_line(measured, cohort) for cohort in found]
+
+
+def cohort_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
+    row_labels = (cohort.name, our_origin(measured))
+    record = cohort.record
+    if record is None:
+        return Line(row_labels, "ours", tuple(MISSING for _ in DATASET_COLUMNS))
+    patches = record["patches"]
+    provenance = record["provenance"]
+    source = (
+        f"simulated, profile {provenance.get('profile')}, seed {provenance.get('seed')}"
+        if cohort.is_simulated
+        else str(provenance.get("source", "real"))
+    )
+    cells = (
+        Cell(source),
+        Cell(str(record["task"]).capitalize()),
+        # Folds that put a case into two parts are refused.
+        Cell("Case"),
+        Cell(f"{record['slides']} slides, {record['cases']} cases; {describe_labels(cohort)}"),
+        Cell(f"{patches['fewest']} to {patches['most']}"),
+        Cell(f"{record['feature_dim']}-d, {record['encoder']}") if record["encoder"] else UNDEFINED,
+    )
+    return Line(row_labels, "ours", cells)
+
+
+def describe_labels(cohort: CohortFacts) -> str:
+    record = cohort.record or {}
+    if "classes" in record:
+        return ", ".join(f"{name} {count}" for name, count in record["classes"].items())
+    return f"{record.get('events')} events"

@@ -1,4 +1,4 @@
-"""One trained fold on the bench: its test bags, one at a time, with everything a diagnostic asks of them.
+"""A trained fold, opened: its bags, one at a time, with everything a diagnostic asks of them.
 
 wrapped  the host inside the wrapper (or the run's own host, when it has no wrapper)
 plain    the host of another run on the same folds, trained without the wrapper
@@ -6,10 +6,9 @@ plain    the host of another run on the same folds, trained without the wrapper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.snr import RiskScale
+from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError
 from gcemil.explain import Explanation, bag_tensors, explain_bag
@@ -39,16 +38,18 @@ from gcemil.runs.folder import (
 from gcemil.runs.network import load_network
 from gcemil.tasks.task import Task, create_task, stacked_targets
 
+DEFAULT_BUDGET = 0.05
+"""rho of the paper, for a run that has no wrapper to say its own."""
+
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
 NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
-OnBag = Callable[[int, int], None]
 
 
-class BagBench:
+class FoldBag:
     """One bag, embedded once per network, asked many questions."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: FoldBench) -> None:
+    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
         self.spec = spec
         self.bag = bag
         self.features, self.coords = bag_tensors(bag)
@@ -91,7 +92,7 @@ class BagBench:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldBench:
+class TrainedFold:
     """A trained fold, opened; both networks are in evaluation mode on the CPU."""
 
     run: Path
@@ -116,7 +117,7 @@ class FoldBench:
         against: Path | None = None,
         seed: int = 0,
         opened: tuple[RunCard, Cohort] | None = None,
-    ) -> FoldBench:
+    ) -> TrainedFold:
         """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
         card, cohort = opened or open_cohort(run)
         network, _ = load_network(RunFolder(run).fold(fold).checkpoint)
@@ -134,8 +135,8 @@ class FoldBench:
             host=network.host,
             model=network.model,
             plain=plain,
-            scale=risk_scale(run, fold),
-            plain_scale=RiskScale() if against is None else risk_scale(against, fold),
+            scale=read_risk_scale(run, fold),
+            plain_scale=RiskScale() if against is None else read_risk_scale(against, fold),
             seed=seed,
         )
 
@@ -151,6 +152,15 @@ class FoldBench:
             raise RunError(NO_PLAIN_HOST)
         return self.plain
 
+    @property
+    def own_budget(self) -> float:
+        """The share of patches that the run means to be evidence."""
+        return DEFAULT_BUDGET if self.model is None else self.model.settings.budget
+
+    def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
+        """How predictions of one network are compared, in units of that network's own training risks."""
+        return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
+
     def scale_of(self, network: NetworkName) -> RiskScale:
         return self.scale if network == "wrapped" else self.plain_scale
 
@@ -160,18 +170,15 @@ class FoldBench:
     def targets(self, part: PartName = "test") -> Tensor:
         return stacked_targets(self.specs(part))
 
-    def bags(self, part: PartName = "test", on_bag: OnBag | None = None) -> Iterator[BagBench]:
+    def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
         """All patches of every bag of the part; one bag in memory at a time."""
-        specs, done = self.specs(part), count(1)
-        # Not by enumerate, which would hold the last bag while the next is read.
-        for spec, bag in load_bags(self.cohort, specs, rule=SampleRule(), ahead=2):
-            yield BagBench(spec, bag, self)
+        for spec, bag in load_bags(self.cohort, self.specs(part), rule=SampleRule(), ahead=2):
+            yield FoldBag(spec, bag, self)
+            # Let go of it: the next bag is read while this name would still hold the last.
             del bag
-            if on_bag:
-                on_bag(next(done), len(specs))
 
 
-def risk_scale(run: Path, fold: int) -> RiskScale:
+def read_risk_scale(run: Path, fold: int) -> RiskScale:
     """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
     details = read_metrics(RunFolder(run).fold(fold).path).details
     return RiskScale(details.risk_mean, details.risk_deviation)

@@ -1,1 +1,0 @@
-"""Patch scorers that explain a finished host: `table.py` lists them."""
