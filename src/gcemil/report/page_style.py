@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcemil.report.palette import ATTENTION_COLOR, EVIDENCE_COLOR, INK, LINE, MUTED
+from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR, INK, LINE, MUTED
 
 STYLE = (
     ":root{"

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, remove_leftovers, remove_leftovers_of, write_bytes
-from gcemil.report import slide_pages
 from gcemil.report.html import Section, encoded, page
 from gcemil.report.run_data import Record, RunData, read_run_data
 from gcemil.report.sections import (
     controls,
-    cost,
     examples,
     failures,
     grid,
@@ -25,6 +23,7 @@ from gcemil.report.sections import (
     provenance,
     representations,
     robustness,
+    slides,
     snr,
     survival,
     truth,
@@ -71,9 +70,9 @@ def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section
         lambda: survival.section(context),
         lambda: robustness.section(context),
         lambda: representations.section(context),
-        lambda: failures.section(context, slide_pages.places(context)),
-        lambda: cost.section(context),
-        lambda: slide_pages.section(context),
+        lambda: failures.section(context, slides.places(context)),
+        lambda: robustness.render_cost_section(context),
+        lambda: slides.section(context),
         lambda: provenance.section(context),
     ]
     found = []

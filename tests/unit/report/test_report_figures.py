@@ -11,33 +11,42 @@ from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import read_own_thumbnail
-from gcemil.report.figures.anchors import anchor_coverage
-from gcemil.report.figures.evidence_patches import anchor_letters, contact_sheet, top_patches
-from gcemil.report.figures.gates import gate_histograms
-from gcemil.report.figures.hosts import HostGain, fold_pairs, relative_performance
-from gcemil.report.figures.mechanism import coverage_path, mechanism_panels, subset_coverage
-from gcemil.report.figures.rasters import (
+from gcemil.report.sections.controls import (
+    RuleBar,
+    RuleCurve,
+    keep_and_remove,
+    same_budget_bars,
+)
+from gcemil.report.sections.examples import (
+    anchor_letters,
+    attention_and_evidence,
+    contact_sheet,
+    disjoint_subsets,
+    numbered_subsets,
+    top_patches,
+)
+from gcemil.report.sections.grid import HostGain, relative_performance
+from gcemil.report.sections.mechanism import (
+    anchor_coverage,
+    coverage_path,
+    gate_histograms,
+    mechanism_panels,
+    subset_coverage,
+)
+from gcemil.report.sections.prediction import fold_pairs
+from gcemil.report.sections.representations import embedded, slide_representations
+from gcemil.report.sections.snr import SlidePanel, slides_by_rule
+from gcemil.report.sections.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
+from gcemil.report.slide_view import (
     SlideFrame,
     attention_picture,
+    cut_patches,
     evidence_picture,
     outlined,
     palette_png,
     subset_picture,
 )
-from gcemil.report.figures.representations import embedded, slide_representations
-from gcemil.report.figures.rules import (
-    RuleBar,
-    RuleCurve,
-    SlidePanel,
-    keep_and_remove,
-    same_budget_bars,
-    slides_by_rule,
-)
-from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
-from gcemil.report.figures.style import png_bytes, settled, shortened, svg_bytes
-from gcemil.report.figures.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
-from gcemil.report.palette import PALETTE, readable_name
-from gcemil.report.slide_view import cut_patches
+from gcemil.report.style import PALETTE, png_bytes, readable_name, settled, shortened, svg_bytes
 from gcemil.rules import find_rule, order_rules
 from report_builders import toy_evidence
 

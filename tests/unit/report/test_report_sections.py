@@ -9,7 +9,6 @@ from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, Row
-from gcemil.report.bag_facts import bag_facts
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
@@ -27,8 +26,8 @@ from gcemil.report.sections.examples import example_views
 from gcemil.report.sections.finding_tables import finding_table, in_order, written
 from gcemil.report.sections.grid import host_gains
 from gcemil.report.sections.headline import Count, counted, wilson
-from gcemil.report.slide_pages import kinds, map_picture, places
-from gcemil.report.slide_pages import section as slides_section
+from gcemil.report.sections.slides import bag_facts, kinds, map_picture, places
+from gcemil.report.sections.slides import section as slides_section
 from gcemil.report.slide_view import read_slide_view
 from gcemil.runs import evidence_files
 from gcemil.runs.evidence_files import read_evidence

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gcemil.files import write_bytes
-from gcemil.report.figures.style import png_bytes, settled, svg_bytes
 from gcemil.report.html import Markup, command, element, joined, picture
-from gcemil.report.palette import readable_name
 from gcemil.report.run_data import RunData
+from gcemil.report.style import png_bytes, readable_name, settled, svg_bytes
 
 QUESTIONS = {
     "snr": "Is the evidence sufficient, necessary and recoverable?",

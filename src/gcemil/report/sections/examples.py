@@ -1,23 +1,60 @@
-"""Slides to look at, chosen by rule and not by eye: the typical one and the worst one.
+"""Two slides to look at, chosen by rule and not by eye: the typical one and the worst one.
 
 Bags are ordered by |Phi(all) - Phi(kept)| of their evidence; the middle one and the last one are drawn. Without that
-diagnostic the first tested slide is drawn.
+diagnostic the first tested slide is drawn. Each is shown three ways: attention beside evidence, the strongest evidence
+patches with their responses, and the disjoint subsets that would also carry the prediction.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from gcemil.report.figures.evidence_patches import contact_sheet, top_patches
-from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.overlay import Canvas, Thumbnail
+from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph
 from gcemil.report.run_data import BagKey, RunData
 from gcemil.report.sections.context import Context, absent
-from gcemil.report.slide_view import SlideView, cut_patches, read_slide_view
+from gcemil.report.slide_view import (
+    FIRST_SUBSETS,
+    Mask,
+    SlideFrame,
+    SlideView,
+    attention_picture,
+    cut_patches,
+    evidence_picture,
+    outlined,
+    read_slide_view,
+    subset_picture,
+)
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    INK,
+    LINE,
+    WIDTH,
+    hexadecimal,
+    new_figure,
+    row_of_axes,
+    shortened,
+    styled,
+)
 
 SUBSET_RULES = {"evidence": "evidence_scores", "attention": "scores"}
 """Rules whose candidates are the next k of a ranking that an evidence file holds."""
 SUBSET_WORDS = {"evidence": "evidence score", "attention": "attention"}
+
+
+LARGEST = 1400
+"""Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
+MOST_PATCHES = 12
+COLUMNS = 6
 
 
 def section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
@@ -133,3 +170,150 @@ def subset_map(context: Context, key: str, view: SlideView) -> Markup:
         caption=f"Each colour is a set of {size} patches that carries the prediction by itself; the sets share no patch. A slide with "
         "several has more evidence than any one map shows.",
     )
+
+
+@styled
+def attention_and_evidence(
+    evidence: SlideEvidence,
+    coords: Int[np.ndarray, "n 2"],
+    *,
+    patch_size: int,
+    truth: Mask | None = None,
+    thumbnail: Thumbnail | None = None,
+) -> Figure:
+    """The host's attention and the recovered evidence on the same slide."""
+    place = SlideFrame.of(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    count = int(evidence.selected.sum())
+    panels = {
+        "Attention of the host, by rank": attention_picture(place, evidence.scores),
+        f"GCE evidence, {count} of {len(evidence.selected)} patches": evidence_picture(
+            place, evidence.selected, EVIDENCE.color
+        ),
+    }
+    if thumbnail is not None:
+        panels = {"Slide": place.canvas(), **panels}
+    figure = panel_row(
+        evidence.slide_id, {name: outlined(canvas, place, truth) for name, canvas in panels.items()}
+    )
+    handles: list[Patch | Line2D] = [Patch(color=EVIDENCE_COLOR, label="evidence")]
+    if truth is not None and truth.any():
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label="outline of the annotated truth"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    return figure
+
+
+@styled
+def disjoint_subsets(
+    slide_id: str,
+    coords: Int[np.ndarray, "n 2"],
+    subsets: dict[str, Int[np.ndarray, "n"]],
+    *,
+    patch_size: int,
+    truth: Mask | None = None,
+    thumbnail: Thumbnail | None = None,
+) -> Figure:
+    """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
+    place = SlideFrame.of(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    panels = {
+        f"{name}: {int(numbers.max(initial=0))} sufficient": outlined(
+            subset_picture(place, numbers), place, truth
+        )
+        for name, numbers in subsets.items()
+    }
+    figure = panel_row(slide_id, panels)
+    words = ("first subset", "second", "third")
+    handles: list[Patch | Line2D] = [
+        Patch(color=hexadecimal(color), label=word) for color, word in zip(FIRST_SUBSETS, words, strict=True)
+    ]
+    if truth is not None and truth.any():
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label="annotated truth"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    return figure
+
+
+def panel_row(heading: str, panels: dict[str, Canvas]) -> Figure:
+    """Pictures side by side under their titles."""
+    shapes = [canvas.shape for canvas in panels.values()]
+    ratio = shapes[0][0] / shapes[0][1]
+    each = WIDTH / len(panels)
+    figure = new_figure(WIDTH, min(7.0, each * ratio + 0.75))
+    figure.suptitle(shortened(heading, 70), x=0.01, ha="left", fontsize=9, color=INK)
+    for axes, (title, canvas) in zip(row_of_axes(figure, len(panels)), panels.items(), strict=True):
+        show_pixels(axes, canvas)
+        axes.set_title(title, fontsize=8.5)
+    return figure
+
+
+def show_pixels(axes: Axes, canvas: Canvas) -> None:
+    axes.imshow(canvas, interpolation="nearest", aspect="equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def numbered_subsets(
+    order: Sequence[int] | Int[np.ndarray, "n"], *, size: int, count: int
+) -> Int[np.ndarray, "n"]:
+    """Which of `count` consecutive runs of `size` patches of a ranking each patch is in; 0 for none."""
+    ranked = np.asarray(order)
+    numbers = np.zeros(len(ranked), dtype=np.int64)
+    places = np.arange(len(ranked)) // size + 1
+    numbers[ranked] = np.where(places <= count, places, 0)
+    return numbers
+
+
+@styled
+def contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None = None) -> Figure:
+    """The first patches by evidence score; `pixels` are those of `top_patches`, in their order."""
+    chosen = top_patches(evidence)
+    rows = -(-max(1, len(chosen)) // COLUMNS)
+    letters = anchor_letters(len(evidence.prompts))
+    parts = 2 if pixels is not None else 1
+    figure = new_figure(WIDTH, rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts))
+    figure.suptitle(
+        shortened(f"{evidence.slide_id}: strongest evidence patches", 76),
+        x=0.01,
+        ha="left",
+        fontsize=9,
+        color=INK,
+    )
+    grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for place, patch in enumerate(chosen.tolist()):
+        row, column = divmod(place, COLUMNS)
+        if pixels is not None:
+            show_pixels(grid[row * parts, column], pixels[place])
+            grid[row * parts, column].set_axis_on()
+        below = grid[row * parts + parts - 1, column]
+        response_bars(below, evidence.responses[patch], letters)
+        (grid[row * parts, column]).set_title(f"patch {patch}", fontsize=7.5, fontweight="normal")
+    key = "\n".join(
+        f"{letter}  {shortened(prompt, 90)}" for letter, prompt in zip(letters, evidence.prompts, strict=True)
+    )
+    figure.supxlabel(key, x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def response_bars(axes: Axes, responses: Float[np.ndarray, "m"], letters: Sequence[str]) -> None:
+    """How strongly one patch responds to each anchor."""
+    axes.set_axis_on()
+    axes.bar(np.arange(len(responses)), responses, width=0.78, color=EVIDENCE_COLOR)
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 1])
+    axes.set_xticks(np.arange(len(letters)), letters)
+    axes.tick_params(labelsize=6.5, length=0)
+    axes.grid(True, axis="y", color=LINE)
+
+
+def top_patches(evidence: SlideEvidence, most: int = MOST_PATCHES) -> Int[np.ndarray, "k"]:
+    """The selected patches of highest evidence score, the lower index first where two are equal."""
+    found = evidence.indices
+    order = np.argsort(-evidence.evidence_scores[found], kind="stable")
+    return found[order][:most]
+
+
+def anchor_letters(count: int) -> list[str]:
+    """A, B, ... Z, then numbers."""
+    return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]

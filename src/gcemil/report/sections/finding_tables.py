@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gcemil.findings import Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Cell, Column, Line, Table
-from gcemil.report.palette import readable_name
+from gcemil.report.style import readable_name
 from gcemil.rules import CONTROLS, order_rules
 
 OWN_RULES = ("evidence", "gce_discrete", "evidence scores")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from gcemil.errors import RunError
 from gcemil.findings import Row
 from gcemil.metrics import METRICS
-from gcemil.report.figures.hosts import HostGain, relative_performance
 from gcemil.report.html import (
     Cell,
     Column,
@@ -26,6 +29,17 @@ from gcemil.report.html import (
 from gcemil.report.sections.context import Album, absent, quoted
 from gcemil.report.sections.finding_tables import NONE, finding_table
 from gcemil.report.sections.snr import folded
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    GROUPS,
+    INK,
+    MARKERS,
+    WIDTH,
+    new_figure,
+    quiet,
+    shortened,
+    styled,
+)
 
 Record = dict[str, Any]
 TASKS = (("macro_f1", "accuracy", "auc"), ("c_index",))
@@ -223,3 +237,53 @@ def unfinished(missing: list[Record], results: Path) -> Section:
     columns = (Column("What", is_number=False), Column("Why", is_number=False))
     remedy = absent(f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quoted(results)}")
     return Section("unfinished", title, joined([remedy, table(Table(columns, lines))]))
+
+
+@dataclass(frozen=True)
+class HostGain:
+    """What the wrapper changed for one host on one cohort."""
+
+    host: str
+    cohort: str
+    host_value: float
+    gce_value: float
+
+    @property
+    def relative(self) -> float | None:
+        """Wrapped over plain; None where plain is 0."""
+        return self.gce_value / self.host_value if self.host_value else None
+
+
+@styled
+def relative_performance(gains: Sequence[HostGain], *, label: str) -> Figure:
+    """A dot per cohort and a line at the mean for every host; 1 is the plain host."""
+    hosts = list(dict.fromkeys(gain.host for gain in gains))
+    cohorts = list(dict.fromkeys(gain.cohort for gain in gains))
+    figure = new_figure(WIDTH, 1.1 + 0.36 * len(hosts))
+    axes = quiet(figure.subplots(), grid="x")
+    axes.axvline(1.0, color=INK, linewidth=0.9)
+    for row, host in enumerate(hosts):
+        place = len(hosts) - row
+        own = [
+            (gain.cohort, gain.relative) for gain in gains if gain.host == host and gain.relative is not None
+        ]
+        for cohort, value in own:
+            number = cohorts.index(cohort)
+            axes.plot(
+                value, place, linestyle="", marker=MARKERS[number % len(MARKERS)],
+                color=GROUPS[number % len(GROUPS)], markersize=6,
+            )  # fmt: skip
+        if own:
+            mean = float(np.mean([value for _, value in own]))
+            axes.plot([mean, mean], [place - 0.32, place + 0.32], color=EVIDENCE_COLOR, linewidth=2.2)
+    axes.set_yticks([len(hosts) - row for row in range(len(hosts))], hosts)
+    axes.set_ylim(0.4, len(hosts) + 0.6)
+    axes.set_xlabel(label)
+    for number, cohort in enumerate(cohorts):
+        axes.plot(
+            [], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color=GROUPS[number % len(GROUPS)],
+            label=shortened(cohort, 24),
+        )  # fmt: skip
+    axes.plot([], [], color=EVIDENCE_COLOR, linewidth=2.2, label="mean over cohorts")
+    figure.legend(loc="outside lower left", ncols=5)
+    return figure

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gcemil.report.html import EMPTY, Markup, bar, element, joined, paragraph
-from gcemil.report.palette import readable_name
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
+from gcemil.report.style import readable_name
 
 Z95 = 1.959963984540054
 FEW = 30

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean, stdev
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.figures.hosts import fold_pairs
 from gcemil.report.html import Markup, Section, joined, paragraph, table
 from gcemil.report.sections.context import Context, absent, quoted
 from gcemil.report.sections.finding_tables import Naming, finding_table
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    INK,
+    MUTED,
+    WIDTH,
+    new_figure,
+    quiet,
+    row_of_axes,
+    styled,
+)
 
 CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
@@ -123,3 +136,38 @@ def significance_table(finding: Finding) -> Markup:
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )
     return table(made)
+
+
+@styled
+def fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
+    """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
+    names = list(dict.fromkeys(name for arms in panels.values() for name in arms))
+    figure = new_figure(WIDTH, 0.85 + 0.42 * len(names))
+    axes_row = row_of_axes(figure, len(panels), sharey=True)
+    places = {name: len(names) - number for number, name in enumerate(names)}
+    for axes, (title, arms) in zip(axes_row, panels.items(), strict=True):
+        quiet(axes, grid="x")
+        for fold in dict.fromkeys(fold for values in arms.values() for fold in values):
+            points = [(arms[name][fold], places[name]) for name in arms if fold in arms[name]]
+            axes.plot(
+                *zip(*points, strict=True), color=MUTED, linewidth=0.8, alpha=0.6, marker="o", markersize=3.6
+            )
+        for name, by_fold in arms.items():
+            if by_fold:
+                mean, place = float(np.mean(list(by_fold.values()))), places[name]
+                color = INK if name == names[0] and len(names) > 1 else EVIDENCE_COLOR
+                axes.plot([mean, mean], [place - 0.26, place + 0.26], color=color, linewidth=2.6)
+                axes.annotate(
+                    f"{mean:.3f}",
+                    (mean, place + 0.26),
+                    xytext=(0, 1.5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7.5,
+                )
+        axes.set_ylim(0.5, len(names) + 0.75)
+        axes.margins(x=0.12)
+        axes.set_title(title)
+    axes_row[0].set_yticks(list(places.values()), names)
+    axes_row[0].tick_params(axis="y", length=0)
+    return figure

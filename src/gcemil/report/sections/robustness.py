@@ -1,4 +1,7 @@
-"""Is there one answer, does it stay, and what can be promised? Subsets, stability, guarantee, adaptive, sweep."""
+"""Diagnostics that are a table each: is there one answer, does it stay, what can be promised, and what does it cost?
+
+subsets, stability, guarantee, adaptive and sweep make one section, cost another.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,18 @@ BLOCKS = ("k", "perturbation", "method", "comparison")
 """Lines compete only where this label is the same."""
 
 
+COST_METRICS = (
+    "aggregation_time",
+    "explained_time",
+    "peak_memory",
+    "patch_ratio",
+    "relative_utility",
+    "extraction_time",
+    "end_to_end_time",
+)
+COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
+
+
 def section(context: Context) -> Section:
     parts: list[Markup] = []
     for name in METRICS_OF:
@@ -131,3 +146,31 @@ def main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[Row]:
             row for row in own if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
         ]
     return own or list(rows)
+
+
+def render_cost_section(context: Context) -> Section:
+    finding = context.run.finding("cost")
+    return Section(
+        "cost", "Cost", context.missing("cost") if finding is None else render_cost(context, finding)
+    )
+
+
+def render_cost(context: Context, finding: Finding) -> Markup:
+    settings = finding.settings
+    facts = (
+        f"Medians of {settings.get('repeats')} interleaved rounds on {settings.get('timed_bags')} bags per fold, "
+        f"{settings.get('threads')} thread; ± standard deviation over {context.run.spread('cost')}."
+    )
+    made = finding_table(
+        finding.rows, COST_LABELS, COST_METRICS, naming={"network": context.network, "timing": str}, grouped=False,
+        notes=[facts, *finding.notes],
+    )  # fmt: skip
+    return joined(
+        [
+            paragraph(
+                "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
+                "Explained: finding it counts too."
+            ),
+            table(made),
+        ]
+    )

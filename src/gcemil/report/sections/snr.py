@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from gcemil.findings import Finding
-from gcemil.report.figures.rules import SlidePanel, slides_by_rule
 from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
 from gcemil.report.sections.headline import judged
+from gcemil.report.style import (
+    INK,
+    WIDTH,
+    new_figure,
+    quiet,
+    readable_name,
+    row_of_axes,
+    spread_positions,
+    styled,
+)
+from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
     "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
@@ -149,3 +166,61 @@ def details(context: Context, finding: Finding) -> Markup:
 
 def folded(title: str, body: Markup) -> Markup:
     return element("details", element("summary", title), body, class_="fold")
+
+
+@dataclass(frozen=True)
+class SlidePanel:
+    """What one panel shows of every slide."""
+
+    title: str
+    label: str
+    by_rule: Mapping[str, Sequence[float]]
+    limit: float | None = None
+    is_upper: bool = True
+    """Whether the limit must not be passed, or must be reached."""
+
+
+@styled
+def slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
+    """A dot per slide, a bar at the median, and the line a slide has to keep to."""
+    rules = order_rules([rule for panel in panels for rule in panel.by_rule])
+    figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
+    places = {rule: len(rules) - number for number, rule in enumerate(rules)}
+    axes_row = row_of_axes(figure, len(panels), sharey=True)
+    for axes, panel in zip(axes_row, panels, strict=True):
+        quiet(axes, grid="x")
+        for rule, values in panel.by_rule.items():
+            strip(axes, places[rule], values, find_rule(rule).color)
+        if panel.limit is not None:
+            axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+            side = "≤" if panel.is_upper else "≥"
+            axes.annotate(
+                f"{side} {panel.limit:g}", (panel.limit, 1.0), xycoords=("data", "axes fraction"),
+                xytext=(3, -1), textcoords="offset points", fontsize=7.5, va="top",
+            )  # fmt: skip
+        axes.set_title(panel.title)
+        axes.set_xlabel(panel.label)
+        axes.set_ylim(0.4, len(rules) + 0.75)
+        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes_row[0].set_yticks(list(places.values()), [readable_name(rule) for rule in places])
+    axes_row[0].tick_params(axis="y", length=0)
+    return figure
+
+
+def strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
+    if not len(values):
+        return
+    shift = spread_positions(values)
+    axes.plot(
+        values,
+        place + shift,
+        linestyle="",
+        marker="o",
+        markersize=3.6,
+        color=color,
+        alpha=0.6,
+        markeredgewidth=0,
+        rasterized=len(values) > 500,
+    )
+    middle = float(np.median(values))
+    axes.plot([middle, middle], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt")

@@ -1,15 +1,43 @@
-"""Survival: do the risk groups live differently, from all patches, from the evidence alone, and without it?"""
+"""Survival: do the risk groups live differently, from all patches, from the evidence alone, and without it?
+
+  S(t) = product over event times t_i <= t of (1 - d_i / n_i)          d_i events among n_i at risk (Kaplan-Meier)
+  log-rank: sum of (events - expected events) of one group, squared, over its variance; chi-squared with 1 degree
+
+A group is the half of a fold's test cases with the higher risk. Risks of different folds share no unit, so every fold is
+split at its own median and the groups are then joined.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gcemil.report.figures.survival import RiskGroups, higher_half, risk_group_curves
+import numpy as np
+from jaxtyping import Bool, Float, Int, Real
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import chi2
+
+from gcemil.errors import UsageError
 from gcemil.report.html import Section, joined, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
+from gcemil.report.style import (
+    ATTENTION_COLOR,
+    EVIDENCE_COLOR,
+    INK,
+    WIDTH,
+    new_figure,
+    quiet,
+    row_of_axes,
+    styled,
+)
 
 WORDS = {"full": "All patches", "soft": "Gated", "discrete": "Evidence alone"}
+
+
+Times = Real[np.ndarray, "n"]
+Events = Bool[np.ndarray, "n"]
 
 
 def section(context: Context) -> Section | None:
@@ -68,3 +96,100 @@ def removed_groups(run: RunData) -> RiskGroups | None:
 def groups_of(cases: list[tuple[float, bool, float, int]]) -> RiskGroups:
     times, events, risks, folds = (np.array(column) for column in zip(*cases, strict=True))
     return RiskGroups(times, events.astype(bool), higher_half(risks, folds))
+
+
+@dataclass(frozen=True, eq=False)
+class RiskGroups:
+    """Cases with their outcome, and which of them are in the half of higher risk."""
+
+    times: Times
+    events: Events
+    is_high: Bool[np.ndarray, "n"]
+
+
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """Steps of S(t), from time 0."""
+
+    times: Float[np.ndarray, "s"]
+    survival: Float[np.ndarray, "s"]
+    censored: Float[np.ndarray, "c"]
+
+
+@styled
+def risk_group_curves(panels: Mapping[str, RiskGroups]) -> Figure:
+    """One panel per way to predict, two curves each, with the p-value of the log-rank test."""
+    figure = new_figure(WIDTH, 2.9)
+    axes_row = row_of_axes(figure, len(panels), sharey=True, sharex=True)
+    for axes, (title, groups) in zip(axes_row, panels.items(), strict=True):
+        quiet(axes)
+        for is_high, color, name, style in (
+            (True, EVIDENCE_COLOR, "higher risk", "-"),
+            (False, ATTENTION_COLOR, "lower risk", (0, (5, 1.5))),
+        ):
+            chosen = groups.is_high == is_high
+            if chosen.any():
+                label = f"{name} ({int(groups.events[chosen].sum())}/{int(chosen.sum())} events)"
+                draw_curve(
+                    axes, kaplan_meier(groups.times[chosen], groups.events[chosen]), color, style, label
+                )
+        value = log_rank(groups)
+        words = "log-rank: not defined" if value is None else f"log-rank p = {value:.2g}"
+        axes.annotate(
+            words, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=INK
+        )
+        axes.set_title(title)
+        axes.set_xlabel("time")
+        axes.set_ylim(0, 1.14)
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.set_xlim(left=0)
+        axes.legend(loc="lower left")
+    axes_row[0].set_ylabel("share without event")
+    return figure
+
+
+def draw_curve(axes: Axes, curve: SurvivalCurve, color: str, style: object, label: str) -> None:
+    axes.step(curve.times, curve.survival, where="post", color=color, linestyle=style, label=label)
+    heights = curve.survival[np.searchsorted(curve.times, curve.censored, side="right") - 1]
+    axes.plot(curve.censored, heights, linestyle="", marker="|", markersize=5, color=color)
+
+
+def kaplan_meier(times: Times, events: Events) -> SurvivalCurve:
+    """The product-limit estimate; those censored at an event time are still at risk there."""
+    if not len(times):
+        raise UsageError("A survival curve needs at least one case.")
+    moments = np.unique(times[events])
+    at_risk = np.array([(times >= moment).sum() for moment in moments], dtype=float)
+    died = np.array([(events & (times == moment)).sum() for moment in moments], dtype=float)
+    survival = np.cumprod(1 - died / at_risk) if len(moments) else np.empty(0)
+    last = float(times.max())
+    return SurvivalCurve(
+        times=np.concatenate([[0.0], moments, [last]]),
+        survival=np.concatenate([[1.0], survival, [survival[-1] if len(survival) else 1.0]]),
+        censored=np.sort(times[~events]).astype(float),
+    )
+
+
+def log_rank(groups: RiskGroups) -> float | None:
+    """The p-value; None where a group is empty or no event tells them apart."""
+    high, times, events = groups.is_high, groups.times, groups.events
+    if high.all() or not high.any():
+        return None
+    observed = expected = variance = 0.0
+    for moment in np.unique(times[events]):
+        at_risk, died = times >= moment, events & (times == moment)
+        n, d, share = at_risk.sum(), died.sum(), (at_risk & high).sum() / at_risk.sum()
+        observed += float((died & high).sum())
+        expected += float(d * share)
+        if n > 1:
+            variance += float(d * share * (1 - share) * (n - d) / (n - 1))
+    return float(chi2.sf((observed - expected) ** 2 / variance, 1)) if variance > 0 else None
+
+
+def higher_half(risks: Real[np.ndarray, "n"], folds: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """Which cases have a risk above the median of their own fold."""
+    high = np.zeros(len(risks), dtype=bool)
+    for fold in np.unique(folds):
+        own = folds == fold
+        high[own] = risks[own] > np.median(risks[own])
+    return high

@@ -1,30 +1,35 @@
-"""A part of the page for every tested bag: its certificate numbers, its anchors, and a small map.
+"""A part of the page for every tested bag: prediction, verdicts, failures, anchors, and a small map.
 
 A map is one small picture of two panels, attention and evidence: a palette PNG of a few kB, or a JPEG of about 15 kB where
-there is a thumbnail. A hundred slides stay below 5 MB. Parts are folded, and filters are radio buttons that CSS reads:
+there is a thumbnail. A hundred slides stay below 5 MB. Parts are collapsed, and filters are radio buttons that CSS reads:
 there is no script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
 from gcemil.exports.geojson import EVIDENCE
-from gcemil.report.bag_facts import BagFacts, bag_facts
-from gcemil.report.figures.rasters import (
+from gcemil.report.html import EMPTY, Markup, Section, bar, element, joined, paragraph, picture
+from gcemil.report.run_data import BagKey, Record
+from gcemil.report.sections.context import Context
+from gcemil.report.sections.failures import own_failures
+from gcemil.report.slide_view import (
     SlideFrame,
+    SlideView,
     attention_picture,
     evidence_picture,
     jpeg,
     outlined,
     palette_png,
+    read_slide_view,
 )
-from gcemil.report.html import EMPTY, Markup, Section, bar, element, joined, paragraph, picture
-from gcemil.report.palette import ATTENTION_COLOR, EVIDENCE_COLOR
-from gcemil.report.sections.context import Context
-from gcemil.report.slide_view import SlideView, read_slide_view
+from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
@@ -40,6 +45,18 @@ FILTERS = {
     "show-unheld": "evidence does not hold",
     "show-wrong": "prediction wrong",
     "show-failing": "any failure",
+}
+
+
+CHANGES: dict[VerdictName, str] = {
+    "sufficient": "full_kept_gap",
+    "necessary": "removal_gap",
+    "recoverable": "cd_gap",
+}
+TOLERANCES: dict[VerdictName, str] = {
+    "sufficient": "sufficiency_tolerance",
+    "necessary": "necessity_tolerance",
+    "recoverable": "recoverability_tolerance",
 }
 
 
@@ -260,3 +277,62 @@ def number(text: str) -> str:
         return f"{float(text):g}"
     except ValueError:
         return text
+
+
+@dataclass(frozen=True)
+class BagFacts:
+    """What is known of one bag besides its patches."""
+
+    bag: BagKey
+    judged: Record | None
+    """Its line of the S/N/R diagnostic."""
+    settings: Mapping[str, Any]
+    outcome: Mapping[str, str]
+    """Its line of predictions."""
+    failures: Sequence[str] | None
+
+    @property
+    def predicted(self) -> str | None:
+        """The class on all patches; None for a risk."""
+        if self.judged is not None and "predicted" in self.judged:
+            return str(self.judged["predicted"])
+        shares = {name: float(value) for name, value in self.outcome.items() if name.startswith("prob_")}
+        return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.predicted is not None and self.predicted != self.outcome.get("target")
+
+    @property
+    def verdicts(self) -> dict[VerdictName, Verdict]:
+        if self.judged is None:
+            return {}
+        return {
+            name: Verdict(
+                self.judged[name],
+                self.judged.get(CHANGES[name]),
+                float(self.settings.get(TOLERANCES[name], np.nan)),
+            )
+            for name in VERDICTS
+        }
+
+
+def bag_facts(context: Context) -> list[BagFacts]:
+    run = context.run
+    judged = {
+        (record["fold"], record["bag_id"]): record
+        for record in run.slides("snr")
+        if (record["rule"], record["network"]) == (run.rule, "wrapped")
+    }
+    outcomes = {
+        (fold.number, row["slide_id"]): row for fold in run.folds for row in fold.predictions("full") or []
+    }
+    failures = own_failures(context)
+    found = []
+    for bag in run.bags:
+        fold = run.fold(bag.fold)
+        settings = fold.findings["snr"].settings if "snr" in fold.findings else {}
+        outcome = outcomes.get((bag.fold, "|".join(bag.slide_ids)), {})
+        record = judged.get((bag.fold, bag.bag_id))
+        found.append(BagFacts(bag, record, settings, outcome, failures.get(bag.bag_id)))
+    return found
