@@ -28,7 +28,7 @@ from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.errors import CohortError, InputError, RunError, StoreError
 from gcemil.files import parse_json, parse_yaml, write_json
-from gcemil.findings import Row, joined, read_finding
+from gcemil.findings import Row, join_markup, read_finding
 from gcemil.report.run_data import _named_slides
 from gcemil.runs import checkpoint
 from gcemil.runs.records import measure_spread
@@ -171,7 +171,7 @@ def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:
 
 def test_rows_of_folds_leave_out_what_is_no_number() -> None:
     rows = [Row({"rule": "evidence"}, {"gap": value}) for value in (0.2, math.nan, 0.4)]
-    assert joined(rows).values["gap"] == pytest.approx(0.3)
+    assert join_markup(rows).values["gap"] == pytest.approx(0.3)
 
 
 def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path) -> None:

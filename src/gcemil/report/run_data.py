@@ -167,6 +167,14 @@ class RunData:
             for slide in fold.findings[name].slides
         ]
 
+    def own_slides(self, name: str) -> list[Record]:
+        """Those of the run's own rule under its own network; rivals and controls are left out."""
+        return [
+            slide
+            for slide in self.slides(name)
+            if (slide["rule"], slide["network"]) == (self.rule, "wrapped")
+        ]
+
     def values(self, mode: str, metric: str) -> dict[int, float]:
         """A task metric of one mode, fold by fold."""
         found = {fold.number: fold.metrics.get(mode, {}).get(metric) for fold in self.folds}

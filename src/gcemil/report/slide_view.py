@@ -88,7 +88,7 @@ def _read_truth_of_patches(run: RunData, slide_id: str, n_patches: int) -> Bool[
     return read_truth(path, "evidence", n_patches).astype(bool)
 
 
-def cut_patches(
+def read_patch_pixels(
     cohort: Path, slide_id: str, coords: Int[np.ndarray, "n 2"], patches: Sequence[int], *, patch_size: int
 ) -> list[Canvas] | None:
     """These patches as pictures; None without a slide file that can be opened here."""
@@ -119,7 +119,7 @@ class SlideFrame:
     thumbnail: Thumbnail | None
 
     @classmethod
-    def of(
+    def fit(
         cls,
         coords: Corners,
         patch_size: int,
@@ -141,17 +141,17 @@ class SlideFrame:
         width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
         frame = Frame(left, top, width, height, scale)
         side = max(1, math.ceil(patch_size * scale - ROUNDING))
-        return cls(frame, frame.corners(coords.astype(np.int64)), side, cropped(thumbnail, frame))
+        return cls(frame, frame.corners(coords.astype(np.int64)), side, crop_thumbnail(thumbnail, frame))
 
-    def canvas(self) -> Canvas:
+    def draw_background(self) -> Canvas:
         return draw_background(self.frame, self.thumbnail)
 
-    def drawn(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
+    def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
         """Squares in these colours; over a thumbnail they let it shine through."""
         chosen = np.ones(len(colors), dtype=bool) if members is None else members
         opacity = 1.0 if self.thumbnail is None else OPACITY
         return paint_patches(
-            self.canvas(),
+            self.draw_background(),
             self.corners[chosen],
             colors[chosen],
             importance[chosen],
@@ -159,7 +159,7 @@ class SlideFrame:
             opacity=opacity,
         )
 
-    def covered(self, members: Mask) -> Bool[np.ndarray, "height width"]:
+    def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
         """The pixels of these patches."""
         ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
         colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
@@ -167,7 +167,7 @@ class SlideFrame:
         return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
 
 
-def cropped(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
+def crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
     """The part of the thumbnail under the frame; white beyond its edge."""
     if thumbnail is None:
         return None
@@ -183,29 +183,29 @@ def cropped(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
     return Thumbnail(np.array(sheet), step, (frame.left, frame.top))
 
 
-def attention_picture(place: SlideFrame, scores: PerPatch) -> Canvas:
+def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
     """Every patch in the colour of its rank, the highest darkest."""
     ranked = rank_shares(scores)
-    return place.drawn(color_ramp(ranked), ranked)
+    return place.paint(color_ramp(ranked), ranked)
 
 
-def evidence_picture(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
+def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
     """The selected patches; the others grey where there is no tissue to see."""
     colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
-    return place.drawn(colors, selected.astype(float), None if place.thumbnail is None else selected)
+    return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
 
 
-def subset_picture(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:
+def draw_subsets(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:
     """Disjoint subsets, numbered from 1, each in its colour."""
     colors = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)[np.clip(subsets, 0, len(FIRST_SUBSETS))]
-    return place.drawn(colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0)
+    return place.paint(colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0)
 
 
-def outlined(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:
+def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:
     """The canvas with a line around the true patches."""
     if truth is None or not truth.any():
         return canvas
-    inside = place.covered(truth)
+    inside = place.mask_patches(truth)
     line = inside & ~ndimage.binary_erosion(inside)
     halo = ndimage.binary_dilation(inside) & ~inside
     result = canvas.copy()
@@ -214,7 +214,7 @@ def outlined(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:
     return result
 
 
-def palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
+def encode_palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
     """A small PNG; few colours are enough for a map and keep a hundred of them small."""
     image = Image.fromarray(canvas).quantize(colors, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
@@ -222,7 +222,7 @@ def palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
     return buffer.getvalue()
 
 
-def jpeg(canvas: Canvas) -> bytes:
+def encode_jpeg(canvas: Canvas) -> bytes:
     """For tissue, whose many colours a palette would not make small."""
     buffer = io.BytesIO()
     Image.fromarray(canvas).save(buffer, format="JPEG", quality=72, optimize=True)

@@ -88,9 +88,11 @@ WIDTH = 7.2
 MOST_LETTERS = 44
 P = ParamSpec("P")
 T = TypeVar("T")
+MODE_NAMES = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+"""What a prediction of each mode is made from."""
 
 
-def hexadecimal(color: tuple[int, int, int]) -> str:
+def format_color(color: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*color)
 
 
@@ -99,7 +101,7 @@ def readable_name(key: str) -> str:
     return NAMES.get(key) or find_rule(key).label
 
 
-def styled(make: Callable[P, T]) -> Callable[P, T]:
+def apply_style(make: Callable[P, T]) -> Callable[P, T]:
     """The function under our style, which is put back afterwards."""
 
     @wraps(make)
@@ -117,39 +119,39 @@ def new_figure(width: float = WIDTH, height: float = 3.0) -> Figure:
     return figure
 
 
-def row_of_axes(figure: Figure, count: int, **options: Any) -> list[Axes]:
+def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
     return list(np.atleast_1d(figure.subplots(1, count, **options)))
 
 
-@styled
-def settled(figure: Figure) -> Figure:
+@apply_style
+def fix_layout(figure: Figure) -> Figure:
     """The figure with its layout computed once; every further drawing would compute it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
-@styled
-def svg_bytes(figure: Figure) -> bytes:
+@apply_style
+def encode_svg(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
-@styled
-def png_bytes(figure: Figure) -> bytes:
+@apply_style
+def encode_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
-def shortened(text: str, most: int = MOST_LETTERS) -> str:
+def shorten_label(text: str, most: int = MOST_LETTERS) -> str:
     """A label that fits; matplotlib would read a dollar sign as mathematics."""
     plain = text if len(text) <= most else text[: most - 1].rstrip() + "…"
     return plain.replace("$", r"\$")
 
 
-def quiet(axes: Axes, *, grid: str = "y") -> Axes:
+def draw_grid(axes: Axes, *, grid: str = "y") -> Axes:
     """Light lines behind the data, in one direction."""
     axes.grid(True, axis=grid)  # type: ignore[arg-type]
     axes.tick_params(length=2.5)

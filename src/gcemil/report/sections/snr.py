@@ -6,24 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcemil.findings import Finding
-from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
+from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
-from gcemil.report.sections.headline import judged
+from gcemil.report.sections.finding_tables import (
+    RULE_HEADINGS,
+    Naming,
+    filter_rows,
+    finding_table,
+    order_rows,
+)
+from gcemil.report.sections.headline import group_judged_slides
 from gcemil.report.style import (
     INK,
     WIDTH,
+    add_axes_row,
+    apply_style,
+    draw_grid,
     new_figure,
-    quiet,
     readable_name,
-    row_of_axes,
     spread_positions,
-    styled,
 )
 from gcemil.rules import find_rule, order_rules
 
@@ -43,31 +50,30 @@ BOUNDS = (
     "empty_share",
     "runaway_share",
 )
-LABELS = {"rule": "Patches chosen by", "network": "Predicted by"}
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
     finding = context.run.finding("snr")
-    body = context.missing("snr") if finding is None else shown(context, finding)
+    body = context.render_missing("snr") if finding is None else _render_finding(context, finding)
     return Section("snr", "Sufficiency, necessity, recoverability", body)
 
 
-def shown(context: Context, finding: Finding) -> Markup:
-    naming = {"network": context.network}
+def _render_finding(context: Context, finding: Finding) -> Markup:
+    naming = {"network": context.name_network}
     spread = context.run.spread("snr")
-    everyone = in_order(rows_with(finding.rows, **{"class": "all", "comparison": "full-kept"}))
-    gates = rows_with(finding.rows, **{"class": "all", "comparison": "soft-kept"})
+    everyone = order_rows(filter_rows(finding.rows, **{"class": "all", "comparison": "full-kept"}))
+    gates = filter_rows(finding.rows, **{"class": "all", "comparison": "soft-kept"})
     notes = [f"± standard deviation over {spread}. Bold: best, the oracle aside.", *finding.notes]
     parts = [
         paragraph(
             "All rules choose the same number of patches. Keep-only: the network sees these patches alone. Removal: it sees "
             "all the others. The oracle takes the annotated truth first and exists only where the truth is known."
         ),
-        figure(context, finding),
-        table(
+        _render_figure(context, finding),
+        render_table(
             finding_table(
                 everyone,
-                LABELS,
+                RULE_HEADINGS,
                 FULL_KEPT,
                 caption="All patches against kept and removed",
                 notes=notes,
@@ -77,9 +83,13 @@ def shown(context: Context, finding: Finding) -> Markup:
     ]
     if gates:
         parts.append(
-            table(
+            render_table(
                 finding_table(
-                    gates, LABELS, SOFT_KEPT, caption="Gated bag against recovered patches", naming=naming
+                    gates,
+                    RULE_HEADINGS,
+                    SOFT_KEPT,
+                    caption="Gated bag against recovered patches",
+                    naming=naming,
                 )
             )
         )
@@ -90,31 +100,31 @@ def shown(context: Context, finding: Finding) -> Markup:
                 kind="note",
             )
         )
-    parts.append(folded("By class, and the bounds of the paper", details(context, finding)))
-    return joined(parts)
+    parts.append(collapse("By class, and the bounds of the paper", _render_details(context, finding)))
+    return join_markup(parts)
 
 
-def figure(context: Context, finding: Finding) -> Markup:
-    by_rule = judged(context)
+def _render_figure(context: Context, finding: Finding) -> Markup:
+    by_rule = group_judged_slides(context)
     settings = finding.settings
     panels = [
         SlidePanel(
             "Keep only",
             "|Φ(all) - Φ(kept)|  ↓",
-            values(by_rule, "full_kept_gap"),
+            _collect_values(by_rule, "full_kept_gap"),
             settings.get("sufficiency_tolerance"),
         ),
         SlidePanel(
             "Remove",
             "|Φ(all) - Φ(removed)|  ↑",
-            values(by_rule, "removal_gap"),
+            _collect_values(by_rule, "removal_gap"),
             settings.get("necessity_tolerance"),
             is_upper=False,
         ),
         SlidePanel(
             "Recover",
             "|Φ(gated) - Φ(kept)|  ↓",
-            values(by_rule, "cd_gap"),
+            _collect_values(by_rule, "cd_gap"),
             settings.get("recoverability_tolerance"),
         ),
     ]
@@ -126,15 +136,15 @@ def figure(context: Context, finding: Finding) -> Markup:
         if context.run.task == "survival"
         else "the probability of the predicted class"
     )
-    return context.album.figure(
+    return context.figures.save(
         "snr_slides",
-        slides_by_rule(shown),
+        draw_slides_by_rule(shown),
         alt="Change of the output per slide when patches are kept, removed or gated, by rule",
         caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
     )
 
 
-def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
+def _collect_values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
     found = {
         rule: [float(record[name]) for record in records if record.get(name) is not None]
         for rule, records in by_rule.items()
@@ -142,30 +152,26 @@ def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]
     return {rule: numbers for rule, numbers in found.items() if numbers}
 
 
-def details(context: Context, finding: Finding) -> Markup:
-    naming: dict[str, Naming] = {"network": context.network, "class": str}
-    own = rows_with(finding.rows, rule=context.run.rule, network="wrapped")
+def _render_details(context: Context, finding: Finding) -> Markup:
+    naming: dict[str, Naming] = {"network": context.name_network, "class": str}
+    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
     classes = [row for row in own if row.labels["class"] != "all"]
     parts = []
     for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT)):
-        rows = rows_with(classes, comparison=comparison)
+        rows = filter_rows(classes, comparison=comparison)
         if rows:
             caption = f"By class, {comparison}"
             parts.append(
-                table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
+                render_table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
             )
-    bounds = rows_with(own, **{"class": "all"})
+    bounds = filter_rows(own, **{"class": "all"})
     if context.run.is_wrapped:
         caption = "Bounds: a negative slack is a broken bound"
         made = finding_table(
             bounds, {"comparison": "Comparison"}, BOUNDS, caption=caption, naming={"comparison": str}
         )
-        parts.append(table(made))
-    return joined(parts)
-
-
-def folded(title: str, body: Markup) -> Markup:
-    return element("details", element("summary", title), body, class_="fold")
+        parts.append(render_table(made))
+    return join_markup(parts)
 
 
 @dataclass(frozen=True)
@@ -180,17 +186,17 @@ class SlidePanel:
     """Whether the limit must not be passed, or must be reached."""
 
 
-@styled
-def slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
+@apply_style
+def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     """A dot per slide, a bar at the median, and the line a slide has to keep to."""
     rules = order_rules([rule for panel in panels for rule in panel.by_rule])
     figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
-    axes_row = row_of_axes(figure, len(panels), sharey=True)
+    axes_row = add_axes_row(figure, len(panels), sharey=True)
     for axes, panel in zip(axes_row, panels, strict=True):
-        quiet(axes, grid="x")
+        draw_grid(axes, grid="x")
         for rule, values in panel.by_rule.items():
-            strip(axes, places[rule], values, find_rule(rule).color)
+            _draw_strip(axes, places[rule], values, find_rule(rule).color)
         if panel.limit is not None:
             axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
             side = "≤" if panel.is_upper else "≥"
@@ -207,7 +213,7 @@ def slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     return figure
 
 
-def strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
+def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
     if not len(values):
         return
     shift = spread_positions(values)

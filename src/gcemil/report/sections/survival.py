@@ -19,50 +19,48 @@ from matplotlib.figure import Figure
 from scipy.stats import chi2
 
 from gcemil.errors import UsageError
-from gcemil.report.html import Section, joined, paragraph
+from gcemil.report.html import Section, join_markup, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.style import (
     ATTENTION_COLOR,
     EVIDENCE_COLOR,
     INK,
+    MODE_NAMES,
     WIDTH,
+    add_axes_row,
+    apply_style,
+    draw_grid,
     new_figure,
-    quiet,
-    row_of_axes,
-    styled,
 )
-
-WORDS = {"full": "All patches", "soft": "Gated", "discrete": "Evidence alone"}
-
 
 Times = Real[np.ndarray, "n"]
 Events = Bool[np.ndarray, "n"]
 
 
-def section(context: Context) -> Section | None:
+def render_section(context: Context) -> Section | None:
     """None for a classification run."""
     if context.run.task != "survival":
         return None
     panels = {
-        WORDS[mode]: found
+        MODE_NAMES[mode].capitalize(): found
         for mode in ("full", "discrete")
-        if (found := predicted_groups(context.run, mode)) is not None
+        if (found := _read_predicted_groups(context.run, mode)) is not None
     }
-    without = removed_groups(context.run)
+    without = _read_removed_groups(context.run)
     if without is not None:
         panels["Evidence removed" if context.run.is_wrapped else "Attention removed"] = without
     parts = [
-        context.album.figure(
+        context.figures.save(
             "kaplan_meier",
-            risk_group_curves(panels),
+            draw_risk_groups(panels),
             alt="Kaplan-Meier curves of the higher and the lower risk half",
             caption="Test cases of every fold split at the median risk of that fold, then joined. Ticks: censored cases. Evidence that "
             "holds separates the groups as all patches do; without it the separation should fade.",
         )
     ]
     if without is None:
-        parts.append(context.missing("snr"))
+        parts.append(context.render_missing("snr"))
     parts.append(
         paragraph(
             "The test assumes that the groups were formed without the outcome; they were, since these cases were not trained on. "
@@ -70,32 +68,32 @@ def section(context: Context) -> Section | None:
             kind="note",
         )
     )
-    return Section("survival", "Survival of the risk groups", joined(parts))
+    return Section("survival", "Survival of the risk groups", join_markup(parts))
 
 
-def predicted_groups(run: RunData, mode: str) -> RiskGroups | None:
+def _read_predicted_groups(run: RunData, mode: str) -> RiskGroups | None:
     """From the tables of predictions."""
     found = [
         (float(row["target"]), float(row["event"]) == 1, float(row["risk"]), fold.number)
         for fold in run.folds
         for row in fold.predictions(mode) or []
     ]
-    return groups_of(found) if found else None
+    return form_risk_groups(found) if found else None
 
 
-def removed_groups(run: RunData) -> RiskGroups | None:
+def _read_removed_groups(run: RunData) -> RiskGroups | None:
     """From the bags without their evidence, where S/N/R was measured."""
     found = [
         (float(record["time"]), record["event"] == 1, float(record["phi_removed"]), int(record["fold"]))
-        for record in run.slides("snr")
-        if (record["rule"], record["network"]) == (run.rule, "wrapped") and record["phi_removed"] is not None
+        for record in run.own_slides("snr")
+        if record["phi_removed"] is not None
     ]
-    return groups_of(found) if found else None
+    return form_risk_groups(found) if found else None
 
 
-def groups_of(cases: list[tuple[float, bool, float, int]]) -> RiskGroups:
+def form_risk_groups(cases: list[tuple[float, bool, float, int]]) -> RiskGroups:
     times, events, risks, folds = (np.array(column) for column in zip(*cases, strict=True))
-    return RiskGroups(times, events.astype(bool), higher_half(risks, folds))
+    return RiskGroups(times, events.astype(bool), split_at_median(risks, folds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +114,13 @@ class SurvivalCurve:
     censored: Float[np.ndarray, "c"]
 
 
-@styled
-def risk_group_curves(panels: Mapping[str, RiskGroups]) -> Figure:
+@apply_style
+def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
     """One panel per way to predict, two curves each, with the p-value of the log-rank test."""
     figure = new_figure(WIDTH, 2.9)
-    axes_row = row_of_axes(figure, len(panels), sharey=True, sharex=True)
+    axes_row = add_axes_row(figure, len(panels), sharey=True, sharex=True)
     for axes, (title, groups) in zip(axes_row, panels.items(), strict=True):
-        quiet(axes)
+        draw_grid(axes)
         for is_high, color, name, style in (
             (True, EVIDENCE_COLOR, "higher risk", "-"),
             (False, ATTENTION_COLOR, "lower risk", (0, (5, 1.5))),
@@ -130,10 +128,10 @@ def risk_group_curves(panels: Mapping[str, RiskGroups]) -> Figure:
             chosen = groups.is_high == is_high
             if chosen.any():
                 label = f"{name} ({int(groups.events[chosen].sum())}/{int(chosen.sum())} events)"
-                draw_curve(
-                    axes, kaplan_meier(groups.times[chosen], groups.events[chosen]), color, style, label
+                _draw_curve(
+                    axes, estimate_survival(groups.times[chosen], groups.events[chosen]), color, style, label
                 )
-        value = log_rank(groups)
+        value = log_rank_p(groups)
         words = "log-rank: not defined" if value is None else f"log-rank p = {value:.2g}"
         axes.annotate(
             words, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=INK
@@ -148,13 +146,13 @@ def risk_group_curves(panels: Mapping[str, RiskGroups]) -> Figure:
     return figure
 
 
-def draw_curve(axes: Axes, curve: SurvivalCurve, color: str, style: object, label: str) -> None:
+def _draw_curve(axes: Axes, curve: SurvivalCurve, color: str, style: object, label: str) -> None:
     axes.step(curve.times, curve.survival, where="post", color=color, linestyle=style, label=label)
     heights = curve.survival[np.searchsorted(curve.times, curve.censored, side="right") - 1]
     axes.plot(curve.censored, heights, linestyle="", marker="|", markersize=5, color=color)
 
 
-def kaplan_meier(times: Times, events: Events) -> SurvivalCurve:
+def estimate_survival(times: Times, events: Events) -> SurvivalCurve:
     """The product-limit estimate; those censored at an event time are still at risk there."""
     if not len(times):
         raise UsageError("A survival curve needs at least one case.")
@@ -170,7 +168,7 @@ def kaplan_meier(times: Times, events: Events) -> SurvivalCurve:
     )
 
 
-def log_rank(groups: RiskGroups) -> float | None:
+def log_rank_p(groups: RiskGroups) -> float | None:
     """The p-value; None where a group is empty or no event tells them apart."""
     high, times, events = groups.is_high, groups.times, groups.events
     if high.all() or not high.any():
@@ -186,7 +184,7 @@ def log_rank(groups: RiskGroups) -> float | None:
     return float(chi2.sf((observed - expected) ** 2 / variance, 1)) if variance > 0 else None
 
 
-def higher_half(risks: Real[np.ndarray, "n"], folds: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+def split_at_median(risks: Real[np.ndarray, "n"], folds: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
     """Which cases have a risk above the median of their own fold."""
     high = np.zeros(len(risks), dtype=bool)
     for fold in np.unique(folds):
