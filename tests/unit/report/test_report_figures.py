@@ -188,7 +188,7 @@ def test_disjoint_subsets_have_a_colour_each():
 
 
 def test_a_single_patch_is_a_picture():
-    assert frame(1, 1).canvas().shape == (14, 14, 3)
+    assert frame(1, 1).draw_background().shape == (14, 14, 3)
 
 
 def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():

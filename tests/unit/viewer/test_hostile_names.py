@@ -59,7 +59,7 @@ def toy_report(folder, slides, classes):
 
 def test_hostile_names_give_a_report_of_the_same_elements(tmp_path, monkeypatch):
     # Drawing takes most of the time and is looked at below.
-    monkeypatch.setattr(FigureFolder, "figure", lambda self, name, figure, *, alt, caption: picture(b"", alt))
+    monkeypatch.setattr(FigureFolder, "save", lambda self, name, figure, *, alt, caption: picture(b"", alt))
     plain = Document.of(
         toy_report(tmp_path / "plain", [f"s{n}" for n in range(len(SLIDE_NAMES))], ("a", "b"))
     )
@@ -114,7 +114,7 @@ def test_the_viewer_says_hostile_names_as_data(session):
             about = server.ask("GET", path)
             judged = server.ask("POST", f"{path}/judge", bits(chosen, ~chosen), content_type=BYTES)
             exported = server.ask("POST", f"{path}/evidence.geojson", bits(chosen), content_type=BYTES)
-            for answer in (slides, about, group_judged_slides, exported):
+            for answer in (slides, about, judged, exported):
                 assert answer.headers["content-type"] == "application/json"
                 assert answer.headers["x-content-type-options"] == "nosniff"
             assert json.loads(about.body)["slide_id"] == name
