@@ -55,6 +55,7 @@ class Commands(TyperGroup):
     """The commands; one that is stopped with Ctrl-C says how to go on."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command, and end well when it is stopped or its output is no longer read."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

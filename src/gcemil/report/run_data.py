@@ -42,19 +42,23 @@ class FoldData:
 
     @cached_property
     def metrics(self) -> Record:
+        """Metrics of every mode, and details of the training."""
         found = read_metrics(self.folder)
         return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
 
     @cached_property
     def history(self) -> list[Record]:
+        """One record per epoch."""
         return read_history(self.folder)
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
+        """What diagnostics found, by their name."""
         return {path.stem: read_finding(path) for path in sorted(self.folder.glob("diagnostics/*.json"))}
 
     @property
     def modes(self) -> list[str]:
+        """Ways to predict that the fold has, in the order of MODES."""
         return [mode for mode in MODES if mode in self.metrics]
 
     @property
@@ -78,6 +82,7 @@ class FoldData:
         return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
 
     def evidence_file(self, slide_id: str) -> Path:
+        """Where the evidence of a slide lies, if there is any."""
         return self.folder / "evidence" / f"{check_slide_id(slide_id, self.folder / 'predictions.csv')}.h5"
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
@@ -96,15 +101,18 @@ class RunData:
 
     @property
     def settings(self) -> Record:
+        """The training settings, as they were saved."""
         found: Record = self.config["settings"]
         return found
 
     @property
     def host(self) -> str:
+        """The name of the host."""
         return str(self.settings["host"]["name"])
 
     @property
     def is_wrapped(self) -> bool:
+        """Whether the host was trained with evidence."""
         return self.settings.get("evidence") is not None
 
     @property
@@ -114,11 +122,13 @@ class RunData:
 
     @cached_property
     def environment(self) -> Record:
+        """Versions and machine, as the run recorded them; empty where it did not."""
         path = self.folder / "environment.json"
         return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
 
     @property
     def cohort(self) -> Path:
+        """Where the cohort lay in training."""
         return Path(self.config["cohort"])
 
     @cached_property
@@ -131,6 +141,7 @@ class RunData:
 
     @property
     def task(self) -> str:
+        """Classification or survival, told by the metrics."""
         return "survival" if "c_index" in self.folds[0].metrics["full"] else "classification"
 
     @property
@@ -141,6 +152,7 @@ class RunData:
 
     @property
     def task_metric(self) -> str:
+        """The metric that tables and figures lead with."""
         return "c_index" if self.task == "survival" else "macro_f1"
 
     def finding(self, name: str) -> Finding | None:
@@ -199,6 +211,7 @@ class RunData:
                 yield BagKey(fold.number, by_slides.get(slides, known), slides)
 
     def fold(self, number: int) -> FoldData:
+        """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
 
 

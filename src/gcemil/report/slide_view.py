@@ -144,6 +144,7 @@ class SlideFrame:
         return cls(frame, frame.corners(coords.astype(np.int64)), side, crop_thumbnail(thumbnail, frame))
 
     def draw_background(self) -> Canvas:
+        """The thumbnail under the frame, or white."""
         return draw_background(self.frame, self.thumbnail)
 
     def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:

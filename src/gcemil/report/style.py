@@ -93,6 +93,7 @@ MODE_NAMES = {"full": "all patches", "soft": "gated", "discrete": "evidence alon
 
 
 def format_color(color: tuple[int, int, int]) -> str:
+    """A colour as #rrggbb."""
     return "#{:02x}{:02x}{:02x}".format(*color)
 
 
@@ -120,6 +121,7 @@ def new_figure(width: float = WIDTH, height: float = 3.0) -> Figure:
 
 
 def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
+    """Panels side by side."""
     return list(np.atleast_1d(figure.subplots(1, count, **options)))
 
 
@@ -133,6 +135,7 @@ def fix_layout(figure: Figure) -> Figure:
 
 @apply_style
 def encode_svg(figure: Figure) -> bytes:
+    """The figure as SVG, without date or random ids."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
@@ -140,6 +143,7 @@ def encode_svg(figure: Figure) -> bytes:
 
 @apply_style
 def encode_png(figure: Figure) -> bytes:
+    """The figure as PNG at 200 dpi."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()

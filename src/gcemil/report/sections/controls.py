@@ -51,6 +51,7 @@ RULE_ONLY = {"rule": RULE_HEADINGS["rule"]}
 
 
 def render_section(context: Context) -> Section:
+    """Every rule at the same number of patches, and explanations made after training."""
     parts = [
         paragraph(
             "A subset is only as good as what it beats. Every rule below picks the same number of patches of every bag, and "

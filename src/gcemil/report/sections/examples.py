@@ -59,6 +59,7 @@ COLUMNS = 6
 
 
 def render_section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
+    """The chosen slides; None for a plain host, which has no evidence to draw."""
     if not context.run.is_wrapped:
         return None
     if not chosen:

@@ -46,14 +46,17 @@ class Count:
 
     @property
     def share(self) -> float:
+        """NaN without observations."""
         return self.held / self.of if self.of else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
+        """95 % interval of the share."""
         return wilson_interval(self.held, self.of)
 
     @property
     def words(self) -> str:
+        """The count as a reader sees it."""
         return f"{self.held} of {self.of}"
 
 

@@ -41,6 +41,7 @@ PLAIN = "plain host, all patches"
 
 
 def render_section(context: Context) -> Section:
+    """Task metrics of every arm, and the tests of their differences."""
     parts = [
         paragraph(
             "Test metrics of every way to predict. All patches: the host as it is. Gated: every patch weighed by its gate. "
@@ -82,6 +83,7 @@ def _group_values_by_arm(context: Context, metric: str) -> dict[str, dict[int, f
 
 
 def list_metric_rows(context: Context) -> list[Row]:
+    """Mean and deviation over folds, one row per arm."""
     rows: dict[str, tuple[dict[str, float | None], dict[str, float]]] = {}
     for metric in _list_metrics(context):
         for arm, by_fold in _group_values_by_arm(context, metric).items():

@@ -14,6 +14,7 @@ SHOWN_DIGITS = 16
 
 
 def render_section(context: Context) -> Section:
+    """Identity, folds, diagnostics and settings of the run."""
     run = context.run
     parts = [_render_facts(context), _render_folds(run)]
     if context.against is not None:

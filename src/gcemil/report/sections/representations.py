@@ -44,6 +44,7 @@ Points = Float[np.ndarray, "n 2"]
 
 
 def render_section(context: Context) -> Section | None:
+    """The t-SNE of the first fold, or the command that stores what it needs."""
     title = "Slide representations"
     fold = context.run.folds[0]
     path = fold.folder / REPRESENTATIONS_FILE

@@ -89,6 +89,7 @@ COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
 
 
 def render_section(context: Context) -> Section:
+    """One table per diagnostic of METRICS_OF."""
     parts: list[Markup] = []
     for name in METRICS_OF:
         if name == "sweep" and not context.run.is_wrapped:
@@ -155,6 +156,7 @@ def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[R
 
 
 def render_cost_section(context: Context) -> Section:
+    """Time and memory relative to one pass of the host."""
     finding = context.run.finding("cost")
     return Section(
         "cost", "Cost", context.render_missing("cost") if finding is None else _render_cost(context, finding)

@@ -302,10 +302,12 @@ class BagFacts:
 
     @property
     def is_wrong(self) -> bool:
+        """Whether the class on all patches is not the true one; never for a risk."""
         return self.predicted is not None and self.predicted != self.outcome.get("target")
 
     @property
     def verdicts(self) -> dict[VerdictName, Verdict]:
+        """Sufficient, necessary and recoverable; empty where S/N/R was not measured."""
         if self.judged is None:
             return {}
         return {
@@ -319,6 +321,7 @@ class BagFacts:
 
 
 def collect_bag_facts(context: Context) -> list[BagFacts]:
+    """Every tested bag, in the order of the page."""
     run = context.run
     judged = {(record["fold"], record["bag_id"]): record for record in run.own_slides("snr")}
     outcomes = {

@@ -53,6 +53,7 @@ BOUNDS = (
 
 
 def render_section(context: Context) -> Section:
+    """The S/N/R diagnostic, or the command that measures it."""
     finding = context.run.finding("snr")
     body = context.render_missing("snr") if finding is None else _render_finding(context, finding)
     return Section("snr", "Sufficiency, necessity, recoverability", body)

@@ -92,6 +92,7 @@ def _read_removed_groups(run: RunData) -> RiskGroups | None:
 
 
 def form_risk_groups(cases: list[tuple[float, bool, float, int]]) -> RiskGroups:
+    """Cases as (time, event, risk, fold), split at the median risk of each fold."""
     times, events, risks, folds = (np.array(column) for column in zip(*cases, strict=True))
     return RiskGroups(times, events.astype(bool), split_at_median(risks, folds))
 
