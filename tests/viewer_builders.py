@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from gcemil.viewer.app import viewer_app
+from gcemil.viewer.app import create_app
 from gcemil.viewer.security import Entry
-from gcemil.viewer.server import listening, viewer_server
+from gcemil.viewer.server import create_server, listen
 from gcemil.viewer.session import ViewerSession
 
 PORT = 8123
@@ -26,7 +26,7 @@ HERE = f"http://127.0.0.1:{PORT}"
 
 def stranger(session: ViewerSession, entry: Entry | None = None) -> TestClient:
     """Somebody without a code."""
-    app = viewer_app(session, entry=entry or Entry(), port=PORT)
+    app = create_app(session, entry=entry or Entry(), port=PORT)
     return TestClient(app, base_url=HERE, headers={"origin": HERE})
 
 
@@ -114,9 +114,9 @@ def read_answer(connection: socket.socket, method: str = "GET") -> Answer:
 def running(session: ViewerSession, entry: Entry | None = None) -> Iterator[Running]:
     """The real server on a free port, in a thread of this process, and somebody who was let in."""
     entry = entry or Entry()
-    with listening(0) as listener:
+    with listen(0) as listener:
         port = int(listener.getsockname()[1])
-        server = viewer_server(session, entry=entry, port=port)
+        server = create_server(session, entry=entry, port=port)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

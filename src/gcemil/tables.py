@@ -1,9 +1,11 @@
-"""A table as a value, and the same table as Markdown, LaTeX or CSV.
+"""A table as a value, and the same table as Markdown, LaTeX or CSV; report/html.py renders it as HTML.
 
 Cell      one figure as it is printed, with the numbers behind it
 Column    a heading and a metric; the metric's direction gives the arrow and says which figure is best
 Line      row labels and cells; lines of one comparison and origin compete for bold
 Table     columns and lines, where the figures come from, and the command that adds what is missing
+
+How a figure of a metric is written (percent, decimals, deviation) is decided here alone: format_metric, metric_cell.
 """
 
 from __future__ import annotations
@@ -42,6 +44,16 @@ MISSING = Cell("missing", state="missing")
 """The result could exist and does not: something has not been run."""
 UNDEFINED = Cell("-", state="undefined")
 """There is no such figure: a plain host has no gates, a whole bag no complement."""
+NOT_MEASURED = Cell("\N{EM DASH}", state="undefined")
+"""A finding without this figure."""
+PERCENT_METRICS = (
+    "evidence_fraction",
+    "patch_ratio",
+    "marked_share",
+    "certified_fraction",
+    "guarded_fraction",
+)
+COUNT_METRICS = ("subset_patches", "repaired_patches", "calibration_bags")
 
 
 @dataclass(frozen=True)
@@ -58,12 +70,14 @@ class Column:
 
     @property
     def direction(self) -> Direction:
+        """Which way is better."""
         if self.better is not None:
             return self.better
         return METRICS[self.metric].direction if self.metric in METRICS else "neither"
 
     @property
     def arrow(self) -> str:
+        """The direction as a sign behind the heading."""
         return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
 
 
@@ -75,11 +89,15 @@ class Line:
     origin: Origin
     cells: tuple[Cell, ...]
     comparison: str | None = None
-    """None stays out: differences, and controls that know the truth or nothing."""
+    """None competes with nothing: differences, and controls that know the truth or nothing."""
+    role: Literal["", "own", "control"] = ""
+    """What the table is about, or what it is held against; a page marks both."""
 
 
 @dataclass(frozen=True)
 class Table:
+    """Columns and lines with everything a reader needs beside them."""
+
     name: str
     title: str
     label: str
@@ -94,7 +112,40 @@ class Table:
 
     @property
     def n_missing(self) -> int:
+        """Cells whose result could exist and does not."""
         return sum(cell.state == "missing" for line in self.lines for cell in line.cells)
+
+
+def metric_cell(metric: str, value: float | None, deviation: float | None = None) -> Cell:
+    """A figure of a metric with its deviation behind it; a deviation of 0 or None is left out."""
+    if value is None:
+        return NOT_MEASURED
+    text = format_metric(metric, value)
+    if deviation:
+        text += f"±{format_metric(metric, deviation)}"
+    return Cell(text, value, deviation)
+
+
+def format_metric(metric: str, value: float) -> str:
+    """Shares in percent, p-values with two digits, everything else with three decimals; no zero has a sign."""
+    if metric.endswith("_share") or metric in PERCENT_METRICS:
+        text = f"{100 * value:.1f} %"
+    elif metric.startswith("p_"):
+        text = f"{value:.2g}"
+    elif metric.endswith("_time") or metric == "runtime_ratio":
+        text = f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+    elif metric in COUNT_METRICS:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.3f}"
+    return text.removeprefix("-") if text.startswith("-") and not text.strip("-0. %") else text
+
+
+def format_spread(mean: float | None, deviation: float | None) -> str:
+    """A mean and its deviation for the terminal; "-" where there is no mean."""
+    if mean is None:
+        return UNDEFINED.text
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
 
 
 def best_cells(table: Table) -> set[tuple[int, int]]:
@@ -107,11 +158,13 @@ def best_cells(table: Table) -> set[tuple[int, int]]:
         (number, position)
         for rivals in comparisons.values()
         for position, column in enumerate(table.columns)
-        for number in best_lines({number: table.lines[number].cells[position] for number in rivals}, column)
+        for number in _find_best_lines(
+            {number: table.lines[number].cells[position] for number in rivals}, column
+        )
     }
 
 
-def best_lines(cells: Mapping[int, Cell], column: Column) -> list[int]:
+def _find_best_lines(cells: Mapping[int, Cell], column: Column) -> list[int]:
     values = {number: cell.value for number, cell in cells.items() if cell.value is not None}
     if column.direction == "neither" or len(values) < 2:
         return []
@@ -137,31 +190,36 @@ def render_tables(tables: Sequence[Table], form: str) -> str:
     return FORMATS[form](tables)
 
 
-def as_markdown(tables: Sequence[Table]) -> str:
-    return "\n".join(markdown_table(table) for table in tables)
+def _render_markdown(tables: Sequence[Table]) -> str:
+    return "\n".join(_render_markdown_table(table) for table in tables)
 
 
-def markdown_table(table: Table) -> str:
+def _render_markdown_table(table: Table) -> str:
     bold = best_cells(table)
     header = [
         *table.row_labels,
         *(" ".join(filter(None, (c.group, c.header, c.arrow))) for c in table.columns),
     ]
-    out = [f"## {table.name}: {table.title}", "", markdown_row(header), markdown_row(["---"] * len(header))]
+    out = [
+        f"## {table.name}: {table.title}",
+        "",
+        _join_markdown_row(header),
+        _join_markdown_row(["---"] * len(header)),
+    ]
     for number, line in enumerate(table.lines):
         cells = [
             f"**{cell.text}**" if (number, position) in bold else cell.text
             for position, cell in enumerate(line.cells)
         ]
-        out.append(markdown_row([*line.row_labels, *cells]))
-    return "\n".join([*out, "", *(f"- {text}" for text in remarks(table)), ""])
+        out.append(_join_markdown_row([*line.row_labels, *cells]))
+    return "\n".join([*out, "", *(f"- {text}" for text in collect_remarks(table)), ""])
 
 
-def markdown_row(cells: Sequence[str]) -> str:
+def _join_markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def remarks(table: Table) -> list[str]:
+def collect_remarks(table: Table) -> list[str]:
     """Where the figures come from, what to mind, and what is missing."""
     found = [f"{origin}: {text}." for origin, text in table.legend.items()]
     found += table.notes
@@ -170,53 +228,55 @@ def remarks(table: Table) -> list[str]:
     return found
 
 
-def as_latex(tables: Sequence[Table]) -> str:
-    return "\n".join(latex_table(table) for table in tables)
+def _render_latex(tables: Sequence[Table]) -> str:
+    return "\n".join(_render_latex_table(table) for table in tables)
 
 
-def latex_table(table: Table) -> str:
+def _render_latex_table(table: Table) -> str:
     """A booktabs table; the remarks stand in its caption."""
     bold = best_cells(table)
     caption = " ".join(
-        [f"{table.title}.", *(text if text.endswith(".") else f"{text}." for text in remarks(table))]
+        [f"{table.title}.", *(text if text.endswith(".") else f"{text}." for text in collect_remarks(table))]
     )
     out = [
-        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{escape_latex(caption)}}}", rf"\label{{{table.label}}}",
+        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{_escape_latex(caption)}}}", rf"\label{{{table.label}}}",
         rf"\begin{{tabular}}{{{'l' * len(table.row_labels)}{'c' * len(table.columns)}}}", r"\toprule",
-        *latex_groups(table),
-        latex_row([*table.row_labels, *(f"{column.header}{column.arrow}" for column in table.columns)]),
+        *_render_latex_groups(table),
+        _render_latex_row([*table.row_labels, *(f"{column.header}{column.arrow}" for column in table.columns)]),
         r"\midrule",
     ]  # fmt: skip
     for number, line in enumerate(table.lines):
-        cells = [latex_cell(cell, (number, position) in bold) for position, cell in enumerate(line.cells)]
-        out.append(" & ".join([*map(escape_latex, line.row_labels), *cells]) + r" \\")
+        cells = [
+            _render_latex_cell(cell, (number, position) in bold) for position, cell in enumerate(line.cells)
+        ]
+        out.append(" & ".join([*map(_escape_latex, line.row_labels), *cells]) + r" \\")
     return "\n".join([*out, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
-def latex_groups(table: Table) -> list[str]:
+def _render_latex_groups(table: Table) -> list[str]:
     """A line of shared headings, where there are any."""
     if not any(column.group for column in table.columns):
         return []
     spans = [
-        rf"\multicolumn{{{len(list(found))}}}{{c}}{{{escape_latex(group)}}}"
+        rf"\multicolumn{{{len(list(found))}}}{{c}}{{{_escape_latex(group)}}}"
         for group, found in groupby(table.columns, key=lambda column: column.group)
     ]
     return [" & ".join([*([""] * len(table.row_labels)), *spans]) + r" \\"]
 
 
-def latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(escape_latex, cells)) + r" \\"
+def _render_latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(_escape_latex, cells)) + r" \\"
 
 
-def latex_cell(cell: Cell, is_best: bool) -> str:
-    return rf"\textbf{{{escape_latex(cell.text)}}}" if is_best else escape_latex(cell.text)
+def _render_latex_cell(cell: Cell, is_best: bool) -> str:
+    return rf"\textbf{{{_escape_latex(cell.text)}}}" if is_best else _escape_latex(cell.text)
 
 
-def escape_latex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     return "".join(LATEX_SYMBOLS.get(character, character) for character in text)
 
 
-def as_csv(tables: Sequence[Table]) -> str:
+def _render_csv(tables: Sequence[Table]) -> str:
     """One line per cell, so that tables of any shape share one file."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -224,11 +284,11 @@ def as_csv(tables: Sequence[Table]) -> str:
     for table in tables:
         for line in table.lines:
             for column, cell in zip(table.columns, line.cells, strict=True):
-                writer.writerow(csv_row(table, line.row_labels, column, cell))
+                writer.writerow(_list_csv_values(table, line.row_labels, column, cell))
     return file.getvalue()
 
 
-def csv_row(table: Table, row_labels: Sequence[str], column: Column, cell: Cell) -> list[object]:
+def _list_csv_values(table: Table, row_labels: Sequence[str], column: Column, cell: Cell) -> list[object]:
     *row, figures = row_labels
     numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
     return [
@@ -238,7 +298,7 @@ def csv_row(table: Table, row_labels: Sequence[str], column: Column, cell: Cell)
 
 
 FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "markdown": as_markdown,
-    "latex": as_latex,
-    "csv": as_csv,
+    "markdown": _render_markdown,
+    "latex": _render_latex,
+    "csv": _render_csv,
 }

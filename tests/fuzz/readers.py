@@ -98,7 +98,7 @@ from gcemil.training import loop
 from gcemil.training.fold import create_bank, create_network, read_pairs
 from gcemil.training.objective import create_null
 from gcemil.training.optimizer import create_optimizer
-from gcemil.viewer.reviews import agreements, counted, read_marks
+from gcemil.viewer.reviews import agreements, count_marks, read_marks
 from grid_builders import cohort_record
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import gce_run, snr_rows, toy_results
@@ -700,7 +700,7 @@ def read_run_text(folder: Path) -> None:
 
 def read_reviews(folder: Path) -> None:
     session: Any = SimpleNamespace(folder=folder / "run" / "fold_0", specs=("s0",))
-    each(lambda: counted(read_marks(session, "s0", n_patches=8)), lambda: json.dumps(agreements(session)))
+    each(lambda: count_marks(read_marks(session, "s0", n_patches=8)), lambda: json.dumps(agreements(session)))
 
 
 def read_findings(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""One file per verb; `main.py` lists them. Heavy imports happen inside the verbs, so that --help answers at once."""
+"""One file per command; `main.py` lists them. Heavy imports happen inside the commands, so that --help answers at once."""

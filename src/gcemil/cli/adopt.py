@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import parse_folds, resolve_settings
 from gcemil.hosts.table import HOSTS
 
 
@@ -32,12 +33,11 @@ def adopt(
     Example: gcemil adopt s_0_checkpoint.pt --host clam_sb --cohort cohorts/mine --folds 0 --out runs/clam
     """
     from gcemil.cli.console import print_json, print_table, progress, say
-    from gcemil.cli.train import parsed_folds, resolved_settings
     from gcemil.cli.training_progress import print_summary
     from gcemil.training.adopt import adopt_run
 
-    settings = resolved_settings(None, host, False, "default", "common", None, None, setting)
-    chosen = None if folds == "all" else parsed_folds(folds)
+    settings = resolve_settings(None, host, False, "default", "common", None, None, setting)
+    chosen = None if folds == "all" else parse_folds(folds)
     with progress("adopting folds") as advance:
         adopted = adopt_run(weights, cohort, out, settings.host, folds=chosen, on_fold=advance)
     if as_json:

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES
+
 if TYPE_CHECKING:
     from gcemil.families import AnchorFamily
     from gcemil.features.pairs import Fit
+
+FAMILIES = " ".join((*ORGAN_FAMILIES, GENERIC_FAMILY))
 
 app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
 
 
 @app.command("embed")
 def embed(
-    prompts: str = typer.Argument(
-        help="A family (breast endometrial gastric lung prostate renal generic), or your own YAML file."
-    ),
+    prompts: str = typer.Argument(help=f"A family ({FAMILIES}), or your own YAML file."),
     out: Path = typer.Option(..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."),
     encoder: str = typer.Option("minilm", help="minilm (offline), titan or conch (gated)."),
     templates: Path | None = typer.Option(
@@ -44,7 +46,7 @@ def embed(
         write_anchor_file,
     )
 
-    family = _family(prompts)
+    family = _load_family(prompts)
     chosen = TEMPLATES if templates is None else read_templates(templates)
     text_encoder = load_text_encoder(encoder, source=WeightSource(weights, trust_remote_code))
     path = out if out.suffix == ".h5" else out / "anchors.h5"
@@ -102,13 +104,13 @@ def fit_bridge(
 
     bank = cohort / "anchors.h5"
     anchors, prompts = arrays.read_anchors(bank)
-    features, anchor_space = arrays.read_pairs(_pairs_file(cohort))
+    features, anchor_space = arrays.read_pairs(_require_pairs(cohort))
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
     report = judge_bridge(
         features,
         anchor_space,
         anchors,
-        frozen_fit(rank, ridge),
+        make_bridge_fit(rank, ridge),
         text_sees_images=None if sees_images is None else bool(sees_images),
         seed=seed,
     )
@@ -130,7 +132,7 @@ def fit_bridge(
     raise typer.Exit(0 if report.aligned else 1)
 
 
-def frozen_fit(rank: int, ridge: float) -> Fit:
+def make_bridge_fit(rank: int, ridge: float) -> Fit:
     """The bridge of training, as a map from arrays to arrays."""
     import torch
 
@@ -144,13 +146,13 @@ def frozen_fit(rank: int, ridge: float) -> Fit:
     return fit
 
 
-def _family(prompts: str) -> AnchorFamily:
+def _load_family(prompts: str) -> AnchorFamily:
     from gcemil.families import load_family, read_family
 
     return read_family(Path(prompts)) if prompts.endswith((".yaml", ".yml")) else load_family(prompts)
 
 
-def _pairs_file(cohort: Path) -> Path:
+def _require_pairs(cohort: Path) -> Path:
     from gcemil.errors import InputError
 
     path = cohort / "anchor_pairs.h5"

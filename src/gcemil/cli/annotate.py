@@ -56,8 +56,8 @@ def annotate(
         annotations,
         negative_class=negative_class,
         min_overlap=min_overlap,
-        roles=group_roles(group),
-        masks=MaskReading(downsample, mask_values(tumour_values)),
+        roles=_parse_groups(group),
+        masks=MaskReading(downsample, _parse_mask_values(tumour_values)),
         microns_per_pixel=None if mpp is None else parse_mpp(mpp),
         replace=force,
     )
@@ -75,7 +75,7 @@ def annotate(
     raise typer.Exit(1 if report.missing else 0)
 
 
-def group_roles(texts: list[str]) -> dict[str, Role]:
+def _parse_groups(texts: list[str]) -> dict[str, Role]:
     """Groups by name, each with one of the two meanings."""
     from gcemil.errors import UsageError
 
@@ -91,7 +91,7 @@ def group_roles(texts: list[str]) -> dict[str, Role]:
     return roles
 
 
-def mask_values(text: str | None) -> tuple[int, ...] | None:
+def _parse_mask_values(text: str | None) -> tuple[int, ...] | None:
     from gcemil.errors import UsageError
 
     if text is None:

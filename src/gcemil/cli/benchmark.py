@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Engine(StrEnum):
+    """Where the runs of a grid are executed."""
+
     local = "local"
     ray = "ray"
 
@@ -59,12 +61,12 @@ def benchmark(
     check_results(grid, results)
     expected, todo = estimate_seconds(grid, results), list_unfinished(grid, results)
     if dry_run:
-        show_plan(grid, results, expected, todo, workers, as_json)
+        _print_plan(grid, results, expected, todo, workers, as_json)
         return
     outcomes: dict[Key, Outcome] = {}
     if todo:
         with (
-            open_pool(grid, results, engine, workers, address) as pool,
+            _open_pool(grid, results, engine, workers, address) as pool,
             board(plan_work(grid), todo, expected, pool.workers) as watch,
         ):
             outcomes = run_grid(grid, results, pool, watch)
@@ -74,14 +76,15 @@ def benchmark(
     if as_json:
         print_json(summary)
     else:
-        show_results(grid, results, summary, outcomes)
+        _print_results(grid, results, summary, outcomes)
     if any(outcome.ending == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
 
-def open_pool(
+def _open_pool(
     grid: Grid, results: Results, engine: Engine, workers: int | None, address: str | None
 ) -> AbstractContextManager[LocalPool] | AbstractContextManager[RayPool]:
+    """The workers; importing Ray is left to those who asked for it."""
     if engine is Engine.ray:
         from gcemil.benchmark.engines import RayPool
 
@@ -91,7 +94,7 @@ def open_pool(
     return LocalPool(grid, results, workers=workers)
 
 
-def show_plan(
+def _print_plan(
     grid: Grid,
     results: Results,
     expected: dict[Key, float],
@@ -133,9 +136,12 @@ def show_plan(
     )
 
 
-def show_results(grid: Grid, results: Results, summary: dict[str, Any], outcomes: dict[Key, Outcome]) -> None:
+def _print_results(
+    grid: Grid, results: Results, summary: dict[str, Any], outcomes: dict[Key, Outcome]
+) -> None:
     """The task metric of every arm by cohort and host, then what failed."""
     from gcemil.cli.console import print_table, say
+    from gcemil.tables import format_spread
 
     rows = []
     for row in summary["means"]:
@@ -143,7 +149,7 @@ def show_results(grid: Grid, results: Results, summary: dict[str, Any], outcomes
             mode = "soft" if "soft" in row["metrics"] else "full"
             name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
             value = row["metrics"][mode][name]
-            text = "-" if value["mean"] is None else f"{value['mean']:.3f} ± {value['std']:.3f}"
+            text = format_spread(value["mean"], value["std"])
             rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))
     print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
     for key, outcome in outcomes.items():

@@ -1,4 +1,4 @@
-"""What the verbs print: tables, JSON for scripts, a progress bar on a terminal and plain lines elsewhere."""
+"""What the commands print: tables, JSON for scripts, a progress bar on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def print_json(value: object) -> None:
+    """For scripts: sorted keys, so that equal results are equal text."""
     print(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 

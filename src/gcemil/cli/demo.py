@@ -55,16 +55,16 @@ def demo(
     wrapped = TrainSettings(evidence=EvidenceSettings(), epochs=EPOCHS, seed=seed)
     for name, settings in (("host", plain), ("host_gce", wrapped)):
         with progress(f"training {name}") as advance:
-            report = epoch_counter(advance)
+            report = _count_epochs(advance)
             train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
         say(f"trained   {out / name}")
-    print_story(out, seed)
-    say(f"report    {written_report(out, seed)}")
+    _print_story(out, seed)
+    say(f"report    {_write_demo_report(out, seed)}")
     say(f"look      gcemil view {out / 'host_gce'}")
     say(f"{time.monotonic() - started:.0f} s in all.")
 
 
-def written_report(out: Path, seed: int) -> Path:
+def _write_demo_report(out: Path, seed: int) -> Path:
     """Sufficiency, necessity, recoverability and failures of every test slide, as one HTML file."""
     from gcemil.cli.console import progress
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
@@ -77,7 +77,7 @@ def written_report(out: Path, seed: int) -> Path:
         return write_report(run, run / "report.html", against=host, seed=seed, on_step=advance)
 
 
-def epoch_counter(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
+def _count_epochs(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
     """Counts epochs of all folds towards the total."""
     done = 0
 
@@ -89,7 +89,7 @@ def epoch_counter(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
     return report
 
 
-def print_story(out: Path, seed: int) -> None:
+def _print_story(out: Path, seed: int) -> None:
     """Task metrics of both arms, then every subset rule at the same size."""
     from statistics import fmean
 
@@ -98,14 +98,14 @@ def print_story(out: Path, seed: int) -> None:
     from gcemil.runs.folder import RunFolder
 
     summaries = {name: read_json(RunFolder(out / name).summary) for name in ("host", "host_gce")}
-    rows = [("host, all patches", *metrics(summaries["host"]["full"]))]
+    rows = [("host, all patches", *_format_metrics(summaries["host"]["full"]))]
     rows += [
-        ("host + GCE, all patches gated", *metrics(summaries["host_gce"]["soft"])),
-        ("host + GCE, evidence alone", *metrics(summaries["host_gce"]["discrete"])),
+        ("host + GCE, all patches gated", *_format_metrics(summaries["host_gce"]["soft"])),
+        ("host + GCE, evidence alone", *_format_metrics(summaries["host_gce"]["discrete"])),
     ]
     print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
 
-    found = [compared_rules(out / "host_gce", out / "host", fold, seed) for fold in FOLDS]
+    found = [_compare_rules(out / "host_gce", out / "host", fold, seed) for fold in FOLDS]
     table = []
     for position, first in enumerate(found[0]):
         rule = [rows[position] for rows in found]
@@ -142,7 +142,7 @@ def print_story(out: Path, seed: int) -> None:
     )
 
 
-def compared_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[RuleRow]:
+def _compare_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[RuleRow]:
     """Every subset rule on the test slides of one fold, from the two trained networks."""
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import read_fold
@@ -160,7 +160,9 @@ def compared_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[Rul
     return same_budget_rows(model, host, cohort, bags, stacked_targets(bags), task, seed=seed)  # type: ignore[arg-type]
 
 
-def metrics(values: dict[str, dict[str, float]]) -> tuple[str, ...]:
+def _format_metrics(values: dict[str, dict[str, float]]) -> tuple[str, ...]:
+    from gcemil.tables import format_spread
+
     return tuple(
-        f"{values[name]['mean']:.3f} ± {values[name]['std']:.3f}" for name in ("accuracy", "macro_f1", "auc")
+        format_spread(values[name]["mean"], values[name]["std"]) for name in ("accuracy", "macro_f1", "auc")
     )

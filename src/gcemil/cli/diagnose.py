@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST
+from gcemil.cli.options import TRUST_HOST, parse_folds
 
 if TYPE_CHECKING:
     from gcemil.findings import Finding
@@ -34,7 +34,6 @@ def diagnose(
     Example: gcemil diagnose runs/bracs_gce --against runs/bracs_host --only snr,budget
     """
     from gcemil.cli.console import print_json, progress, say
-    from gcemil.cli.train import parsed_folds
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
 
@@ -43,7 +42,7 @@ def diagnose(
         found = diagnose_run(
             comparison,
             names=None if only is None else only.split(","),
-            folds=None if folds == "all" else parsed_folds(folds),
+            folds=None if folds == "all" else parse_folds(folds),
             again=again,
             jobs=jobs,
             on_done=advance,
@@ -62,13 +61,17 @@ def print_finding(finding: Finding) -> None:
     """Its rows as a table, arrows saying which way is better, and its notes below."""
     from gcemil.cli.console import print_table, say
     from gcemil.metrics import METRICS
+    from gcemil.tables import format_spread
 
     labels = list(dict.fromkeys(name for row in finding.rows for name in row.labels))
     figures = list(dict.fromkeys(name for row in finding.rows for name in row.values))
     rows = [
         (
             *(row.labels.get(name, "") for name in labels),
-            *(cell(row.values.get(name), row.deviations.get(name)) for name in figures[:WIDEST]),
+            *(
+                format_spread(row.values.get(name), row.deviations.get(name) or None)
+                for name in figures[:WIDEST]
+            ),
         )
         for row in finding.rows
     ]
@@ -78,9 +81,3 @@ def print_finding(finding: Finding) -> None:
         say(f"  note: {note}")
     if len(figures) > WIDEST:
         say(f"  {len(figures) - WIDEST} more figures per row in the JSON.")
-
-
-def cell(value: float | None, deviation: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if not deviation else f"{value:.3f} ± {deviation:.3f}"

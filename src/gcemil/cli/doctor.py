@@ -15,7 +15,7 @@ EXTRAS = {
     "anchors": ("transformers",),
     "cluster": ("ray",),
     "viewer": ("starlette", "uvicorn"),
-    "report": ("matplotlib", "openTSNE"),
+    "report": ("markupsafe", "matplotlib", "openTSNE"),
     "tables": ("openpyxl",),
     "tracking": ("tensorboard",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis"),
@@ -29,7 +29,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the finding
     """
     from gcemil.cli.console import print_json, print_table
 
-    rows = [*_core(), *_extras(), _device(), _write_access()]
+    rows = [*_check_core(), *_check_extras(), _check_device(), _check_write_access()]
     if as_json:
         print_json([{"check": check, "status": status, "detail": detail} for check, status, detail in rows])
     else:
@@ -37,7 +37,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the finding
     raise typer.Exit(1 if any(status == "FAIL" for _, status, _ in rows) else 0)
 
 
-def _core() -> list[tuple[str, str, str]]:
+def _check_core() -> list[tuple[str, str, str]]:
     packages = (
         "gcemil",
         "torch",
@@ -49,17 +49,22 @@ def _core() -> list[tuple[str, str, str]]:
         "safetensors",
         "pydantic",
     )
-    return [("python", "PASS", platform.python_version()), *(_package(name, "FAIL") for name in packages)]
+    return [
+        ("python", "PASS", platform.python_version()),
+        *(_check_package(name, "FAIL") for name in packages),
+    ]
 
 
-def _package(name: str, status_if_missing: str, remedy: str = "pip install gcemil") -> tuple[str, str, str]:
+def _check_package(
+    name: str, status_if_missing: str, remedy: str = "pip install gcemil"
+) -> tuple[str, str, str]:
     try:
         return name, "PASS", version(name)
     except PackageNotFoundError:
         return name, status_if_missing, f"not installed: {remedy}"
 
 
-def _extras() -> list[tuple[str, str, str]]:
+def _check_extras() -> list[tuple[str, str, str]]:
     rows = []
     for extra, packages in EXTRAS.items():
         missing = [name for name in packages if importlib.util.find_spec(name.replace("-", "_")) is None]
@@ -68,7 +73,7 @@ def _extras() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _device() -> tuple[str, str, str]:
+def _check_device() -> tuple[str, str, str]:
     import torch
 
     if torch.cuda.is_available():
@@ -78,7 +83,7 @@ def _device() -> tuple[str, str, str]:
     return "device", "PASS", f"cpu, {torch.get_num_threads()} threads"
 
 
-def _write_access() -> tuple[str, str, str]:
+def _check_write_access() -> tuple[str, str, str]:
     try:
         with tempfile.TemporaryDirectory(dir="."):
             return "write access", "PASS", "this folder can be written"

@@ -1,4 +1,4 @@
-"""gcemil inspect and gcemil import: what other tools wrote, told and taken over."""
+"""gcemil inspect and gcemil import: what other tools wrote is described, or becomes a cohort."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 
 
 class Task(StrEnum):
+    """What a label table is read for."""
+
     classification = "classification"
     survival = "survival"
 

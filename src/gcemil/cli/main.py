@@ -51,10 +51,11 @@ RESUMING = frozenset({"adopt", "annotate", "benchmark", "demo", "diagnose", "enc
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
 
-class Verbs(TyperGroup):
-    """The commands; stopping one with Ctrl-C is told with what to do next."""
+class Commands(TyperGroup):
+    """The commands; one that is stopped with Ctrl-C says how to go on."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command, and end well when it is stopped or its output is no longer read."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -62,7 +63,7 @@ class Verbs(TyperGroup):
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
         except BrokenPipeError as error:
-            if is_read_no_more():
+            if flush_output():
                 raise typer.Exit(1) from None
             raise RunError(
                 "A process that worked for this command ended before its time. Run the same command again; what is "
@@ -72,7 +73,7 @@ class Verbs(TyperGroup):
 
 app = typer.Typer(
     name="gcemil",
-    cls=Verbs,
+    cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
     no_args_is_help=True,
     add_completion=False,
@@ -112,6 +113,7 @@ def global_options(
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
+    """Options that stand before a command."""
     if debug:
         os.environ[DEBUG] = "1"
     if version:
@@ -122,10 +124,10 @@ def global_options(
 
 
 def main() -> None:
-    """Run a verb; an error is one sentence on standard error, with its traceback only where that was asked for."""
+    """Run a command; an error is one sentence on standard error, with its traceback only where that was asked for."""
     arguments = sys.argv[1:]
     if "--debug" in arguments:
-        # Accepted after the verb as well, where one adds it to a command that has just failed.
+        # Accepted after the command as well, where one adds it to a command that has just failed.
         os.environ[DEBUG] = "1"
         arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -133,13 +135,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     except Exception as error:
-        tell(error)
+        print_error(error)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
-        is_read_no_more()
+        flush_output()
 
 
-def tell(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     """What happened, in one sentence."""
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exception(error)
@@ -150,8 +152,8 @@ def tell(error: Exception) -> None:
     print(f"gcemil: {printable(sentence)}", file=sys.stderr)
 
 
-def is_read_no_more() -> bool:
-    """Whether who reads our output, such as `head`, has left; what is still to be printed then goes nowhere."""
+def flush_output() -> bool:
+    """Print what is left; True when the reader of our output, such as `head`, has gone and further output is dropped."""
     try:
         sys.stdout.flush()
         left = _has_no_reader(sys.stdout)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
+    """The modes of a run (runs.records.MODES), and the prefilter for slide files."""
+
     full = "full"
     soft = "soft"
     discrete = "discrete"
@@ -74,7 +76,7 @@ def predict(
                 )
                 prediction = predictor.predict(slide, mpp=mpp)
             else:
-                prediction = predict_slide(run, slide, mode=feature_mode(mode), fold=fold)
+                prediction = predict_slide(run, slide, mode=_find_feature_mode(mode), fold=fold)
             found.append(prediction)
             if out is not None and prediction.evidence is not None:
                 what = "slide" if is_slide_file(slide) else "features"
@@ -82,18 +84,18 @@ def predict(
                 write_evidence(out / f"{prediction.slide_id}.h5", prediction.evidence, hashes)
             advance(done, len(slides))
     if as_json:
-        print_json([as_record(one) for one in found])
+        print_json([_describe_prediction(one) for one in found])
     else:
-        show(f"{run}, {mode.value}", found)
+        _print_predictions(f"{run}, {mode.value}", found)
 
 
-def feature_mode(mode: Mode) -> FeatureMode:
+def _find_feature_mode(mode: Mode) -> FeatureMode:
     """A mode that feature files can be predicted in."""
     known: dict[Mode, FeatureMode] = {Mode.full: "full", Mode.soft: "soft", Mode.discrete: "discrete"}
     return known[mode]
 
 
-def as_record(prediction: SlidePrediction | SlideFilePrediction) -> dict[str, object]:
+def _describe_prediction(prediction: SlidePrediction | SlideFilePrediction) -> dict[str, object]:
     """One prediction for a script; evidence is given as rows of the feature file or of the slide's grid."""
     from gcemil.prefilter.slide_files import SlideFilePrediction
 
@@ -114,7 +116,7 @@ def as_record(prediction: SlidePrediction | SlideFilePrediction) -> dict[str, ob
     }
 
 
-def show(title: str, found: list[SlidePrediction | SlideFilePrediction]) -> None:
+def _print_predictions(title: str, found: list[SlidePrediction | SlideFilePrediction]) -> None:
     """A table; what was encoded has columns where slide files were given."""
     from gcemil.cli.console import print_table
     from gcemil.prefilter.slide_files import SlideFilePrediction

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import typer
 
-PROFILES = "bracs panda brca nsclc luad stad ucec kirp kirc camelyon16"
+from gcemil.resources import shipped_names
+
+PROFILES = " ".join(shipped_names("simulator"))
 
 
 class Size(StrEnum):
+    """Names of simulation.profile.SIZES."""
+
     tiny = "tiny"
     default = "default"
     wide = "wide"
@@ -49,7 +53,7 @@ def simulate(
         overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
     if pixels:
         with locked_folder(out):
-            _draw(profile, out, size.value, seed, slides, dim, overrides, force)
+            _simulate_pixels(profile, out, size.value, seed, slides, dim, overrides, force)
         return
     with locked_folder(out), progress("simulating slides") as advance:
         cohort = simulate_cohort(
@@ -66,7 +70,7 @@ def simulate(
     say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
 
 
-def _draw(
+def _simulate_pixels(
     profile: str,
     out: Path,
     size: str,

@@ -9,6 +9,8 @@ import typer
 
 
 class Unit(StrEnum):
+    """What is never divided between parts of a fold."""
+
     case = "case"
     slide = "slide"
 

@@ -9,6 +9,8 @@ import typer
 
 
 class Format(StrEnum):
+    """Names of tables.FORMATS."""
+
     markdown = "markdown"
     latex = "latex"
     csv = "csv"

@@ -8,15 +8,20 @@ from typing import Any
 
 import typer
 
-from gcemil.hosts.table import HOSTS, host_spec, with_preset
+from gcemil.cli.options import parse_folds, resolve_settings
+from gcemil.hosts.table import HOSTS
 
 
 class Recipe(StrEnum):
+    """Names of config.RECIPES."""
+
     default = "default"
     paper = "paper"
 
 
 class Preset(StrEnum):
+    """Whose training recipe is followed."""
+
     common = "common"
     published = "published"
 
@@ -57,16 +62,16 @@ def train(
     """
     from gcemil.bags.folds import fold_indices
     from gcemil.cli.console import print_json
-    from gcemil.cli.training_progress import epoch_line, print_summary
+    from gcemil.cli.training_progress import print_summary, show_training
     from gcemil.training.run import train_run
 
     chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
     if host_weights is not None and host_weights.is_dir() and not chose_host:
-        host = host_of_run(host_weights)
-    settings = resolved_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting)
-    settings = with_host_weights(settings, host_weights, frozen=freeze_host)
-    chosen = fold_indices(cohort) if folds == "all" else parsed_folds(folds)
-    with epoch_line(chosen, settings, out) as report:
+        host = _read_host_name(host_weights)
+    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting)
+    settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
+    chosen = fold_indices(cohort) if folds == "all" else parse_folds(folds)
+    with show_training(chosen, settings, out) as report:
         summary = train_run(cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=report)
     if as_json:
         print_json(summary)
@@ -74,36 +79,7 @@ def train(
         print_summary(out, summary)
 
 
-def resolved_settings(
-    config: Path | None,
-    host: str,
-    gce: bool,
-    recipe: str,
-    preset: Any,
-    epochs: int | None,
-    seed: int | None,
-    overrides: list[str],
-) -> Any:
-    """Settings from the file or the preset, then the options, then the assignments."""
-    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
-    from gcemil.errors import UsageError
-
-    if config is not None and preset != "common":
-        raise UsageError(f"--preset {preset} and --config both say how to train. Give one of them.")
-    if config is not None:
-        settings = TrainSettings.from_yaml(config)
-    else:
-        host_spec(host)
-        settings = TrainSettings(host=HostSettings(name=host), evidence=RECIPES[recipe] if gce else None)
-        settings = with_preset(settings, preset)
-    changes = {"epochs": epochs, "seed": seed}
-    settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    settings = with_overrides(settings, overrides)
-    host_spec(settings.host.name)
-    return settings
-
-
-def host_of_run(run: Path) -> str:
+def _read_host_name(run: Path) -> str:
     """The host whose weights a run has."""
     from gcemil.hosts.own import check_trust
     from gcemil.runs.folder import read_run
@@ -113,7 +89,7 @@ def host_of_run(run: Path) -> str:
     return name
 
 
-def with_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> Any:
+def _set_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> Any:
     """The settings with the weights that the host starts from."""
     from gcemil.config import HostWeights
     from gcemil.errors import UsageError
@@ -127,12 +103,3 @@ def with_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> An
     else:
         weights = HostWeights(source=str(source), frozen=frozen)
     return settings.model_copy(update={"host": settings.host.model_copy(update={"weights": weights})})
-
-
-def parsed_folds(text: str) -> list[int]:
-    from gcemil.errors import UsageError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--folds is 'all' or numbers such as 0,2; got '{text}'.") from error

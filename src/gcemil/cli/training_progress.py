@@ -1,4 +1,4 @@
-"""Training as the user sees it: bars on a terminal, a line per epoch elsewhere, warnings when something goes wrong."""
+"""What is printed of a training: a bar on a terminal, a line per epoch elsewhere, warnings, and the summary."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rich.progress import Progress
 
 from gcemil.cli.console import bar_columns, print_table, say
 from gcemil.errors import printable
+from gcemil.tables import UNDEFINED, format_spread
 
 Report = Callable[[int, dict[str, Any]], None]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @contextmanager
-def epoch_line(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Report]:
-    """A function that is told of every finished epoch."""
+def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Report]:
+    """A function to call after every epoch; it moves the bar or prints a line."""
     warned: set[tuple[int, str]] = set()
     total = settings.epochs * len(folds)
     started, seen = time.monotonic(), 0
@@ -35,12 +36,17 @@ def epoch_line(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Repor
             seen += 1
             # Hosts with a preparing stage have more epochs than the settings name.
             bar.update(
-                task, completed=seen, total=max(total, seen), description=f"fold {fold} {described(record)}"
+                task,
+                completed=seen,
+                total=max(total, seen),
+                description=f"fold {fold} {_describe_epoch(record)}",
             )
             if not terminal:
                 left = (time.monotonic() - started) / seen * max(0, total - seen)
                 print(
-                    f"fold {fold} {described(record)} · about {left:.0f} s left", file=sys.stderr, flush=True
+                    f"fold {fold} {_describe_epoch(record)} · about {left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
                 )
             for text in record["warnings"]:
                 if (fold, text) not in warned:
@@ -50,20 +56,18 @@ def epoch_line(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Repor
         yield report
 
 
-def described(record: dict[str, Any]) -> str:
+def _describe_epoch(record: dict[str, Any]) -> str:
     """One epoch in one line: loss terms, validation, evidence fraction, gate histogram."""
     terms = " ".join(f"{name} {value:.3f}" for name, value in record["terms"].items())
     text = f"{record['stage']} epoch {record['epoch'] + 1} · {terms}"
     if "val" in record:
         text += f" · val {record['val']:.3f}"
     if "gate_histogram" in record:
-        text += (
-            f" · evidence {record['evidence_fraction']:.3f} · gates [{sparkline(record['gate_histogram'])}]"
-        )
+        text += f" · evidence {record['evidence_fraction']:.3f} · gates [{_draw_sparkline(record['gate_histogram'])}]"
     return text
 
 
-def sparkline(shares: Sequence[float]) -> str:
+def _draw_sparkline(shares: Sequence[float]) -> str:
     """Ten bars from gate 0 to gate 1."""
     top = max(*shares, 1e-9)
     return "".join(BLOCKS[min(8, round(8 * (share / top) ** 0.5))] for share in shares)
@@ -73,10 +77,7 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
     """Mean and deviation over folds, a row per mode."""
     modes = [mode for mode in ("full", "soft", "discrete") if mode in summary]
     names = list(summary[modes[0]]) if modes else []
-    rows = [
-        (mode, *(_spread_cell(summary[mode][name]) if name in summary[mode] else "-" for name in names))
-        for mode in modes
-    ]
+    rows = [(mode, *(_format_mean(summary[mode].get(name)) for name in names)) for mode in modes]
     print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
     if summary["anchors"] != ["None"]:
         say(f"anchors: {', '.join(summary['anchors'])}")
@@ -84,5 +85,5 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
         say(f"warning: {text}")
 
 
-def _spread_cell(spread: dict[str, Any]) -> str:
-    return "-" if spread["mean"] is None else f"{spread['mean']:.3f} ± {spread['std']:.3f}"
+def _format_mean(spread: dict[str, Any] | None) -> str:
+    return UNDEFINED.text if spread is None else format_spread(spread["mean"], spread["std"])

@@ -35,7 +35,7 @@ def view(
     from gcemil.errors import MissingExtraError
 
     try:
-        from gcemil.viewer.server import listening, serve
+        from gcemil.viewer.server import listen, serve
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -43,7 +43,7 @@ def view(
     from gcemil.viewer.session import ViewerSession
 
     # A port that cannot be had is said before the run is read.
-    with listening(port) as listener:
+    with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
         session = ViewerSession.open(run, fold, tolerances=tolerances)
         say(

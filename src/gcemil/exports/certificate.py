@@ -101,6 +101,7 @@ class Subject:
 
     @property
     def fraction(self) -> float:
+        """Share of the bag's patches that is selected."""
         return self.n_selected / self.n_patches
 
     @property
@@ -142,6 +143,7 @@ class Certificate:
         return "; ".join(self.verdicts[name].sentence(name) for name in VERDICTS)
 
     def to_json(self) -> dict[str, Any]:
+        """The certificate as plain values."""
         value: dict[str, Any] = without_nan(asdict(self))
         value["headline"] = self.headline
         value["notes"] = [*self.subject.notes, *self.notes]
@@ -152,6 +154,7 @@ class Certificate:
 
 
 def write_certificate(path: Path, certificate: Certificate) -> Path:
+    """Write the certificate as JSON."""
     return write_json(path, certificate.to_json())
 
 

@@ -78,6 +78,7 @@ class SlideExport:
 
     @property
     def ranked_by(self) -> Real[np.ndarray, "n"]:
+        """What orders the patches: gates, or attention where there are none."""
         return self.scores if self.evidence is None else self.evidence.gates
 
     @property
@@ -87,6 +88,7 @@ class SlideExport:
 
     @property
     def patch_class(self) -> PatchClass:
+        """How QuPath names and colours the selected patches."""
         return ATTENTION if self.evidence is None else EVIDENCE
 
     def to_list(self) -> EvidenceList:

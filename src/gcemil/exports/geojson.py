@@ -165,6 +165,7 @@ def collect_patches(
 
 
 def write_geojson(path: Path, collection: PatchCollection) -> Path:
+    """Write the patches block by block, so that memory does not grow with the slide."""
     with whole_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(collection.blocks())
     return path
@@ -260,6 +261,7 @@ class EvidenceList:
     measurements: Mapping[str, Real[np.ndarray, "k"]]
 
     def to_json(self) -> dict[str, Any]:
+        """The whole list as plain values."""
         columns = {
             name: round_numbers(values) for name, values in {**self._places(), **self.measurements}.items()
         }

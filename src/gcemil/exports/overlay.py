@@ -72,6 +72,7 @@ class Frame:
     scale: float
 
     def corners(self, coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        """Upper left corners of patches in pixels of the frame."""
         moved = (coords - np.array([self.left, self.top])) * self.scale
         return np.floor(moved + ROUNDING).astype(np.int64)
 
@@ -109,6 +110,7 @@ def draw_overlay(
 
 
 def write_overlay(path: Path, image: Image.Image) -> Path:
+    """Write the picture as PNG."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return write_bytes(path, buffer.getvalue())
@@ -149,6 +151,7 @@ def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbn
 
 
 def draw_background(frame: Frame, thumbnail: Thumbnail | None) -> Canvas:
+    """The thumbnail at the size of the frame, or white."""
     if thumbnail is None:
         return np.full((frame.height, frame.width, 3), 255, dtype=np.uint8)
     image = Image.fromarray(thumbnail.pixels).resize((frame.width, frame.height), Image.Resampling.LANCZOS)

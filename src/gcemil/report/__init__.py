@@ -1,1 +1,1 @@
-"""Records made visible: GeoJSON, overlays, certificates. Everything here reads plain arrays and needs no torch."""
+"""A run, a pair of runs or a grid as one self-contained HTML page with figures. Reads files and needs no torch."""

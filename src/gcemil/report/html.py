@@ -1,35 +1,31 @@
 """HTML as values: text is escaped unless it is Markup, and a page asks nothing of the network.
 
-  Markup        a string that is HTML already; only the functions of this module make it from text
-  element       one element; children that are plain strings are escaped, and so is every attribute
-  page          a whole document under a policy that allows its own styles and embedded pictures, and nothing else
+  Markup           a string that is HTML already (markupsafe); everything else is escaped where it is used
+  element          one element; children that are plain strings are escaped, and so is every attribute
+  render_table     a table of figures (gcemil.tables); render_rows a plain table of text
+  render_page      a whole document under a policy that allows its own styles and embedded pictures, and nothing else
 
-No template language and no script: what folds, folds by <details>, and what filters, filters by CSS.
+No template language and no script: <details> collapses, and CSS filters.
 """
 
 from __future__ import annotations
 
 import base64
-import html
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
 
-from gcemil.report.page_style import STYLE
+from markupsafe import Markup, escape
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-VOID = {"br", "hr", "img", "input", "meta"}
-LINK_SCHEMES = ("#",)
-"""A report links to itself only."""
-
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
+from gcemil.metrics import METRICS
+from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR, INK, LINE, MUTED
+from gcemil.tables import Cell, Column, Line, Table, best_cells, collect_remarks
 
 EMPTY = Markup("")
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+VOID_TAGS = {"br", "hr", "img", "input", "meta"}
 
 
 @dataclass(frozen=True)
@@ -41,78 +37,44 @@ class Section:
     body: Markup
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table; a number stands right, the best of its column is bold."""
-
-    content: str
-    is_number: bool = False
-    is_best: bool = False
-    note: str = ""
-    """Smaller, behind the content."""
-    is_name: bool = False
-    """Stays on one line."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a table."""
-
-    cells: tuple[Cell, ...]
-    kind: str = ""
-    """A CSS class, such as `own` for what the report is about."""
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    is_number: bool = True
-    meaning: str = ""
-    group: str = ""
-    """Neighbouring columns of one group share a heading."""
-
-
-@dataclass(frozen=True)
-class Table:
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
-    caption: str = ""
-    notes: tuple[str, ...] = field(default=())
-
-
-def escaped(text: str) -> Markup:
-    return text if isinstance(text, Markup) else Markup(html.escape(text, quote=True))
-
-
-def joined(parts: Iterable[str]) -> Markup:
-    return Markup("".join(escaped(part) for part in parts))
+def join_markup(parts: Iterable[str]) -> Markup:
+    """All parts behind one another; those that are plain text are escaped."""
+    return EMPTY.join(parts)
 
 
 def element(tag: str, *children: str, **attributes: str | None) -> Markup:
     """One element; `class_` is written class, an attribute that is None is left out."""
-    shown = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{html.escape(value, quote=True)}"'
+    # str() first: markup in an attribute is text, and its quotes would end the attribute.
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
-    if tag in VOID:
-        return Markup(f"<{tag}{shown}>")
-    return Markup(f"<{tag}{shown}>{joined(children)}</{tag}>")
+    if tag in VOID_TAGS:
+        return Markup(f"<{tag}{written}>")
+    return Markup(f"<{tag}{written}>{join_markup(children)}</{tag}>")
 
 
 def link(target: str, text: str, **attributes: str | None) -> Markup:
-    """To a place on the same page; anything else stays text."""
-    if not target.startswith(LINK_SCHEMES):
-        return escaped(text)
+    """A link to a place on the same page; to anything else it stays text."""
+    if not target.startswith("#"):
+        return escape(text)
     return element("a", text, href=target, **attributes)
 
 
 def paragraph(*children: str, kind: str | None = None) -> Markup:
+    """A paragraph; `kind` is its CSS class."""
     return element("p", *children, class_=kind)
 
 
 def command(text: str) -> Markup:
+    """Something to type into a terminal."""
     return element("code", text)
+
+
+def collapse(title: str, body: Markup) -> Markup:
+    """A part that opens when its title is clicked."""
+    return element("details", element("summary", title), body, class_="fold")
 
 
 def picture(
@@ -122,54 +84,6 @@ def picture(
     source = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     size = None if width is None else str(width)
     return element("img", src=source, alt=alt, width=size, class_=kind, loading="lazy")
-
-
-def table(value: Table) -> Markup:
-    """A table with its caption above and its notes below."""
-    groups = grouped_heading(value.columns)
-    heading = element(
-        "thead", *([groups] if groups else []), element("tr", *(map(heading_cell, value.columns)))
-    )
-    body = element("tbody", *(table_line(line) for line in value.lines))
-    caption = [element("caption", value.caption)] if value.caption else []
-    made = element("div", element("table", *caption, heading, body), class_="scroll")
-    notes = [paragraph(note, kind="note") for note in value.notes]
-    return joined([made, *notes])
-
-
-def grouped_heading(columns: Sequence[Column]) -> Markup:
-    """The line above the columns that names their groups; nothing where there are none."""
-    if not any(column.group for column in columns):
-        return EMPTY
-    cells: list[tuple[str, int]] = []
-    for column in columns:
-        if cells and cells[-1][0] == column.group and column.group:
-            cells[-1] = (column.group, cells[-1][1] + 1)
-        else:
-            cells.append((column.group, 1))
-    return element(
-        "tr",
-        *(
-            element("th", *([element("span", name)] if name else []), colspan=str(n), class_="group")
-            for name, n in cells
-        ),
-    )
-
-
-def heading_cell(column: Column) -> Markup:
-    kind = "number" if column.is_number else None
-    return element("th", column.title, class_=kind, title=column.meaning or None, scope="col")
-
-
-def table_line(line: Line) -> Markup:
-    return element("tr", *(table_cell(cell) for cell in line.cells), class_=line.kind or None)
-
-
-def table_cell(cell: Cell) -> Markup:
-    content = element("b", cell.content) if cell.is_best else escaped(cell.content)
-    note = [element("small", cell.note)] if cell.note else []
-    kind = "number" if cell.is_number else "name" if cell.is_name else None
-    return element("td", content, *note, class_=kind)
 
 
 def bar(share: float, *, kind: str = "", mark: float | None = None, words: str = "") -> Markup:
@@ -184,9 +98,50 @@ def bar(share: float, *, kind: str = "", mark: float | None = None, words: str =
     )
 
 
-def page(title: str, lead: Markup, sections: Sequence[Section]) -> str:
+def render_table(table: Table) -> Markup:
+    """A table of figures: title above, remarks below, the best figure of a column bold."""
+    best = best_cells(table)
+    heading = [
+        *(element("th", label, scope="col") for label in table.row_labels),
+        *(_render_column(column) for column in table.columns),
+    ]
+    lines = [
+        _render_line(line, {position for row, position in best if row == number})
+        for number, line in enumerate(table.lines)
+    ]
+    return _wrap_table(
+        table.title, [*_render_groups(table), element("tr", *heading)], lines, collect_remarks(table)
+    )
+
+
+def render_rows(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numeric: Container[str] = (),
+    muted: Container[int] = (),
+    caption: str = "",
+) -> Markup:
+    """A plain table of text or markup; columns in `numeric` stand right, rows in `muted` are grey."""
+    kinds = ["number" if heading in numeric else None for heading in headings]
+    heading = [
+        element("th", text, class_=kind, scope="col") for text, kind in zip(headings, kinds, strict=True)
+    ]
+    lines = [
+        element(
+            "tr",
+            *(element("td", text, class_=kind) for text, kind in zip(row, kinds, strict=True)),
+            class_="control" if number in muted else None,
+        )
+        for number, row in enumerate(rows)
+    ]
+    return _wrap_table(caption, [element("tr", *heading)], lines)
+
+
+def render_page(title: str, lead: Markup, sections: Sequence[Section]) -> str:
     """A document that opens from disk and never leaves it."""
-    contents = element("nav", element("ul", *(contents_line(one) for one in sections)), aria_label="Contents")
+    lines = (element("li", link(f"#{one.key}", one.title)) for one in sections)
+    contents = element("nav", element("ul", *lines), aria_label="Contents")
     body = [
         element("section", element("h2", one.title), one.body, id=one.key, aria_label=one.title)
         for one in sections
@@ -198,16 +153,68 @@ def page(title: str, lead: Markup, sections: Sequence[Section]) -> str:
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
-        element("style", Markup(STYLE)),
+        element("style", _read_style()),
     )
     main = element("main", lead, *body)
     return f"<!DOCTYPE html>\n{element('html', head, element('body', contents, main), lang='en')}\n"
 
 
-def contents_line(section: Section) -> Markup:
-    return element("li", link(f"#{section.key}", section.title))
-
-
-def encoded(document: str) -> bytes:
+def encode_page(document: str) -> bytes:
     """UTF-8; half a character, which a file name may hold, is written as a number."""
     return document.encode("utf-8", "xmlcharrefreplace")
+
+
+def _render_groups(table: Table) -> list[Markup]:
+    """The line above the columns that names their groups; none where there are no groups."""
+    if not any(column.group for column in table.columns):
+        return []
+    cells = [("", 1)] * len(table.row_labels)
+    for name, found in groupby(table.columns, key=lambda column: column.group):
+        count = len(list(found))
+        # Columns without a group share nothing, so each has a cell of its own.
+        cells += [(name, count)] if name else [("", 1)] * count
+    return [
+        element(
+            "tr",
+            *(
+                element("th", *([element("span", name)] if name else []), colspan=str(count), class_="group")
+                for name, count in cells
+            ),
+        )
+    ]
+
+
+def _render_column(column: Column) -> Markup:
+    meaning = METRICS[column.metric].meaning if column.metric in METRICS else None
+    title = f"{column.header}\u00a0{column.arrow}".strip()
+    return element("th", title, class_="number", title=meaning or None, scope="col")
+
+
+def _render_line(line: Line, best: Container[int]) -> Markup:
+    labels = (element("td", label, class_="name") for label in line.row_labels)
+    cells = (_render_cell(cell, position in best) for position, cell in enumerate(line.cells))
+    return element("tr", *labels, *cells, class_=line.role or None)
+
+
+def _render_cell(cell: Cell, is_best: bool) -> Markup:
+    """The figure, and its deviation smaller behind it."""
+    mean, _, deviation = cell.text.partition("±")
+    note = [element("small", f"± {deviation}")] if deviation else []
+    return element("td", element("b", mean) if is_best else mean, *note, class_="number")
+
+
+def _wrap_table(
+    caption: str, heading: Sequence[Markup], lines: Sequence[Markup], notes: Sequence[str] = ()
+) -> Markup:
+    title = [element("caption", caption)] if caption else []
+    made = element("table", *title, element("thead", *heading), element("tbody", *lines))
+    return join_markup(
+        [element("div", made, class_="scroll"), *(paragraph(note, kind="note") for note in notes)]
+    )
+
+
+def _read_style() -> Markup:
+    """The style sheet; its colours are those of the figures."""
+    colors = f"--ink:{INK};--muted:{MUTED};--line:{LINE};--accent:{EVIDENCE_COLOR};--held:{ATTENTION_COLOR}"
+    sheet = (resources.files("gcemil.resources") / "report.css").read_text(encoding="utf-8")
+    return Markup(f":root{{{colors};--wash:#f5f7f8;--paper:#fff}}\n{sheet}")

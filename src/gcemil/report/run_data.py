@@ -42,15 +42,18 @@ class FoldData:
 
     @cached_property
     def metrics(self) -> Record:
+        """Metrics of every mode, and details of the training."""
         found = read_metrics(self.folder)
         return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
 
     @cached_property
     def history(self) -> list[Record]:
+        """One record per epoch."""
         return read_history(self.folder)
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
+        """What diagnostics found, by their name."""
         return {
             path.stem: read_finding(path)
             for path in sorted(FoldFolder(self.folder).diagnostics.glob("*.json"))
@@ -58,6 +61,7 @@ class FoldData:
 
     @property
     def modes(self) -> list[str]:
+        """Ways to predict that the fold has, in the order of MODES."""
         return [mode for mode in MODES if mode in self.metrics]
 
     @property
@@ -80,6 +84,7 @@ class FoldData:
         return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
 
     def evidence_file(self, slide_id: str) -> Path:
+        """Where the evidence of a slide lies, if there is any."""
         return FoldFolder(self.folder).evidence(check_slide_id(slide_id, self.folder / "predictions.csv"))
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
@@ -98,15 +103,18 @@ class RunData:
 
     @property
     def settings(self) -> Record:
+        """The training settings, as they were saved."""
         found: Record = self.config["settings"]
         return found
 
     @property
     def host(self) -> str:
+        """The name of the host."""
         return str(self.settings["host"]["name"])
 
     @property
     def is_wrapped(self) -> bool:
+        """Whether the host was trained with evidence."""
         return self.settings.get("evidence") is not None
 
     @property
@@ -116,11 +124,13 @@ class RunData:
 
     @cached_property
     def environment(self) -> Record:
+        """Versions and machine, as the run recorded them; empty where it did not."""
         path = RunFolder(self.folder).environment
         return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
 
     @property
     def cohort(self) -> Path:
+        """Where the cohort lay in training."""
         return Path(self.config["cohort"])
 
     @cached_property
@@ -133,6 +143,7 @@ class RunData:
 
     @property
     def task(self) -> str:
+        """Classification or survival, told by the metrics."""
         return "survival" if "c_index" in self.folds[0].metrics["full"] else "classification"
 
     @property
@@ -143,6 +154,7 @@ class RunData:
 
     @property
     def task_metric(self) -> str:
+        """The metric that tables and figures lead with."""
         return "c_index" if self.task == "survival" else "macro_f1"
 
     def finding(self, name: str) -> Finding | None:
@@ -169,6 +181,14 @@ class RunData:
             for slide in fold.findings[name].slides
         ]
 
+    def own_slides(self, name: str) -> list[Record]:
+        """Those of the run's own rule under its own network; rivals and controls are left out."""
+        return [
+            slide
+            for slide in self.slides(name)
+            if (slide["rule"], slide["network"]) == (self.rule, "wrapped")
+        ]
+
     def values(self, mode: str, metric: str) -> dict[int, float]:
         """A task metric of one mode, fold by fold."""
         found = {fold.number: fold.metrics.get(mode, {}).get(metric) for fold in self.folds}
@@ -193,6 +213,7 @@ class RunData:
                 yield BagKey(fold.number, by_slides.get(slides, known), slides)
 
     def fold(self, number: int) -> FoldData:
+        """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, remove_leftovers, remove_leftovers_of, write_bytes
-from gcemil.report import slide_pages
-from gcemil.report.html import Section, encoded, page
+from gcemil.report.html import Section, encode_page, render_page
 from gcemil.report.run_data import Record, RunData, read_run_data
 from gcemil.report.sections import (
     controls,
-    cost,
     examples,
     failures,
     grid,
@@ -25,11 +23,12 @@ from gcemil.report.sections import (
     provenance,
     representations,
     robustness,
+    slides,
     snr,
     survival,
     truth,
 )
-from gcemil.report.sections.context import Album, Context
+from gcemil.report.sections.context import Context, FigureFolder
 from gcemil.runs.folder import RunFolder, check_cohort_if_there
 
 OnStep = Callable[[int, int], None]
@@ -39,42 +38,47 @@ def write_report(
     run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
-    if is_grid(run):
+    if _is_grid(run):
         if against is not None:
             raise RunError(
                 f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
             )
-        return write_bytes(out, encoded(grid.document(read_grid(run), run, Album(run / "figures"))))
+        return write_bytes(
+            out,
+            encode_page(grid.render_grid_page(_read_grid_summary(run), run, FigureFolder(run / "figures"))),
+        )
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
     if rival is not None:
-        check_pair(data, rival)
+        _check_pair(data, rival)
     check_cohort_if_there(run, data.cohort)
     remove_leftovers(run)
     remove_leftovers_of(out)
-    context = Context(data, rival, Album(run / "figures"), seed)
+    context = Context(data, rival, FigureFolder(run / "figures"), seed)
     title = f"Evidence report: {run.name or run}"
-    return write_bytes(out, encoded(page(title, headline.lead(context), sections_of(context, on_step))))
+    return write_bytes(
+        out, encode_page(render_page(title, headline.render_lead(context), render_sections(context, on_step)))
+    )
 
 
-def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section]:
+def render_sections(context: Context, on_step: OnStep | None = None) -> list[Section]:
     """Every section that has something to say, in the order of the page."""
-    views = examples.example_views(context.run) if context.run.is_wrapped else {}
+    views = examples.choose_examples(context.run) if context.run.is_wrapped else {}
     example = next(iter(views.values()), None)
     made: list[Callable[[], Section | None]] = [
-        lambda: snr.section(context),
-        lambda: prediction.section(context),
-        lambda: controls.section(context),
-        lambda: examples.section(context, views),
-        lambda: mechanism.section(context, example),
-        lambda: truth.section(context),
-        lambda: survival.section(context),
-        lambda: robustness.section(context),
-        lambda: representations.section(context),
-        lambda: failures.section(context, slide_pages.places(context)),
-        lambda: cost.section(context),
-        lambda: slide_pages.section(context),
-        lambda: provenance.section(context),
+        lambda: snr.render_section(context),
+        lambda: prediction.render_section(context),
+        lambda: controls.render_section(context),
+        lambda: examples.render_section(context, views),
+        lambda: mechanism.render_section(context, example),
+        lambda: truth.render_section(context),
+        lambda: survival.render_section(context),
+        lambda: robustness.render_section(context),
+        lambda: representations.render_section(context),
+        lambda: failures.render_section(context, slides.link_bags(context)),
+        lambda: robustness.render_cost_section(context),
+        lambda: slides.render_section(context),
+        lambda: provenance.render_section(context),
     ]
     found = []
     for done, make in enumerate(made, start=1):
@@ -85,12 +89,12 @@ def sections_of(context: Context, on_step: OnStep | None = None) -> list[Section
     return found
 
 
-def is_grid(folder: Path) -> bool:
+def _is_grid(folder: Path) -> bool:
     """A results folder keeps its grids and is no run itself."""
     return (folder / "grids").is_dir() and not RunFolder(folder).is_begun
 
 
-def read_grid(results: Path) -> Record:
+def _read_grid_summary(results: Path) -> Record:
     path = results / "summary.json"
     if not path.is_file():
         raise RunError(
@@ -99,7 +103,7 @@ def read_grid(results: Path) -> Record:
     return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
-def check_pair(run: RunData, against: RunData) -> None:
+def _check_pair(run: RunData, against: RunData) -> None:
     """Two runs are a pair when they were trained on the same bags."""
     ours, theirs = (one.config.get("cohort_fingerprint") for one in (run, against))
     if ours != theirs:

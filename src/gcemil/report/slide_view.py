@@ -1,28 +1,56 @@
-"""One slide as a map needs it: its evidence, where its patches lie, and what is known beside it.
+"""One slide of a run as pictures need it: its evidence, where its patches lie, and their colours as pixels.
 
-thumbnails/<slide>.jpg is what `gcemil patch` writes: the scanned part of the slide. slides/<slide>.* is a slide file beside the
-features, as drawn cohorts have it. Both are optional; without them a slide is its grid of patches.
+A cohort may keep thumbnails/<slide>.jpg, the scanned part of the slide as `gcemil patch` writes it, and slides/<slide>.*, the
+slide file itself. Both are optional; without them a picture shows the grid of patches.
+
+A slide of 50,000 patches is drawn as an image, never as 50,000 shapes, so that a figure stays small and crisp. The
+outline of the annotated patches is black inside a white halo: it shows on any colour and in print.
 """
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
+from PIL import Image
+from scipy import ndimage
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_truth
 from gcemil.bags.cohort import find_patch_size, find_slide_file
 from gcemil.errors import GcemilError
-from gcemil.exports.overlay import Canvas, Thumbnail, read_own_thumbnail
+from gcemil.exports.overlay import (
+    GREY,
+    OPACITY,
+    ROUNDING,
+    Canvas,
+    Frame,
+    PerPatch,
+    Thumbnail,
+    color_ramp,
+    draw_background,
+    paint_patches,
+    rank_shares,
+    read_own_thumbnail,
+)
 from gcemil.records import SlideEvidence
 from gcemil.report.run_data import BagKey, RunData
 from gcemil.slides.reader import open_slide, read_region
 
 PATCH_PIXELS = 96
+
+
+Corners = Int[np.ndarray, "n 2"]
+Colors = UInt8[np.ndarray, "n 3"]
+Mask = Bool[np.ndarray, "n"]
+MOST_TISSUE = 64
+"""Pixels of a patch over a thumbnail."""
+FIRST_SUBSETS = ((214, 39, 40), (31, 119, 180), (230, 160, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +88,7 @@ def _read_truth_of_patches(run: RunData, slide_id: str, n_patches: int) -> Bool[
     return read_truth(path, "evidence", n_patches).astype(bool)
 
 
-def cut_patches(
+def read_patch_pixels(
     cohort: Path, slide_id: str, coords: Int[np.ndarray, "n 2"], patches: Sequence[int], *, patch_size: int
 ) -> list[Canvas] | None:
     """These patches as pictures; None without a slide file that can be opened here."""
@@ -79,3 +107,124 @@ def cut_patches(
     except GcemilError:
         # A report is about the run; a slide that cannot be opened here only costs it a picture.
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class SlideFrame:
+    """Where the patches of one slide lie in a picture no larger than asked for."""
+
+    frame: Frame
+    corners: Corners
+    side: int
+    thumbnail: Thumbnail | None
+
+    @classmethod
+    def fit(
+        cls,
+        coords: Corners,
+        patch_size: int,
+        *,
+        largest: int,
+        thumbnail: Thumbnail | None = None,
+        most_per_patch: int = 14,
+    ) -> SlideFrame:
+        """The box around the patches; the thumbnail, where there is one, is cut to it."""
+        left, top = coords.min(axis=0).tolist()
+        extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
+        if thumbnail is not None:
+            # Tissue deserves all the pixels it has; flat squares do not.
+            most_per_patch = max(most_per_patch, min(MOST_TISSUE, round(patch_size / thumbnail.downsample)))
+        scale = min(largest / max(extent), most_per_patch / patch_size)
+        if scale * patch_size >= 1:
+            # Whole pixels per patch: all squares are then of one size.
+            scale = math.floor(scale * patch_size) / patch_size
+        width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
+        frame = Frame(left, top, width, height, scale)
+        side = max(1, math.ceil(patch_size * scale - ROUNDING))
+        return cls(frame, frame.corners(coords.astype(np.int64)), side, crop_thumbnail(thumbnail, frame))
+
+    def draw_background(self) -> Canvas:
+        """The thumbnail under the frame, or white."""
+        return draw_background(self.frame, self.thumbnail)
+
+    def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
+        """Squares in these colours; over a thumbnail they let it shine through."""
+        chosen = np.ones(len(colors), dtype=bool) if members is None else members
+        opacity = 1.0 if self.thumbnail is None else OPACITY
+        return paint_patches(
+            self.draw_background(),
+            self.corners[chosen],
+            colors[chosen],
+            importance[chosen],
+            self.side,
+            opacity=opacity,
+        )
+
+    def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
+        """The pixels of these patches."""
+        ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
+        colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
+        order = np.zeros(len(colors))
+        return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
+
+
+def crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
+    """The part of the thumbnail under the frame; white beyond its edge."""
+    if thumbnail is None:
+        return None
+    step = thumbnail.downsample
+    left, top = (
+        math.floor((edge - start) / step)
+        for edge, start in zip((frame.left, frame.top), thumbnail.origin, strict=True)
+    )
+    width = max(1, round(frame.width / frame.scale / step))
+    height = max(1, round(frame.height / frame.scale / step))
+    sheet = Image.new("RGB", (width, height), "white")
+    sheet.paste(Image.fromarray(thumbnail.pixels), (-left, -top))
+    return Thumbnail(np.array(sheet), step, (frame.left, frame.top))
+
+
+def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
+    """Every patch in the colour of its rank, the highest darkest."""
+    ranked = rank_shares(scores)
+    return place.paint(color_ramp(ranked), ranked)
+
+
+def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
+    """The selected patches; the others grey where there is no tissue to see."""
+    colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
+    return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
+
+
+def draw_subsets(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:
+    """Disjoint subsets, numbered from 1, each in its colour."""
+    colors = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)[np.clip(subsets, 0, len(FIRST_SUBSETS))]
+    return place.paint(colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0)
+
+
+def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:
+    """The canvas with a line around the true patches."""
+    if truth is None or not truth.any():
+        return canvas
+    inside = place.mask_patches(truth)
+    line = inside & ~ndimage.binary_erosion(inside)
+    halo = ndimage.binary_dilation(inside) & ~inside
+    result = canvas.copy()
+    result[halo] = (255, 255, 255)
+    result[line] = (0, 0, 0)
+    return result
+
+
+def encode_palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
+    """A small PNG; few colours are enough for a map and keep a hundred of them small."""
+    image = Image.fromarray(canvas).quantize(colors, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def encode_jpeg(canvas: Canvas) -> bytes:
+    """For tissue, whose many colours a palette would not make small."""
+    buffer = io.BytesIO()
+    Image.fromarray(canvas).save(buffer, format="JPEG", quality=72, optimize=True)
+    return buffer.getvalue()

@@ -57,6 +57,7 @@ class JsonAnswer(JSONResponse):
     """JSON that any number and any name can be part of: NaN becomes null, half a character its escape."""
 
     def render(self, content: Any) -> bytes:
+        """The content as ASCII bytes."""
         return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -68,6 +69,7 @@ class ViewerApi:
         self._network = ThreadPoolExecutor(1, thread_name_prefix="network")
 
     def routes(self) -> list[Route]:
+        """Every address of the viewer."""
         slide = "/api/slides/{slide}"
         return [
             Route("/", self.page),
@@ -75,7 +77,7 @@ class ViewerApi:
             Route("/static/{name:path}", self.static),
             Route("/api/slides", self.slides),
             Route("/api/agreement", self.agreement),
-            Route(slide, self.described),
+            Route(slide, self.slide),
             Route(f"{slide}/patches", self.patches),
             Route(f"{slide}/subsets", self.subsets),
             Route(f"{slide}/tiles/{{level}}/{{column}}_{{row}}", self.tile),
@@ -86,19 +88,23 @@ class ViewerApi:
         ]
 
     def page(self, request: Request) -> Response:
-        return Response(static_bytes("index.html"), media_type="text/html")
+        """The page itself."""
+        return Response(_read_static("index.html"), media_type="text/html")
 
     def static(self, request: Request) -> Response:
+        """A script or style of the page."""
         name = request.path_params["name"]
         if name not in STATIC:
             raise HTTPException(404, "There is no such file.")
-        return Response(static_bytes(name), media_type=STATIC[name])
+        return Response(_read_static(name), media_type=STATIC[name])
 
     def icon(self, request: Request) -> Response:
+        """What a browser asks for unasked."""
         # Asked for by browsers on the welcome page, which names no icon.
-        return Response(static_bytes("icon.svg"), media_type=STATIC["icon.svg"])
+        return Response(_read_static("icon.svg"), media_type=STATIC["icon.svg"])
 
     def slides(self, request: Request) -> Response:
+        """The test slides of the fold."""
         fold = self._session.fold
         return JsonAnswer(
             {
@@ -110,23 +116,29 @@ class ViewerApi:
             }
         )
 
-    async def described(self, request: Request) -> Response:
+    async def slide(self, request: Request) -> Response:
+        """Everything about one slide but its patches."""
         slide = await self._slide(request)
-        marked = await run_in_threadpool(reviews.described_marks, self._session, slide)
-        return JsonAnswer({**await self._ask_network(describe, slide), **marked})
+        marked = await run_in_threadpool(reviews.describe_marks, self._session, slide)
+        return JsonAnswer({**await self._ask_network(_describe_slide, slide), **marked})
 
     async def patches(self, request: Request) -> Response:
+        """Corners and layers of a slide as bytes."""
         slide = await self._slide(request)
         return Response(await self._ask_network(layers.patch_arrays, slide), media_type=BYTES)
 
     async def subsets(self, request: Request) -> Response:
+        """Disjoint sufficient subsets, one number per patch."""
         slide = await self._slide(request)
         groups = await self._ask_network(layers.subset_groups, slide)
         return Response(groups.tobytes(), media_type=BYTES)
 
     async def tile(self, request: Request) -> Response:
+        """One square of the slide's picture."""
         slide = await self._slide(request)
-        level, column, row = (tile_number(request.path_params[name]) for name in ("level", "column", "row"))
+        level, column, row = (
+            _read_tile_number(request.path_params[name]) for name in ("level", "column", "row")
+        )
         try:
             found = await run_in_threadpool(slide.tile, level, column, row)
         except UsageError as error:
@@ -134,18 +146,22 @@ class ViewerApi:
         return Response(found, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
 
     async def judge(self, request: Request) -> Response:
+        """The live prediction and the certificate of two sets."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
         selected, present = bench_api.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
         return JsonAnswer(await self._ask_network(bench_api.judge_set, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
+        """The set as JSON."""
         return await self._export(request, exports.export_evidence)
 
     async def geojson(self, request: Request) -> Response:
+        """The set as GeoJSON for QuPath."""
         return await self._export(request, exports.export_geojson)
 
     async def review(self, request: Request) -> Response:
+        """Save the marks of one slide."""
         slide, body = await self._slide(request), await read_body(request, JSON)
         try:
             given = parse_json(body.decode(), "The review")
@@ -155,6 +171,7 @@ class ViewerApi:
         return JsonAnswer(saved.to_json())
 
     async def agreement(self, request: Request) -> Response:
+        """How far reviewers and evidence agree."""
         return JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
 
     async def _export(
@@ -164,7 +181,7 @@ class ViewerApi:
         slide, body = await self._slide(request), await read_body(request, BYTES)
         (selected,) = bench_api.read_masks(body, n_patches=len(slide.bench), count=1)
         found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
-        return StreamingResponse(encoded_blocks(found), media_type=JSON)
+        return StreamingResponse(_encode_blocks(found), media_type=JSON)
 
     async def _slide(self, request: Request) -> OpenedSlide:
         slide_id = request.path_params["slide"]
@@ -181,7 +198,7 @@ class ViewerApi:
         return await asyncio.get_running_loop().run_in_executor(self._network, answer)
 
 
-def describe(slide: OpenedSlide) -> dict[str, Any]:
+def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
     """What the page must know of a slide before it asks for arrays."""
     frame, rows = slide.tiles.frame, slide.rows
     return {
@@ -196,14 +213,14 @@ def describe(slide: OpenedSlide) -> dict[str, Any]:
         "patch_size": slide.patch_size,
         "has_coords": slide.has_coords,
         "note": slide.note,
-        "layers": [layer.described() for layer in layers.slide_layers(slide)],
+        "layers": [layer.describe() for layer in layers.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
         "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
     }
 
 
-def encoded_blocks(found: EvidenceList | PatchCollection) -> Iterator[bytes]:
+def _encode_blocks(found: EvidenceList | PatchCollection) -> Iterator[bytes]:
     for block in found.blocks():
         # Half a character, which a prompt may hold, becomes the escape that JSON has for it.
         yield block.encode("utf-8", "backslashreplace")
@@ -216,38 +233,42 @@ async def read_body(request: Request, media_type: str) -> bytes:
     return await request.body()
 
 
-def tile_number(text: str) -> int:
+def _read_tile_number(text: str) -> int:
     """A level, column or row, which no slide has of more than nine digits."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise HTTPException(404, "A tile is named by three whole numbers.")
     return int(text)
 
 
-def viewer_app(
+def create_app(
     session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
 ) -> Guard:
     """The application behind its guard."""
-    handlers: dict[Any, Any] = {GcemilError: told, HTTPException: refused, ClientDisconnect: left}
+    handlers: dict[Any, Any] = {
+        GcemilError: _answer_error,
+        HTTPException: _answer_refusal,
+        ClientDisconnect: _answer_closed_page,
+    }
     app = Starlette(routes=ViewerApi(session).routes(), exception_handlers=handlers)
     # A path with one slash too many is another path.
     app.router.redirect_slashes = False
     return Guard(app, entry=entry, port=port, on_refused=on_refused)
 
 
-def static_bytes(name: str) -> bytes:
+def _read_static(name: str) -> bytes:
     return (resources.files("gcemil.viewer") / "static" / name).read_bytes()
 
 
-async def told(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     return JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def _answer_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return JsonAnswer({"error": str(error)}, 500)
     return JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
 
 
-async def left(request: Request, error: Exception) -> Response:
-    """A page that was closed while it asked; nobody reads this."""
+async def _answer_closed_page(request: Request, error: Exception) -> Response:
+    """A page that was closed while it asked; the answer is not read."""
     return Response(status_code=400)

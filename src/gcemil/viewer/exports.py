@@ -1,6 +1,6 @@
 """The set under test as files: evidence as JSON, and GeoJSON for QuPath.
 
-Nothing here asks the network, so a large file is written without keeping anybody from it.
+Nothing here asks the network, so writing a large file does not hold up other questions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
 
 
 def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> EvidenceList:
-    """The set in the layout of `gcemil explain`; a set nobody touched keeps the name of its rule."""
+    """The set in the layout of `gcemil explain`; an unchanged set keeps the name of its rule."""
     return _edit_export(slide, selected).to_list()
 
 

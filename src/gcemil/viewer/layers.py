@@ -37,7 +37,8 @@ class Layer:
     natural: tuple[float, float] | None = None
     """Ends of the scale; None where a score has none, so that its own extremes serve."""
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to draw it."""
         low, high = self.natural or (float(self.values.min()), float(self.values.max()))
         return {"key": self.key, "label": self.label, "kind": self.kind, "low": low, "high": high}
 
@@ -45,21 +46,27 @@ class Layer:
 def slide_layers(slide: OpenedSlide) -> list[Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-    layers = [Layer("attention", "attention score", "heat", plain(slide.full.scores.numpy()[rows]))]
+    layers = [Layer("attention", "attention score", "heat", _to_float32(slide.full.scores.numpy()[rows]))]
     if evidence is not None:
         layers += [
-            Layer("gate", "gate", "heat", plain(evidence.gates), share),
-            Layer("evidence_score", "evidence score", "heat", plain(evidence.evidence_scores)),
-            Layer("marginal_gain", "marginal gain", "heat", plain(evidence.marginal_gain)),
+            Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
+            Layer("evidence_score", "evidence score", "heat", _to_float32(evidence.evidence_scores)),
+            Layer("marginal_gain", "marginal gain", "heat", _to_float32(evidence.marginal_gain)),
         ]
         layers += [
-            Layer(f"anchor_{index}", f"anchor: {prompt}", "heat", plain(evidence.responses[:, index]), share)
+            Layer(
+                f"anchor_{index}",
+                f"anchor: {prompt}",
+                "heat",
+                _to_float32(evidence.responses[:, index]),
+                share,
+            )
             for index, prompt in enumerate(evidence.prompts)
         ]
-    layers.append(Layer("evidence", slide.rule, "set", plain(slide.chosen.numpy()[rows]), share))
+    layers.append(Layer("evidence", slide.rule, "set", _to_float32(slide.chosen.numpy()[rows]), share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(Layer("truth", "truth", "set", plain(truth.numpy()[rows]), share))
+        layers.append(Layer("truth", "truth", "set", _to_float32(truth.numpy()[rows]), share))
     return layers
 
 
@@ -85,5 +92,5 @@ def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     return groups[slide.rows]
 
 
-def plain(values: np.ndarray) -> Values:
+def _to_float32(values: np.ndarray) -> Values:
     return np.asarray(values, dtype=np.float32)

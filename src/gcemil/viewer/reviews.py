@@ -57,14 +57,17 @@ class Agreement:
 
     @property
     def n_marks(self) -> int:
+        """Marks in all."""
         return sum(vars(self).values())
 
     @property
     def agreement(self) -> float | None:
+        """Share of marks that agree with the evidence; None without marks."""
         return (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
 
     @property
     def kappa(self) -> float | None:
+        """Cohen's kappa of marks and evidence; None where either has one kind only, which leaves nothing to agree on."""
         if self.agreement is None:
             return None
         accepted = (self.accepted_evidence + self.accepted_others) / self.n_marks
@@ -75,13 +78,14 @@ class Agreement:
         return (self.agreement - chance) / (1 - chance)
 
     def to_json(self) -> dict[str, Any]:
+        """Counts and agreement as plain values."""
         return {**asdict(self), "n_marks": self.n_marks, "agreement": self.agreement, "kappa": self.kappa}
 
 
 def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agreement:
     """Write the marks of one slide; patches count from the slide's first row."""
     n_patches = len(slide.coords)
-    accepted, rejected = (_patches(given, name, n_patches) for name in ("accepted", "rejected"))
+    accepted, rejected = (_read_patches(given, name, n_patches) for name in ("accepted", "rejected"))
     if both := set(accepted) & set(rejected):
         raise UsageError(f"Patch {min(both)} is accepted and rejected. Mark it once.")
     evidence = slide.chosen.numpy()[slide.rows]
@@ -100,17 +104,18 @@ def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agree
     # Marks that cannot be read may be somebody's work.
     read_marks(session, slide.slide_id, n_patches=n_patches)
     write_json(review_file(session, slide.slide_id), review)
-    return counted(marks)
+    return count_marks(marks)
 
 
 def review_file(session: ViewerSession, slide_id: str) -> Path:
+    """Where the marks of a slide are saved."""
     return inside(inside(session.folder, "reviews"), f"{slide_id}.json")
 
 
 def read_marks(
     session: ViewerSession, slide_id: str, *, n_patches: int | None = None
 ) -> list[dict[str, Any]]:
-    """The marks of one slide, of as many patches as it has; none where nobody reviewed it."""
+    """The marks of one slide, of as many patches as it has; none where it was not reviewed."""
     path = review_file(session, slide_id)
     if not _is_there(path):
         return []
@@ -123,7 +128,7 @@ def read_marks(
     return [asdict(mark) for mark in review.marks]
 
 
-def described_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]:
+def describe_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]:
     """The marks to be drawn, or why there are none."""
     try:
         return {
@@ -140,7 +145,7 @@ def agreements(session: ViewerSession) -> dict[str, Any]:
     problems: list[str] = []
     for slide_id in session.specs:
         try:
-            found[slide_id] = counted(read_marks(session, slide_id))
+            found[slide_id] = count_marks(read_marks(session, slide_id))
         except GcemilError as error:
             problems.append(str(error))
     reviewed = {slide_id: one for slide_id, one in found.items() if one.n_marks}
@@ -151,7 +156,8 @@ def agreements(session: ViewerSession) -> dict[str, Any]:
     }
 
 
-def counted(marks: Sequence[dict[str, Any]]) -> Agreement:
+def count_marks(marks: Sequence[dict[str, Any]]) -> Agreement:
+    """How many marks accept and reject evidence and other patches."""
     pairs = [(entry["mark"], bool(entry["in_evidence"])) for entry in marks]
     return Agreement(
         accepted_evidence=pairs.count((ACCEPT, True)),
@@ -169,7 +175,7 @@ def _is_there(path: Path) -> bool:
         return False  # A name too long to exist.
 
 
-def _patches(given: Any, name: str, n_patches: int) -> list[int]:
+def _read_patches(given: Any, name: str, n_patches: int) -> list[int]:
     patches = given.get(name) if isinstance(given, dict) else None
     if not isinstance(patches, list) or not all(type(one) is int and 0 <= one < n_patches for one in patches):
         raise UsageError(f"'{name}' of a review is a list of patches from 0 to {n_patches - 1}.")

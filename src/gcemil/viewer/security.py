@@ -71,6 +71,7 @@ class Entry:
         self._codes: dict[str, float] = {}
 
     def new_code(self) -> str:
+        """A fresh code for the address, good for CODE_SECONDS."""
         code = secrets.token_urlsafe(16)
         self._codes[code] = self._now() + CODE_SECONDS
         return code
@@ -89,6 +90,7 @@ class Entry:
         return None
 
     def is_session(self, given: str) -> bool:
+        """Whether a cookie is that of this session."""
         return hmac.compare_digest(given.encode(), self._session.encode())
 
 
@@ -113,22 +115,22 @@ class Guard:
         if scope["type"] != "http":
             return  # No web sockets here.
         guarded = _with_headers(send)
-        refusal = self._refusal(scope)
+        refusal = self._find_refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, guarded)
             return
-        await self.app(scope, _limited(receive), guarded)
+        await self.app(scope, _limit_body(receive), guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _find_refusal(self, scope: Scope) -> Response | None:
         """The answer to a request that is not let through."""
         headers, method = Headers(scope=scope), str(scope["method"])
         if headers.getlist("host") != [host := headers.get("host", "")] or host not in self._hosts:
-            return _denied("The viewer answers only to the address it printed.")
+            return _deny("The viewer answers only to the address it printed.")
         if method not in METHODS:
             return PlainTextResponse(f"The viewer knows no {method}.", 405)
         origins = headers.getlist("origin")
         if not self._origins.issuperset(origins) or (not origins and method not in READING):
-            return _denied("The request comes from another page.")
+            return _deny("The request comes from another page.")
         length = headers.get("content-length", "0")
         # Python does not read numbers of thousands of digits.
         if not length.isdecimal() or len(length) > 20 or int(length) > MAX_BODY:
@@ -138,7 +140,7 @@ class Guard:
     def _unauthorised(self, scope: Scope, headers: Headers) -> Response | None:
         is_known = self._entry.is_session(_cookie(headers, self._cookie))
         if scope["path"] != "/" or scope["method"] != "GET":
-            return None if is_known else _denied("Open the address that 'gcemil view' printed.")
+            return None if is_known else _deny("Open the address that 'gcemil view' printed.")
         given = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
         session = self._entry.exchange(given)
         if session is not None:
@@ -148,7 +150,7 @@ class Guard:
         if is_known:
             return HTMLResponse(WELCOME) if given else None
         self._on_refused()
-        return _denied(
+        return _deny(
             "An address of 'gcemil view' is good once and for a few minutes. Its terminal shows a new one."
         )
 
@@ -174,11 +176,11 @@ def _cookie(headers: Headers, name: str) -> str:
     return "" if found is None else found.value
 
 
-def _limited(receive: Receive) -> Receive:
+def _limit_body(receive: Receive) -> Receive:
     """The same body, cut off with an error once it is too long or too late; a length that was promised proves nothing."""
     received, is_whole, end = 0, False, time.monotonic() + BODY_SECONDS
 
-    async def counted() -> Message:
+    async def receive_counted() -> Message:
         nonlocal received, is_whole
         if is_whole:
             # Whoever asks now waits for the client to leave, which may take as long as it likes.
@@ -193,7 +195,7 @@ def _limited(receive: Receive) -> Receive:
         is_whole = not message.get("more_body", False)
         return message
 
-    return counted
+    return receive_counted
 
 
 def _with_headers(send: Send) -> Send:
@@ -205,5 +207,5 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-def _denied(why: str) -> Response:
+def _deny(why: str) -> Response:
     return PlainTextResponse(why, 403)

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gcemil.errors import UsageError
-from gcemil.viewer.app import viewer_app
+from gcemil.viewer.app import create_app
 from gcemil.viewer.security import LOOPBACK, Entry
 from gcemil.viewer.session import ViewerSession
 
@@ -37,20 +37,20 @@ def serve(
     entry, port = Entry(), int(listener.getsockname()[1])
 
     def show_address() -> None:
-        # One that waits to be used was shown already, and nobody can make us show more of them.
+        # One that waits to be used was shown already, and no stranger can make us show more of them.
         if not entry.has_code():
             on_address(f"http://{LOOPBACK}:{port}/?code={entry.new_code()}")
 
     show_address()
     try:
-        viewer_server(session, entry=entry, port=port, on_refused=show_address).run(sockets=[listener])
+        create_server(session, entry=entry, port=port, on_refused=show_address).run(sockets=[listener])
     except KeyboardInterrupt:
         pass  # This is how a viewer ends.
     finally:
         session.close()
 
 
-def listening(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
     """A loopback socket; a browser that is faster than the server waits in its queue instead of being refused."""
     remedy = f"give --port a number from {FIRST_PORT} to {LAST_PORT}, or leave it out for any free port."
     if port != 0 and not FIRST_PORT <= port <= LAST_PORT:
@@ -70,13 +70,13 @@ def listening(port: int) -> socket.socket:
     return listener
 
 
-def viewer_server(
+def create_server(
     session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
 ) -> uvicorn.Server:
     """The application under uvicorn, which by itself waits for ever and believes a proxy's headers."""
     # No access log: it would hold the codes.
     config = uvicorn.Config(
-        viewer_app(session, entry=entry, port=port, on_refused=on_refused),
+        create_app(session, entry=entry, port=port, on_refused=on_refused),
         http=ImpatientProtocol,
         log_level="warning",
         access_log=False,
@@ -94,11 +94,13 @@ class ImpatientProtocol(H11Protocol):
     """HTTP with an end to waiting for a request's head, and for a client to take its answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock for the head of the first request."""
         super().connection_made(transport)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._start("head", HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        """A complete head stops the clock; the next request starts it once."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop("head")
@@ -107,14 +109,17 @@ class ImpatientProtocol(H11Protocol):
             self._start("head", HEAD_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
+        """The client reads too slowly; watch it."""
         super().pause_writing()
         self._start("reader", READ_SECONDS, self._drop_idle_reader, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
+        """The client reads again."""
         super().resume_writing()
         self._stop("reader")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
         super().connection_lost(exc)
         self._stop("head")
         self._stop("reader")

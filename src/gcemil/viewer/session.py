@@ -66,6 +66,7 @@ class OpenedSlide:
 
     @property
     def rule(self) -> str:
+        """What chose the patches."""
         return EVIDENCE_RULE if self.evidence is not None else "attention top-k"
 
     @cached_property
@@ -89,6 +90,7 @@ class OpenedSlide:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
+        """Fingerprints of network and features."""
         return hash_inputs(self.fold, self.slide_id)
 
 
@@ -119,6 +121,7 @@ class ViewerSession:
 
     @property
     def folder(self) -> Path:
+        """The folder of the fold."""
         return RunFolder(self.fold.run).fold(self.fold.fold).path
 
     def slide(self, slide_id: str) -> OpenedSlide:
@@ -150,16 +153,17 @@ class ViewerSession:
         closed = []
         with self._shelf:
             while self._opened and (
-                len(self._opened) >= OPEN_SLIDES or self._n_held() + n_patches > OPEN_PATCHES
+                len(self._opened) >= OPEN_SLIDES or self._count_patches() + n_patches > OPEN_PATCHES
             ):
                 closed.append(self._opened.popitem(last=False)[1])
         for slide in closed:
             slide.tiles.close()
 
-    def _n_held(self) -> int:
+    def _count_patches(self) -> int:
         return sum(len(one.bench) for one in self._opened.values())
 
     def close(self) -> None:
+        """Close every slide."""
         with self.lock, self._shelf:
             while self._opened:
                 self._opened.popitem()[1].tiles.close()

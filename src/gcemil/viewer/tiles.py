@@ -47,6 +47,7 @@ class Frame:
 
     @property
     def max_level(self) -> int:
+        """The level at which one pixel is one pixel of level 0."""
         return max(0, math.ceil(math.log2(max(self.width, self.height))))
 
     def scale(self, level: int) -> int:
@@ -105,6 +106,7 @@ class SlideTiles:
         self.min_level = max(0, self.frame.max_level - int(math.log2(largest)))
 
     def tile(self, level: int, column: int, row: int) -> bytes:
+        """One square as image bytes."""
         if level < self.min_level:
             raise UsageError(f"Level {level} of this slide is not served; the first is {self.min_level}.")
         left, top, right, bottom = self.frame.box(level, column, row)
@@ -120,9 +122,10 @@ class SlideTiles:
                 height=(bottom - top) * scale,
                 size=(right - left, bottom - top),
             )
-        return _encoded(pixels, "JPEG")
+        return _encode_tile(pixels, "JPEG")
 
     def close(self) -> None:
+        """Let the slide file go."""
         with self._reading:
             self._is_closed = True
             self._open.close()
@@ -141,6 +144,7 @@ class GridTiles:
         self._corners = coords - low
 
     def tile(self, level: int, column: int, row: int) -> bytes:
+        """One square as image bytes."""
         left, top, right, bottom = self.frame.box(level, column, row)
         scale = self.frame.scale(level)
         corners = self._corners / scale - (left, top)
@@ -148,7 +152,7 @@ class GridTiles:
         seen = ((corners > -side) & (corners < (right - left, bottom - top))).all(axis=1)
         image = Image.new("RGB", (right - left, bottom - top), GLASS)
         draw = _draw_points if side < SMALLEST_SQUARE else _draw_squares
-        return _encoded(draw(image, corners[seen], self._colors[seen], side), "PNG")
+        return _encode_tile(draw(image, corners[seen], self._colors[seen], side), "PNG")
 
     def close(self) -> None:
         """There is no file."""
@@ -203,7 +207,7 @@ def _draw_squares(image: Image.Image, corners: Places, colors: Colors, side: flo
     return np.asarray(image)
 
 
-def _encoded(pixels: Pixels, form: str) -> bytes:
+def _encode_tile(pixels: Pixels, form: str) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(
         buffer, form, **({"quality": 85} if form == "JPEG" else {"compress_level": 1})

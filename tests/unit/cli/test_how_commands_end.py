@@ -27,7 +27,7 @@ def ending(monkeypatch, capsys):
         def fail():
             raise error
 
-        monkeypatch.setattr(doctor, "_core", fail)
+        monkeypatch.setattr(doctor, "_check_core", fail)
         monkeypatch.setattr(sys, "argv", ["gcemil", *(arguments or ("doctor",))])
         with pytest.raises(SystemExit) as left:
             main.main()

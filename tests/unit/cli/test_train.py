@@ -2,13 +2,13 @@
 
 import pytest
 
-from gcemil.cli.train import resolved_settings
+from gcemil.cli.options import resolve_settings
 from gcemil.config import TrainSettings
 from gcemil.errors import UsageError
 
 
 def resolved(*, config=None, host="abmil", gce=True, preset="common", epochs=None, overrides=()):
-    return resolved_settings(config, host, gce, "default", preset, epochs, None, list(overrides))
+    return resolve_settings(config, host, gce, "default", preset, epochs, None, list(overrides))
 
 
 def test_without_options_the_common_recipe_is_trained():

@@ -15,7 +15,7 @@ from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
 from gcemil.recovery.rules import ranking, top_k
 from gcemil.recovery.sufficiency import GrowthEnd
-from gcemil.report.sections.robustness import main_rows, sorted_rows
+from gcemil.report.sections.robustness import choose_main_rows, sort_rows
 from planted_folds import planted_fold
 from run_builders import TrainedRuns
 
@@ -225,9 +225,9 @@ def test_the_report_shows_the_walk_first_and_one_comparison():
         Row({"rule": rule, "network": "wrapped", "budget": "adaptive", "comparison": comparison}, {})
         for rule, comparison in keys
     ]
-    ordered = sorted_rows(Finding("adaptive", tuple(made)))
+    ordered = sort_rows(Finding("adaptive", tuple(made)))
     assert ordered == [made[1], made[0], made[2]]
-    assert main_rows(None, "adaptive", ordered) == [made[1], made[0]]
+    assert choose_main_rows(None, "adaptive", ordered) == [made[1], made[0]]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gcemil.cli.anchors import frozen_fit
+from gcemil.cli.anchors import make_bridge_fit
 from gcemil.errors import InputError
 from gcemil.features.pairs import judge_bridge
 
@@ -46,12 +46,12 @@ def test_a_constant_answer_in_a_narrow_cone_is_seen_through():
 
 
 def test_the_bridge_of_training_finds_the_map_and_does_not_find_one_in_noise():
-    good = judge_bridge(*pairs(noise=0.1), ANCHORS, frozen_fit(3, 0.01))
+    good = judge_bridge(*pairs(noise=0.1), ANCHORS, make_bridge_fit(3, 0.01))
     assert good.centred_cosine > 0.95
     assert good.mean_response_correlation > 0.95
     features, _ = pairs()
     _, unrelated = pairs(seed=1)
-    bad = judge_bridge(features, unrelated, ANCHORS, frozen_fit(3, 0.01))
+    bad = judge_bridge(features, unrelated, ANCHORS, make_bridge_fit(3, 0.01))
     assert abs(bad.centred_cosine) < 0.3
     assert not bad.aligned
 
@@ -66,7 +66,7 @@ def test_an_anchor_to_which_all_respond_alike_has_no_correlation():
     features, targets = pairs()
     flat = np.column_stack([targets, np.zeros(len(targets), np.float32)])
     anchors = np.eye(4, dtype=np.float32)
-    report = judge_bridge(features, flat, anchors, frozen_fit(3, 0.01))
+    report = judge_bridge(features, flat, anchors, make_bridge_fit(3, 0.01))
     assert np.isnan(report.response_correlation[3])
     assert report.mean_response_correlation > 0.95
 

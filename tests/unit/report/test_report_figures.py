@@ -11,33 +11,48 @@ from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import read_own_thumbnail
-from gcemil.report.figures.anchors import anchor_coverage
-from gcemil.report.figures.evidence_patches import anchor_letters, contact_sheet, top_patches
-from gcemil.report.figures.gates import gate_histograms
-from gcemil.report.figures.hosts import HostGain, fold_pairs, relative_performance
-from gcemil.report.figures.mechanism import coverage_path, mechanism_panels, subset_coverage
-from gcemil.report.figures.rasters import (
-    SlideFrame,
-    attention_picture,
-    evidence_picture,
-    outlined,
-    palette_png,
-    subset_picture,
-)
-from gcemil.report.figures.representations import embedded, slide_representations
-from gcemil.report.figures.rules import (
+from gcemil.report.sections.controls import (
     RuleBar,
     RuleCurve,
-    SlidePanel,
-    keep_and_remove,
-    same_budget_bars,
-    slides_by_rule,
+    draw_keep_and_remove,
+    draw_same_budget,
 )
-from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
-from gcemil.report.figures.style import png_bytes, settled, shortened, svg_bytes
-from gcemil.report.figures.survival import RiskGroups, higher_half, kaplan_meier, log_rank, risk_group_curves
-from gcemil.report.palette import PALETTE, readable_name
-from gcemil.report.slide_view import cut_patches
+from gcemil.report.sections.examples import (
+    draw_attention_and_evidence,
+    draw_contact_sheet,
+    draw_disjoint_subsets,
+    list_anchor_letters,
+    number_subsets,
+    rank_evidence_patches,
+)
+from gcemil.report.sections.grid import HostGain, draw_relative_performance
+from gcemil.report.sections.mechanism import (
+    accumulate_coverage,
+    draw_anchor_coverage,
+    draw_gate_histograms,
+    draw_mechanism,
+    measure_coverage,
+)
+from gcemil.report.sections.prediction import draw_fold_pairs
+from gcemil.report.sections.representations import draw_representations, embed_slides
+from gcemil.report.sections.snr import SlidePanel, draw_slides_by_rule
+from gcemil.report.sections.survival import (
+    RiskGroups,
+    draw_risk_groups,
+    estimate_survival,
+    log_rank_p,
+    split_at_median,
+)
+from gcemil.report.slide_view import (
+    SlideFrame,
+    draw_attention,
+    draw_evidence,
+    draw_subsets,
+    encode_palette_png,
+    outline_truth,
+    read_patch_pixels,
+)
+from gcemil.report.style import PALETTE, encode_png, encode_svg, fix_layout, readable_name, shorten_label
 from gcemil.rules import find_rule, order_rules
 from report_builders import toy_evidence
 
@@ -90,21 +105,21 @@ def test_ours_comes_first_and_the_controls_last():
 
 
 def test_kaplan_meier_of_four_cases_is_the_product_over_events():
-    curve = kaplan_meier(np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True]))
+    curve = estimate_survival(np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True]))
     assert curve.times.tolist() == [0, 1, 3, 4, 4]
     assert curve.survival.tolist() == pytest.approx([1, 0.75, 0.375, 0, 0])
     assert curve.censored.tolist() == [2]
 
 
 def test_nobody_falls_when_all_are_censored():
-    curve = kaplan_meier(np.array([2.0, 5.0]), np.array([False, False]))
+    curve = estimate_survival(np.array([2.0, 5.0]), np.array([False, False]))
     assert curve.survival.tolist() == pytest.approx([1, 1])
     assert curve.times.tolist() == [0, 5]
 
 
 def test_a_curve_without_cases_is_refused():
     with pytest.raises(UsageError, match="at least one case"):
-        kaplan_meier(np.empty(0), np.empty(0, dtype=bool))
+        estimate_survival(np.empty(0), np.empty(0, dtype=bool))
 
 
 def test_log_rank_agrees_with_lifelines():
@@ -114,48 +129,48 @@ def test_log_rank_agrees_with_lifelines():
     times = np.round(draws.exponential(np.where(high, 2.0, 5.0)), 1) + 0.1
     events = draws.random(40) < 0.7
     theirs = statistics.logrank_test(times[high], times[~high], events[high], events[~high]).p_value
-    assert log_rank(RiskGroups(times, events, high)) == pytest.approx(theirs, rel=1e-6)
+    assert log_rank_p(RiskGroups(times, events, high)) == pytest.approx(theirs, rel=1e-6)
 
 
 @pytest.mark.parametrize("high", [[True, True], [False, False]])
 def test_one_group_alone_has_no_log_rank(high):
-    assert log_rank(RiskGroups(np.array([1.0, 2.0]), np.array([True, True]), np.array(high))) is None
+    assert log_rank_p(RiskGroups(np.array([1.0, 2.0]), np.array([True, True]), np.array(high))) is None
 
 
 def test_no_event_means_no_log_rank():
     groups = RiskGroups(np.array([1.0, 2.0]), np.array([False, False]), np.array([True, False]))
-    assert log_rank(groups) is None
-    assert "not defined" in texts(risk_group_curves({"All": groups}))
+    assert log_rank_p(groups) is None
+    assert "not defined" in texts(draw_risk_groups({"All": groups}))
 
 
 def test_every_fold_is_split_at_its_own_median():
     risks = np.array([1.0, 2.0, 3.0, 100.0, 200.0, 300.0])
-    assert higher_half(risks, np.array([0, 0, 0, 1, 1, 1])).tolist() == [False, False, True] * 2
+    assert split_at_median(risks, np.array([0, 0, 0, 1, 1, 1])).tolist() == [False, False, True] * 2
 
 
 # --- maps -----------------------------------------------------------------------------------------------------------
 
 
 def frame(n_patches: int = 4, width: int = 2, largest: int = 20) -> SlideFrame:
-    return SlideFrame.of(grid_coords(n_patches, width=width), PATCH, largest=largest)
+    return SlideFrame.fit(grid_coords(n_patches, width=width), PATCH, largest=largest)
 
 
 def test_selected_patches_are_red_and_the_others_grey():
-    canvas = evidence_picture(frame(), np.array([True, False, False, False]), RED)
+    canvas = draw_evidence(frame(), np.array([True, False, False, False]), RED)
     assert canvas.shape == (20, 20, 3)
     assert {tuple(pixel) for pixel in canvas[:10, :10].reshape(-1, 3).tolist()} == {RED}
     assert {tuple(pixel) for pixel in canvas[10:].reshape(-1, 3).tolist()} == {GREY}
 
 
 def test_the_highest_attention_is_the_darkest():
-    canvas = attention_picture(frame(), np.array([3.0, 1.0, 0.0, 2.0])).astype(int).sum(axis=2)
+    canvas = draw_attention(frame(), np.array([3.0, 1.0, 0.0, 2.0])).astype(int).sum(axis=2)
     tiles = [canvas[5, 5], canvas[5, 15], canvas[15, 5], canvas[15, 15]]
     assert np.argsort(tiles).tolist() == [0, 3, 1, 2]
 
 
 def test_the_outline_runs_inside_the_true_patches_with_a_halo_outside():
     canvas = np.full((20, 20, 3), 100, dtype=np.uint8)
-    drawn = outlined(canvas, frame(), np.array([True, False, False, False]))
+    drawn = outline_truth(canvas, frame(), np.array([True, False, False, False]))
     assert drawn[0, 0].tolist() == drawn[9, 5].tolist() == [0, 0, 0]
     assert drawn[10, 5].tolist() == [255, 255, 255]
     assert drawn[5, 5].tolist() == drawn[15, 15].tolist() == [100, 100, 100]
@@ -164,33 +179,33 @@ def test_the_outline_runs_inside_the_true_patches_with_a_halo_outside():
 @pytest.mark.parametrize("truth", [None, np.zeros(4, dtype=bool)])
 def test_without_true_patches_there_is_no_outline(truth):
     canvas = np.full((20, 20, 3), 100, dtype=np.uint8)
-    assert outlined(canvas, frame(), truth) is canvas
+    assert outline_truth(canvas, frame(), truth) is canvas
 
 
 def test_disjoint_subsets_have_a_colour_each():
-    canvas = subset_picture(frame(), np.array([1, 2, 3, 0]))
+    canvas = draw_subsets(frame(), np.array([1, 2, 3, 0]))
     assert len({tuple(canvas[y, x]) for y in (5, 15) for x in (5, 15)}) == 4
 
 
 def test_a_single_patch_is_a_picture():
-    assert frame(1, 1).canvas().shape == (14, 14, 3)
+    assert frame(1, 1).draw_background().shape == (14, 14, 3)
 
 
 def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():
     side = 224
     coords = grid_coords(side * side, width=side)
-    place = SlideFrame.of(coords, PATCH, largest=280)
+    place = SlideFrame.fit(coords, PATCH, largest=280)
     assert place.side == 1
     scores = np.random.default_rng(0).normal(size=len(coords))
-    data = palette_png(attention_picture(place, scores), colors=32)
+    data = encode_palette_png(draw_attention(place, scores), colors=32)
     assert np.asarray(Image.open(io.BytesIO(data))).shape == (side, side)
     assert len(data) < 60_000
 
 
 def test_subsets_are_consecutive_runs_of_a_ranking():
-    assert numbered_subsets([3, 1, 0, 2], size=1, count=2).tolist() == [0, 2, 0, 1]
-    assert numbered_subsets([0, 1, 2], size=2, count=3).tolist() == [1, 1, 2]
-    assert numbered_subsets([0, 1, 2], size=2, count=0).tolist() == [0, 0, 0]
+    assert number_subsets([3, 1, 0, 2], size=1, count=2).tolist() == [0, 2, 0, 1]
+    assert number_subsets([0, 1, 2], size=2, count=3).tolist() == [1, 1, 2]
+    assert number_subsets([0, 1, 2], size=2, count=0).tolist() == [0, 0, 0]
 
 
 # --- pixels ---------------------------------------------------------------------------------------------------------
@@ -210,8 +225,8 @@ def test_a_thumbnail_lies_under_the_patches_at_its_scale(tmp_path):
     thumbnail = read_own_thumbnail(cohort_with_thumbnail(tmp_path), "s0")
     assert thumbnail is not None
     assert thumbnail.downsample == 100
-    place = SlideFrame.of(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
-    canvas = evidence_picture(place, np.array([False, False]), RED)
+    place = SlideFrame.fit(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
+    canvas = draw_evidence(place, np.array([False, False]), RED)
     assert np.abs(canvas[0, 0].astype(int) - RED).max() < 8, "tissue shows where nothing is selected"
 
 
@@ -229,15 +244,15 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
     assert thumbnail is not None
     assert (thumbnail.downsample, thumbnail.origin) == (50, (1000, 500))
     # The first patch lies beside the scanned part, the second inside it.
-    place = SlideFrame.of(np.array([[900, 500], [1000, 500]]), 100, largest=40, thumbnail=thumbnail)
-    canvas = evidence_picture(place, np.array([False, False]), RED)
+    place = SlideFrame.fit(np.array([[900, 500], [1000, 500]]), 100, largest=40, thumbnail=thumbnail)
+    canvas = draw_evidence(place, np.array([False, False]), RED)
     assert canvas[0, 0].min() > 200, "white but for the softness of resampling"
     assert np.abs(canvas[0, -1].astype(int) - RED).max() < 16
 
 
 def test_a_slide_without_a_picture_has_none(tmp_path):
     assert read_own_thumbnail(tmp_path, "s0") is None
-    assert cut_patches(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
+    assert read_patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
 
 
 def test_patches_are_cut_from_the_slide_file(tmp_path):
@@ -248,7 +263,7 @@ def test_patches_are_cut_from_the_slide_file(tmp_path):
     image[:512, 512:] = (200, 30, 30)
     (tmp_path / "slides").mkdir()
     write_slide_file(tmp_path / "slides" / "s0.tif", image)
-    pixels = cut_patches(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
+    pixels = read_patch_pixels(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
     assert pixels is not None
     red, white = (one[48, 48].astype(int) for one in pixels)
     assert np.abs(red - (200, 30, 30)).max() < 12
@@ -260,20 +275,20 @@ def test_patches_are_cut_from_the_slide_file(tmp_path):
 
 def test_the_strongest_selected_patch_comes_first():
     evidence = toy_evidence(selected=(1, 4, 6))
-    assert top_patches(evidence).tolist() == [1, 4, 6]
-    assert top_patches(evidence, most=2).tolist() == [1, 4]
+    assert rank_evidence_patches(evidence).tolist() == [1, 4, 6]
+    assert rank_evidence_patches(evidence, most=2).tolist() == [1, 4]
 
 
 def test_anchors_are_lettered_and_then_numbered():
-    assert anchor_letters(28)[:2] == ["A", "B"]
-    assert anchor_letters(28)[25:] == ["Z", "26", "27"]
+    assert list_anchor_letters(28)[:2] == ["A", "B"]
+    assert list_anchor_letters(28)[25:] == ["Z", "26", "27"]
 
 
 def test_coverage_of_two_halves_is_three_quarters():
     responses = np.array([[0.5, 0.0], [0.5, 1.0], [0.9, 0.0]], dtype=np.float32)
-    assert subset_coverage(responses, np.array([True, True, False])) == pytest.approx([0.75, 1.0])
-    assert subset_coverage(responses, np.zeros(3, dtype=bool)).tolist() == pytest.approx([0, 0])
-    assert coverage_path(responses, np.array([0, 1]))[:, 0] == pytest.approx([0.5, 0.75])
+    assert measure_coverage(responses, np.array([True, True, False])) == pytest.approx([0.75, 1.0])
+    assert measure_coverage(responses, np.zeros(3, dtype=bool)).tolist() == pytest.approx([0, 0])
+    assert accumulate_coverage(responses, np.array([0, 1]))[:, 0] == pytest.approx([0.5, 0.75])
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -287,40 +302,46 @@ def texts(figure) -> str:
 EVIDENCE = toy_evidence("slide $x$")
 FIGURES = {
     "maps": (
-        lambda: attention_and_evidence(EVIDENCE, EVIDENCE.coords, patch_size=PATCH, truth=EVIDENCE.selected),
+        lambda: draw_attention_and_evidence(
+            EVIDENCE, EVIDENCE.coords, patch_size=PATCH, truth=EVIDENCE.selected
+        ),
         "2 of 8 patches",
     ),
     "whole bag": (
-        lambda: attention_and_evidence(
+        lambda: draw_attention_and_evidence(
             toy_evidence(n_patches=1, selected=(0,)), grid_coords(1), patch_size=PATCH
         ),
         "1 of 1 patches",
     ),
     "subsets": (
-        lambda: disjoint_subsets("s", EVIDENCE.coords, {"by x": np.arange(8) % 3}, patch_size=PATCH),
+        lambda: draw_disjoint_subsets("s", EVIDENCE.coords, {"by x": np.arange(8) % 3}, patch_size=PATCH),
         "by x: 2 sufficient",
     ),
-    "sheet": (lambda: contact_sheet(EVIDENCE), "B  necrosis"),
+    "sheet": (lambda: draw_contact_sheet(EVIDENCE), "B  necrosis"),
     "sheet of pixels": (
-        lambda: contact_sheet(EVIDENCE, [np.zeros((4, 4, 3), dtype=np.uint8)] * 2),
+        lambda: draw_contact_sheet(EVIDENCE, [np.zeros((4, 4, 3), dtype=np.uint8)] * 2),
         "patch 1",
     ),
-    "anchors": (lambda: anchor_coverage(("glands",), np.array([[0.2], [0.4]]), target=0.95), "0.30"),
+    "anchors": (lambda: draw_anchor_coverage(("glands",), np.array([[0.2], [0.4]]), target=0.95), "0.30"),
     "gates": (
-        lambda: gate_histograms([0, 1], np.array([[0.9, 0.1], [0.5, 0.5]]), threshold=0.5, open_share=0.5),
+        lambda: draw_gate_histograms(
+            [0, 1], np.array([[0.9, 0.1], [0.5, 0.5]]), threshold=0.5, open_share=0.5
+        ),
         "50.0% open",
     ),
-    "mechanism": (lambda: mechanism_panels(EVIDENCE, threshold=0.95), "Repair: 2 added"),
+    "mechanism": (lambda: draw_mechanism(EVIDENCE, threshold=0.95), "Repair: 2 added"),
     "mechanism of a whole bag": (
-        lambda: mechanism_panels(toy_evidence(n_patches=1, selected=(0,)), threshold=0.5),
+        lambda: draw_mechanism(toy_evidence(n_patches=1, selected=(0,)), threshold=0.5),
         "Threshold: 1 open",
     ),
     "slides by rule": (
-        lambda: slides_by_rule([SlidePanel("Keep", "gap", {"evidence": [0.1], "random": [0.2, 0.3]}, 0.05)]),
+        lambda: draw_slides_by_rule(
+            [SlidePanel("Keep", "gap", {"evidence": [0.1], "random": [0.2, 0.3]}, 0.05)]
+        ),
         "≤ 0.05",
     ),
     "budget": (
-        lambda: same_budget_bars(
+        lambda: draw_same_budget(
             [RuleBar("lrp", "wrapped", {"precision": 0.2}), RuleBar("lrp", "plain", {"precision": None})],
             ["precision"],
             title="at 5 %",
@@ -328,22 +349,20 @@ FIGURES = {
         "LRP",
     ),
     "curves": (
-        lambda: keep_and_remove(
+        lambda: draw_keep_and_remove(
             [RuleCurve("evidence", *(np.array([0.1, 0.2]) for _ in range(3)))], metric="macro_f1", full=0.9
         ),
         "all patches",
     ),
-    "folds": (lambda: fold_pairs({"AUC": {"host": {0: 0.5, 1: 0.7}, "gce": {0: 0.9}}}), "0.600"),
+    "folds": (lambda: draw_fold_pairs({"AUC": {"host": {0: 0.5, 1: 0.7}, "gce": {0: 0.9}}}), "0.600"),
     "hosts": (
-        lambda: relative_performance(
+        lambda: draw_relative_performance(
             [HostGain("abmil", "x", 0.5, 0.6), HostGain("abmil", "y", 0.0, 0.6)], label="F1"
         ),
         "abmil",
     ),
     "representations": (
-        lambda: slide_representations(
-            {"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])
-        ),
+        lambda: draw_representations({"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])),
         "Host",
     ),
 }
@@ -352,14 +371,14 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_says_its_fact_in_words_and_becomes_png_and_svg(name):
     make, words = FIGURES[name]
-    figure = settled(make())
+    figure = fix_layout(make())
     assert words in texts(figure)
-    assert png_bytes(figure).startswith(b"\x89PNG")
-    assert b"<svg" in svg_bytes(figure)
+    assert encode_png(figure).startswith(b"\x89PNG")
+    assert b"<svg" in encode_svg(figure)
 
 
 def test_the_same_figure_is_the_same_file():
-    first, second = (svg_bytes(settled(contact_sheet(EVIDENCE))) for _ in range(2))
+    first, second = (encode_svg(fix_layout(draw_contact_sheet(EVIDENCE))) for _ in range(2))
     assert first == second
     assert b"dc:date" not in first
 
@@ -370,14 +389,14 @@ def test_a_relative_gain_of_nothing_is_none():
 
 
 def test_a_dollar_sign_is_no_mathematics_and_a_long_label_is_cut():
-    assert shortened("a$b") == r"a\$b"
-    assert shortened("x" * 50, 10) == "x" * 9 + "…"
+    assert shorten_label("a$b") == r"a\$b"
+    assert shorten_label("x" * 50, 10) == "x" * 9 + "…"
 
 
 def test_two_groups_stay_two_groups_in_the_plane():
     draws = np.random.default_rng(0)
     groups = np.repeat([0.0, 30.0], 12)
-    points = embedded((draws.normal(size=(24, 5)) + groups[:, None]).astype(np.float32), seed=0)
+    points = embed_slides((draws.normal(size=(24, 5)) + groups[:, None]).astype(np.float32), seed=0)
     within = max(np.ptp(points[:12], axis=0).max(), np.ptp(points[12:], axis=0).max())
     assert np.linalg.norm(points[:12].mean(axis=0) - points[12:].mean(axis=0)) > within
 

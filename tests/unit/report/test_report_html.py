@@ -2,24 +2,21 @@ import math
 from html.parser import HTMLParser
 
 import pytest
+from markupsafe import Markup
 
 from gcemil.report.html import (
-    Cell,
-    Column,
-    Line,
-    Markup,
     Section,
-    Table,
     bar,
     element,
-    encoded,
-    escaped,
-    joined,
+    encode_page,
+    join_markup,
     link,
-    page,
     picture,
-    table,
+    render_page,
+    render_rows,
+    render_table,
 )
+from gcemil.tables import Cell, Column, Line, Table
 
 VOID = {"br", "hr", "img", "input", "meta"}
 
@@ -55,9 +52,9 @@ def outline(document: str) -> Outline:
 
 
 def test_text_is_escaped_and_markup_is_not():
-    assert escaped("<b>&'\"") == "&lt;b&gt;&amp;&#x27;&quot;"
+    assert element("p", "<b>&'\"") == "<p>&lt;b&gt;&amp;&#39;&#34;</p>"
     assert element("p", "<i>", Markup("<i></i>")) == "<p>&lt;i&gt;<i></i></p>"
-    assert joined(["<", Markup("<br>")]) == "&lt;<br>"
+    assert join_markup(["<", Markup("<br>")]) == "&lt;<br>"
 
 
 def test_an_attribute_cannot_be_broken_out_of():
@@ -78,7 +75,7 @@ def test_links_lead_nowhere_but_to_the_page_itself(target):
 
 
 def test_a_page_allows_its_own_styles_and_pictures_and_nothing_else():
-    document = page(
+    document = render_page(
         "T <title>", element("h1", "T"), [Section("one", "One & two", picture(b"\x89PNG", "a picture"))]
     )
     found = outline(document)
@@ -94,18 +91,36 @@ def test_a_page_allows_its_own_styles_and_pictures_and_nothing_else():
 
 
 def test_a_table_says_what_is_best_and_names_its_groups():
-    made = table(
-        Table(
-            (Column("Rule", is_number=False), Column("Gap", group="S"), Column("Drop", group="S"), Column("Lost", group="N")),
-            (Line((Cell("us"), Cell("0.1", is_number=True, is_best=True, note="± 0.2"), Cell("0.3"), Cell("1"))),),
-            caption="Gaps",
-            notes=("Read <this>.",),
-        )
-    )  # fmt: skip
+    gap, drop = Column("gap", "Gap", better="lower", group="S"), Column("drop", "Drop", group="S")
+    lines = (
+        Line(("us",), "ours", (Cell("0.1±0.2", 0.1, 0.2), Cell("0.3"), Cell("1")), comparison="", role="own"),
+        Line(("them",), "ours", (Cell("0.2", 0.2), Cell("0.3"), Cell("1")), comparison=""),
+    )
+    columns = (gap, drop, Column("lost", "Lost", group="N"))
+    made = render_table(Table("", "Gaps", "", ("Rule",), columns, lines, notes=("Read <this>.",)))
     assert '<th colspan="2" class="group"><span>S</span></th>' in made
-    assert '<td class="number"><b>0.1</b><small>± 0.2</small></td>' in made
+    assert '<th class="number" scope="col">Gap\u00a0↓</th>' in made
+    assert (
+        '<tr class="own"><td class="name">us</td><td class="number"><b>0.1</b><small>± 0.2</small></td>'
+        in made
+    )
+    assert '<td class="number">0.2</td>' in made
     assert "Read &lt;this&gt;." in made
     outline(made)
+
+
+def test_rows_of_text_set_numbers_right_and_grey_out_what_is_muted():
+    made = render_rows(
+        ("What", "Count"), [("a<b", "1"), (Markup("<i>c</i>"), "2")], numeric={"Count"}, muted={1}
+    )
+    assert '<tr><td>a&lt;b</td><td class="number">1</td></tr>' in made
+    assert '<tr class="control"><td><i>c</i></td>' in made
+    outline(made)
+
+
+def test_markup_in_an_attribute_is_text_there():
+    made = element("span", title=Markup('"><script>'))
+    assert outline(made).tags == ["span"]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +136,4 @@ def test_a_mark_that_is_no_number_is_not_drawn():
 
 
 def test_half_a_character_of_a_file_name_is_written_as_a_number():
-    assert encoded("slide \udc80") == b"slide &#56448;"
+    assert encode_page("slide \udc80") == b"slide &#56448;"

@@ -9,7 +9,6 @@ from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.findings import Finding, Row
-from gcemil.report.bag_facts import bag_facts
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
@@ -22,23 +21,24 @@ from gcemil.report.sections import (
     survival,
     truth,
 )
-from gcemil.report.sections.context import QUESTIONS, Album, Context
-from gcemil.report.sections.examples import example_views
-from gcemil.report.sections.finding_tables import finding_table, in_order, written
-from gcemil.report.sections.grid import host_gains
-from gcemil.report.sections.headline import Count, counted, wilson
-from gcemil.report.slide_pages import kinds, map_picture, places
-from gcemil.report.slide_pages import section as slides_section
+from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder
+from gcemil.report.sections.examples import choose_examples
+from gcemil.report.sections.finding_tables import finding_table, order_rows
+from gcemil.report.sections.grid import pair_hosts
+from gcemil.report.sections.headline import Count, count_slides, wilson_interval
+from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
+from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import read_slide_view
 from gcemil.runs import evidence_files
 from gcemil.runs.evidence_files import read_evidence
+from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import toy_results
 
 
 def context_of(run: Path, against: Path | None = None) -> Context:
     rival = None if against is None else read_run_data(against)
-    return Context(read_run_data(run), rival, Album(run / "figures"))
+    return Context(read_run_data(run), rival, FigureFolder(run / "figures"))
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def toy_run(tmp_path):
 
 def test_the_interval_of_a_share_is_wilsons():
     # z^2 / (n + z^2) with z^2 = 3.8415 and n = 10.
-    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
-    assert wilson(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert wilson_interval(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def test_a_slide_counts_only_where_all_criteria_can_be_asked():
@@ -75,13 +75,13 @@ def test_a_slide_counts_only_where_all_criteria_can_be_asked():
         {"sufficient": True, "recoverable": True},
         {"sufficient": False, "recoverable": True},
     ]
-    assert counted(records, "sufficient") == Count(2, 3)
-    assert counted(records, "sufficient", "recoverable") == Count(1, 2)
-    assert counted([], "sufficient").words == "0 of 0"
+    assert count_slides(records, "sufficient") == Count(2, 3)
+    assert count_slides(records, "sufficient", "recoverable") == Count(1, 2)
+    assert count_slides([], "sufficient").words == "0 of 0"
 
 
 def test_the_headline_counts_the_slides_that_hold(toy_run):
-    text = headline.lead(context_of(toy_run.folder))
+    text = headline.render_lead(context_of(toy_run.folder))
     assert "<b>1 of 3</b> test slides" in text
     assert "GCE evidence 1 of 3; random 0 of 3" in text
     assert "25.0 % of the patches" in text
@@ -90,19 +90,19 @@ def test_the_headline_counts_the_slides_that_hold(toy_run):
 def test_without_the_diagnostic_the_headline_gives_its_command(tmp_path):
     run = run_folder(tmp_path / "a run")
     run.fold(0, ["s0"])
-    text = headline.lead(context_of(run.folder))
+    text = headline.render_lead(context_of(run.folder))
     assert "Not measured" in text
-    assert f"gcemil diagnose &#x27;{run.folder}&#x27; --only snr" in text
+    assert f"gcemil diagnose &#39;{run.folder}&#39; --only snr" in text
 
 
 def test_a_run_without_the_wrapper_is_judged_by_its_attention(tmp_path):
     run = run_folder(tmp_path / "host", wrapped=False)
     run.fold(0, ["s0"], wrapped=False)
     run.snr(0, [judged_slide("s0", rule="attention")])
-    text = headline.lead(context_of(run.folder))
+    text = headline.render_lead(context_of(run.folder))
     assert "Attention is sufficient and necessary in <b>1 of 1</b>" in text
     assert "The run has no wrapper" in text
-    assert mechanism.section(context_of(run.folder), None) is None
+    assert mechanism.render_section(context_of(run.folder), None) is None
 
 
 def test_cautions_name_prototypes_few_slides_and_a_cohort_that_is_gone(toy_run):
@@ -110,7 +110,7 @@ def test_cautions_name_prototypes_few_slides_and_a_cohort_that_is_gone(toy_run):
     found = json.loads(metrics.read_text())
     found["details"] |= {"anchors": "prototypes (8)", "warnings": ["gates all open"]}
     metrics.write_text(json.dumps(found))
-    text = " ".join(headline.cautions(context_of(toy_run.folder)))
+    text = " ".join(headline.list_cautions(context_of(toy_run.folder)))
     for words in ("prototypes", "Only 3 slides", "no longer lies", "gates all open"):
         assert words in text
 
@@ -119,7 +119,7 @@ def test_figures_of_another_network_are_called_out(toy_run):
     (toy_run.folder / "fold_0" / "checkpoint.safetensors").write_bytes(b"new weights")
     finding = Finding("cost", (), provenance={"inputs": {"run": "print of the old weights"}})
     toy_run.finding(0, finding)
-    text = " ".join(headline.cautions(context_of(toy_run.folder)))
+    text = " ".join(headline.list_cautions(context_of(toy_run.folder)))
     assert "Fold 0 was trained again after cost had been measured" in text
     assert "--only cost" in text
 
@@ -150,13 +150,9 @@ def test_the_best_figure_is_bold_and_the_oracle_does_not_compete():
         Row({"rule": "oracle", "network": "wrapped"}, {"full_kept_gap": 0.0, "complement_degradation": 0.9}),
     ]
     made = finding_table(rows, {"rule": "Rule"}, ["full_kept_gap", "complement_degradation"])
-    assert [[cell.is_best for cell in line.cells[1:]] for line in made.lines] == [
-        [True, True],
-        [False, True],
-        [False, False],
-    ]
-    assert [line.kind for line in made.lines] == ["own", "control", "control"]
-    assert made.columns[1].title == "Full-kept gap\u00a0↓"
+    assert best_cells(made) == {(0, 0), (0, 1), (1, 1)}
+    assert [line.role for line in made.lines] == ["own", "control", "control"]
+    assert (made.columns[0].header, made.columns[0].arrow) == ("Full-kept gap", "↓")
 
 
 def test_lines_compete_only_within_their_block():
@@ -166,7 +162,7 @@ def test_lines_compete_only_within_their_block():
         for rule, value in zip(("evidence", "attention"), values, strict=True)
     ]
     made = finding_table(rows, {"rule": "Rule"}, ["jaccard"], within="perturbation")
-    assert [line.cells[1].is_best for line in made.lines] == [True, False, False, True]
+    assert best_cells(made) == {(0, 0), (3, 0)}
 
 
 def test_a_figure_without_direction_is_never_bold():
@@ -175,8 +171,8 @@ def test_a_figure_without_direction_is_never_bold():
         Row({"rule": "lrp"}, {"evidence_fraction": 0.2}),
     ]
     made = finding_table(rows, {"rule": "Rule"}, ["evidence_fraction", "precision"])
-    assert [line.cells[1].is_best for line in made.lines] == [False, False]
-    assert len(made.columns) == 2, "a figure nobody has needs no column"
+    assert best_cells(made) == set()
+    assert len(made.columns) == 1, "a figure nobody has needs no column"
 
 
 def test_a_figure_that_does_not_exist_is_a_dash():
@@ -185,8 +181,8 @@ def test_a_figure_that_does_not_exist_is_a_dash():
         Row({"rule": "lrp"}, {"cd_gap": None}),
     ]
     made = finding_table(rows, {"rule": "Rule"}, ["cd_gap"])
-    assert (made.lines[0].cells[1].content, made.lines[0].cells[1].note) == ("0.100", "± 0.020")
-    assert made.lines[1].cells[1].content == "—"
+    assert made.lines[0].cells[0].text == "0.100±0.020"
+    assert made.lines[1].cells[0].text == "—"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_a_figure_that_does_not_exist_is_a_dash():
     ],
 )
 def test_numbers_are_written_by_their_kind(name, value, text):
-    assert written(name, value) == text
+    assert format_metric(name, value) == text
 
 
 def test_rows_stand_ours_first_and_the_own_network_before_the_plain_one():
@@ -211,7 +207,7 @@ def test_rows_stand_ours_first_and_the_own_network_before_the_plain_one():
         for network in ("plain", "wrapped")
         if (rule, network) != ("evidence", "plain")
     ]
-    assert [(row.labels["rule"], row.labels["network"]) for row in in_order(rows)] == [
+    assert [(row.labels["rule"], row.labels["network"]) for row in order_rows(rows)] == [
         ("evidence", "wrapped"),
         ("attention", "wrapped"),
         ("attention", "plain"),
@@ -232,20 +228,20 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
     host = run_folder(tmp_path / "host", wrapped=False)
     host.fold(0, ["s0", "s1", "s2"], wrapped=False, value=0.5)
     context = context_of(toy_run.folder, host.folder)
-    rows = {row.labels["arm"]: row.values["macro_f1"] for row in prediction.metric_rows(context)}
+    rows = {row.labels["arm"]: row.values["macro_f1"] for row in prediction.list_metric_rows(context)}
     assert rows == {
         "plain host, all patches": 0.5,
         "host + GCE, all patches": 0.8,
         "host + GCE, gated": 0.8,
         "host + GCE, evidence alone": 0.8,
     }
-    text = prediction.section(context).body
+    text = prediction.render_section(context).body
     assert "--only significance" in text
     assert f"--against {host.folder}" in text
 
 
 def test_without_a_plain_host_the_section_says_how_to_add_it(toy_run):
-    text = prediction.section(context_of(toy_run.folder)).body
+    text = prediction.render_section(context_of(toy_run.folder)).body
     assert f"gcemil report {toy_run.folder} --against HOST_RUN" in text
 
 
@@ -266,28 +262,28 @@ def test_failing_slides_are_named_and_linked(toy_run):
     row = Row({"rule": "evidence", "network": "wrapped", "class": "all"}, {"low_necessity_share": 0.5})
     toy_run.finding(0, Finding("failures", (row,), slides=tuple(slides)))
     context = context_of(toy_run.folder)
-    text = failures.section(context, places(context)).body
+    text = failures.render_section(context, link_bags(context)).body
     assert '<a href="#bag-1">s1</a>' in text
     assert "1 of 2" in text
     assert "not known" in text
-    assert failures.own_failures(context) == {"s0": [], "s1": ["Low necessity"]}
+    assert failures.list_failures(context) == {"s0": [], "s1": ["Low necessity"]}
 
 
 def test_a_classification_run_has_no_survival_and_a_cohort_without_truth_no_truth(toy_run):
     context = context_of(toy_run.folder)
-    assert survival.section(context) is None
-    assert truth.section(context) is None
+    assert survival.render_section(context) is None
+    assert truth.render_section(context) is None
 
 
 def test_what_was_not_measured_stands_with_its_command(toy_run):
-    text = provenance.section(context_of(toy_run.folder)).body
+    text = provenance.render_section(context_of(toy_run.folder)).body
     assert text.count("gcemil diagnose") == len(QUESTIONS) - 1
     assert "fold 0; seed 0" in text
 
 
 def test_risk_groups_come_from_predictions_and_from_bags_without_evidence():
     cases = [(1.0, True, 5.0, 0), (2.0, False, 1.0, 0), (3.0, True, 2.0, 1), (4.0, True, 9.0, 1)]
-    groups = survival.groups_of(cases)
+    groups = survival.form_risk_groups(cases)
     assert groups.is_high.tolist() == [True, False, False, True]
     assert groups.events.tolist() == [True, False, True, True]
 
@@ -301,7 +297,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
         made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
         evidence_files.write_representations(folder / "fold_0" / "representations.h5", made)
-    text = representations.section(context_of(toy_run.folder, host.folder)).body
+    text = representations.render_section(context_of(toy_run.folder, host.folder)).body
     assert "no view over epochs" in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
     assert drawn.count('<g id="axes_') == 2, "the plain host, and host + GCE gated"
@@ -310,19 +306,19 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
     made = evidence_files.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
     evidence_files.write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
-    assert "a t-SNE needs 8" in representations.section(context_of(toy_run.folder)).body
+    assert "a t-SNE needs 8" in representations.render_section(context_of(toy_run.folder)).body
 
 
 # --- slides ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_slide_is_filed_under_what_is_wrong_with_it(toy_run):
-    facts = bag_facts(context_of(toy_run.folder))
-    assert [kinds(one) for one in facts] == [["bag"], ["bag", "unheld"], ["bag", "unheld"]]
+    facts = collect_bag_facts(context_of(toy_run.folder))
+    assert [list_filter_classes(one) for one in facts] == [["bag"], ["bag", "unheld"], ["bag", "unheld"]]
 
 
 def test_a_slide_shows_its_four_outputs_and_the_numbers_behind_its_verdicts(toy_run):
-    text = slides_section(context_of(toy_run.folder)).body
+    text = render_slides(context_of(toy_run.folder)).body
     assert "Not necessary: change 0.000, at least 0.05" in text
     assert "Not sufficient: change 0.300, at most 0.05" in text
     assert text.count("<details") == 3
@@ -332,7 +328,7 @@ def test_a_slide_shows_its_four_outputs_and_the_numbers_behind_its_verdicts(toy_
 def test_a_wrong_prediction_is_marked_without_the_diagnostic(tmp_path):
     run = run_folder(tmp_path / "run")
     run.fold(0, ["s0"], target="b", evidence=[toy_evidence("s0")])
-    text = slides_section(context_of(run.folder)).body
+    text = render_slides(context_of(run.folder)).body
     assert "b, predicted a" in text
     assert "--only snr" in text
 
@@ -345,7 +341,7 @@ def test_one_patch_and_the_whole_bag_have_maps(toy_run, tmp_path, selected):
     view = read_slide_view(data, data.bags[0], "s0")
     assert view is not None
     assert view.patch_size == 512, "read off the grid, since the cohort is gone"
-    data, mime = map_picture(view)
+    data, mime = draw_map(view)
     assert data.startswith(b"\x89PNG")
     assert mime == "image/png"
 
@@ -355,10 +351,10 @@ def test_evidence_without_coordinates_has_numbers_and_no_map(tmp_path):
     run.fold(0, ["s0"], evidence=[toy_evidence("s0", with_coords=False)])
     run.snr(0, [judged_slide("s0", phi_removed=None, necessary=False, removal_gap=None)])
     context = context_of(run.folder)
-    text = slides_section(context).body
+    text = render_slides(context).body
     assert "<img" not in text
     assert "nothing is left without it" in text
-    assert example_views(context.run) == {}
+    assert choose_examples(context.run) == {}
 
 
 def test_examples_are_the_middle_and_the_end_of_the_order_by_gap(tmp_path):
@@ -372,7 +368,7 @@ def test_examples_are_the_middle_and_the_end_of_the_order_by_gap(tmp_path):
             for name, gap in zip(names, (0.5, 0.1, 0.9, 0.3, 0.2), strict=True)
         ],
     )
-    found = {key: view.slide_id for key, view in example_views(read_run_data(run.folder)).items()}
+    found = {key: view.slide_id for key, view in choose_examples(read_run_data(run.folder)).items()}
     assert found == {"typical": "s3", "worst": "s2"}
 
 
@@ -454,7 +450,7 @@ def test_a_broken_file_is_named(toy_run, tmp_path):
 def test_a_grid_shows_its_runs_and_what_the_wrapper_changed(tmp_path):
     results = toy_results(tmp_path / "results")
     summary = write_summary(Results(results.folder))
-    gains = list(host_gains(summary["means"], "macro_f1"))
+    gains = list(pair_hosts(summary["means"], "macro_f1"))
     assert [(gain.host, gain.cohort) for gain in gains] == [("abmil", "bracs")]
     assert gains[0].relative == pytest.approx(0.7 / 0.55)
     text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")

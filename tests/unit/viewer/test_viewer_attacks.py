@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from gcemil.viewer.app import viewer_app
+from gcemil.viewer.app import create_app
 from gcemil.viewer.security import MAX_BODY, Entry
 from viewer_builders import PORT, bits, opened, running, send_bits, send_review, stranger, visitor
 
@@ -75,7 +75,7 @@ def nothing_written(session):
 
 def routes(session, *, changing):
     """Every path of the application with its method; those that change something, or those that only read."""
-    app = viewer_app(session, entry=Entry(), port=PORT).app
+    app = create_app(session, entry=Entry(), port=PORT).app
     found = [
         (method, route.path)
         for route in app.routes
@@ -148,7 +148,7 @@ def test_what_the_browser_is_started_with_does_not_open_the_session_again(sessio
             assert visit(shown[1], "/api/slides") == [200, 200]
 
     monkeypatch.setattr(viewer_server.uvicorn, "Server", Server)
-    with viewer_server.listening(0) as listener:
+    with viewer_server.listen(0) as listener:
         viewer_server.serve(session, listener, on_address=shown.append)
 
 

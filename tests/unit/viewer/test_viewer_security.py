@@ -3,7 +3,7 @@ import pytest
 from gcemil.errors import RunError, UsageError
 from gcemil.viewer.app import STATIC
 from gcemil.viewer.security import CODE_SECONDS, Entry, inside
-from gcemil.viewer.server import listening
+from gcemil.viewer.server import listen
 from viewer_builders import opened, visitor
 
 
@@ -57,13 +57,13 @@ def test_a_link_that_leads_out_is_refused(tmp_path):
 
 
 def test_the_socket_is_on_loopback_and_a_taken_port_is_said():
-    with listening(0) as listener:
+    with listen(0) as listener:
         address, port = listener.getsockname()
         assert address == "127.0.0.1"
         with pytest.raises(
             UsageError, match=f"^Port {port} cannot be used, because another program uses it: give --port"
         ):
-            listening(port)
+            listen(port)
 
 
 @pytest.mark.parametrize("port", [1, 80, 443, 1023, 65536, -1])
@@ -72,7 +72,7 @@ def test_a_port_of_the_system_is_refused_whoever_asks(port):
     with pytest.raises(
         UsageError, match=f"^Port {port} cannot be used, .* give --port a number from 1024 to 65535"
     ):
-        listening(port)
+        listen(port)
 
 
 @pytest.mark.parametrize("port", ["80", "taken"])
@@ -84,7 +84,7 @@ def test_the_command_says_a_bad_port_before_it_reads_the_run(tmp_path, port):
 
     app = typer.Typer()
     app.command()(view)
-    with listening(0) as listener:
+    with listen(0) as listener:
         given = str(listener.getsockname()[1]) if port == "taken" else port
         result = CliRunner().invoke(app, [str(tmp_path / "no run"), "--port", given])
     assert isinstance(result.exception, UsageError)

@@ -1,4 +1,4 @@
-"""What every section works with: the run, the run it is compared with, and the album its figures go into."""
+"""What every section works with: the run, the run it is compared with, and the folder its figures go into."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
 from gcemil.files import write_bytes
-from gcemil.report.figures.style import png_bytes, settled, svg_bytes
-from gcemil.report.html import Markup, command, element, joined, picture
-from gcemil.report.palette import readable_name
+from gcemil.report.html import command, element, join_markup, picture
 from gcemil.report.run_data import RunData
+from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 
 QUESTIONS = {
     "snr": "Is the evidence sufficient, necessary and recoverable?",
@@ -36,21 +36,21 @@ LARGEST_SVG = 400_000
 
 
 @dataclass(frozen=True, eq=False)
-class Album:
+class FigureFolder:
     """Where figures are kept as files."""
 
     folder: Path
 
-    def figure(self, name: str, figure: Figure, *, alt: str, caption: str) -> Markup:
-        """The figure on the page, and beside the run as PNG and SVG."""
-        ready = settled(figure)
-        vector, pixels = svg_bytes(ready), png_bytes(ready)
+    def save(self, name: str, figure: Figure, *, alt: str, caption: str) -> Markup:
+        """Write the figure as PNG and SVG, and return it as a part of the page."""
+        ready = fix_layout(figure)
+        vector, pixels = encode_svg(ready), encode_png(ready)
         write_bytes(self.folder / f"{name}.svg", vector)
         write_bytes(self.folder / f"{name}.png", pixels)
         shown = (
             picture(vector, alt, mime="image/svg+xml")
             if len(vector) <= LARGEST_SVG
-            else picture(small_jpeg(pixels), alt, mime="image/jpeg")
+            else picture(_encode_small_jpeg(pixels), alt, mime="image/jpeg")
         )
         return element("figure", shown, element("figcaption", caption))
 
@@ -61,7 +61,7 @@ class Context:
 
     run: RunData
     against: RunData | None
-    album: Album
+    figures: FigureFolder
     seed: int = 0
 
     @property
@@ -69,27 +69,28 @@ class Context:
         """What a bag is."""
         return self.run.bag_unit
 
-    def units(self, count: int) -> str:
+    def count_units(self, count: int) -> str:
+        """So many slides or cases, in words."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
-    def network(self, key: str) -> str:
+    def name_network(self, key: str) -> str:
         """Whose prediction; a run without the wrapper has its host alone."""
         return "host" if key == "wrapped" and not self.run.is_wrapped else readable_name(key)
 
-    def diagnose(self, name: str) -> str:
+    def diagnose_command(self, name: str) -> str:
         """The command that makes a diagnostic."""
         against = self.against.folder if self.against is not None else None
         if name == "significance" and against is None:
-            return f"gcemil diagnose {quoted(self.run.folder)} --against HOST_RUN --only {name}"
-        rival = "" if against is None else f" --against {quoted(against)}"
-        return f"gcemil diagnose {quoted(self.run.folder)}{rival} --only {name}"
+            return f"gcemil diagnose {quote_path(self.run.folder)} --against HOST_RUN --only {name}"
+        rival = "" if against is None else f" --against {quote_path(against)}"
+        return f"gcemil diagnose {quote_path(self.run.folder)}{rival} --only {name}"
 
-    def missing(self, name: str) -> Markup:
+    def render_missing(self, name: str) -> Markup:
         """What is not known, and the command that would tell."""
-        return absent(f"Not measured: {QUESTIONS[name]}", self.diagnose(name))
+        return render_missing(f"Not measured: {QUESTIONS[name]}", self.diagnose_command(name))
 
 
-def small_jpeg(png: bytes) -> bytes:
+def _encode_small_jpeg(png: bytes) -> bytes:
     """A figure for the screen."""
     with Image.open(io.BytesIO(png)) as image:
         shown = image.convert("RGB")
@@ -98,10 +99,11 @@ def small_jpeg(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def absent(what: str, remedy: str) -> Markup:
+def render_missing(what: str, remedy: str) -> Markup:
     """A place on the page that says what would be there and how to get it."""
-    return element("div", joined([what, " Add it with ", command(remedy)]), class_="missing")
+    return element("div", join_markup([what, " Add it with ", command(remedy)]), class_="missing")
 
 
-def quoted(path: Path) -> str:
+def quote_path(path: Path) -> str:
+    """A path as a shell wants it."""
     return shlex.quote(str(path))

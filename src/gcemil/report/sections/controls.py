@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
-from gcemil.report.figures.rules import RuleBar, RuleCurve, keep_and_remove, same_budget_bars
-from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
+from gcemil.metrics import METRICS
+from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph, render_table
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import finding_table, in_order, rows_with
-from gcemil.report.sections.snr import folded
-from gcemil.rules import SMOOTHED, order_rules
+from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
+from gcemil.report.style import (
+    INK,
+    MARKERS,
+    MUTED,
+    WIDTH,
+    add_axes_row,
+    apply_style,
+    draw_grid,
+    new_figure,
+    readable_name,
+    shorten_label,
+)
+from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule, order_rules
 
 RECOVERED = "recovered"
 BUDGET_METRICS = (
@@ -27,11 +47,11 @@ POSTHOC_METRICS = (
     "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation", "removal_gap",
     "most_first_area", "average_precision", "runtime_ratio",
 )  # fmt: skip
-LABELS = {"rule": "Patches chosen by", "network": "Predicted by"}
-RULE_ONLY = {"rule": "Patches chosen by"}
+RULE_ONLY = {"rule": RULE_HEADINGS["rule"]}
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
+    """Every rule at the same number of patches, and explanations made after training."""
     parts = [
         paragraph(
             "A subset is only as good as what it beats. Every rule below picks the same number of patches of every bag, and "
@@ -39,32 +59,32 @@ def section(context: Context) -> Section:
         )
     ]
     budget, posthoc = context.run.finding("budget"), context.run.finding("posthoc")
-    parts.append(context.missing("budget") if budget is None else shown_budget(context, budget))
+    parts.append(context.render_missing("budget") if budget is None else _render_budget(context, budget))
     parts.append(element("h3", "Explanations made after training"))
-    parts.append(context.missing("posthoc") if posthoc is None else shown_posthoc(context, posthoc))
-    return Section("controls", "Controls and rivals", joined(parts))
+    parts.append(context.render_missing("posthoc") if posthoc is None else _render_posthoc(context, posthoc))
+    return Section("controls", "Controls and rivals", join_markup(parts))
 
 
-def shown_budget(context: Context, finding: Finding) -> Markup:
-    rows = rows_with(finding.rows, comparison="full-kept")
+def _render_budget(context: Context, finding: Finding) -> Markup:
+    rows = filter_rows(finding.rows, comparison="full-kept")
     budgets = list(dict.fromkeys(row.labels["budget"] for row in rows))
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
-    parts = [curves_figure(context, rows, budgets), bars_figure(context, rows, main)]
+    parts = [_render_curves(context, rows, budgets), _render_bars(context, rows, main)]
     for budget in budgets:
         made = finding_table(
-            in_order(rows_with(rows, budget=budget)),
-            LABELS,
+            order_rows(filter_rows(rows, budget=budget)),
+            RULE_HEADINGS,
             BUDGET_METRICS,
-            naming={"network": context.network},
-            caption=f"At {size_words(budget)}",
+            naming={"network": context.name_network},
+            caption=f"At {_name_size(budget)}",
             notes=[f"± standard deviation over {context.run.spread('budget')}."],
         )
-        parts.append(folded(f"All rules at {size_words(budget)}", table(made)))
+        parts.append(collapse(f"All rules at {_name_size(budget)}", render_table(made)))
     parts += [paragraph(note, kind="note") for note in finding.notes]
-    return joined(parts)
+    return join_markup(parts)
 
 
-def size_words(budget: str) -> str:
+def _name_size(budget: str) -> str:
     return (
         "the size of the recovered evidence"
         if budget == RECOVERED
@@ -72,13 +92,13 @@ def size_words(budget: str) -> str:
     )
 
 
-def curves_figure(context: Context, rows: list[Row], budgets: list[str]) -> Markup:
+def _render_curves(context: Context, rows: list[Row], budgets: list[str]) -> Markup:
     """Keep and remove curves of the rules that are not smoothed, under the run's own network."""
     shares = [budget for budget in budgets if budget != RECOVERED]
-    own = [row for row in rows_with(rows, network="wrapped") if not row.labels["rule"].endswith(SMOOTHED)]
+    own = [row for row in filter_rows(rows, network="wrapped") if not row.labels["rule"].endswith(SMOOTHED)]
     curves = []
     for rule in order_rules([row.labels["rule"] for row in own]):
-        points = [row for share in shares for row in rows_with(own, rule=rule, budget=share)]
+        points = [row for share in shares for row in filter_rows(own, rule=rule, budget=share)]
         kept, lost = (
             [point.values.get(name) for point in points]
             for name in ("evidence_sufficiency", "complement_degradation")
@@ -89,20 +109,20 @@ def curves_figure(context: Context, rows: list[Row], budgets: list[str]) -> Mark
     if not curves:
         return EMPTY
     full = next((row.values.get("task_metric") for row in own), None)
-    recovered = rows_with(own, rule="gce_discrete", budget=RECOVERED)
+    recovered = filter_rows(own, rule="gce_discrete", budget=RECOVERED)
     share = recovered[0].values.get("evidence_fraction") if recovered else None
     dotted = " Dotted: mean size of the recovered evidence." if share is not None else ""
-    return context.album.figure(
+    return context.figures.save(
         "keep_remove",
-        keep_and_remove(curves, metric=context.run.task_metric, full=full, evidence_share=share),
+        draw_keep_and_remove(curves, metric=context.run.task_metric, full=full, evidence_share=share),
         alt="Task metric when patches are kept or removed, over the share of patches, by rule",
         caption="Left: the metric from the chosen patches alone; a good rule reaches the line of all patches early. Right: what is "
         f"lost without them; a good rule loses much. Dashed: the two controls.{dotted}",
     )
 
 
-def bars_figure(context: Context, rows: list[Row], budget: str) -> Markup:
-    chosen = rows_with(rows, budget=budget)
+def _render_bars(context: Context, rows: list[Row], budget: str) -> Markup:
+    chosen = filter_rows(rows, budget=budget)
     metrics = ["evidence_sufficiency", "complement_degradation", "precision"]
     metrics = [name for name in metrics if any(row.values.get(name) is not None for row in chosen)]
     if not metrics:
@@ -111,35 +131,145 @@ def bars_figure(context: Context, rows: list[Row], budget: str) -> Markup:
     drawn = [row for row in chosen if not row.labels["rule"].endswith(SMOOTHED)]
     bars = [RuleBar(row.labels["rule"], row.labels["network"], row.values, row.deviations) for row in drawn]
     diamonds = (
-        "" if not rows_with(chosen, network="plain") else " Diamonds: the same rule under the plain host."
+        "" if not filter_rows(chosen, network="plain") else " Diamonds: the same rule under the plain host."
     )
-    return context.album.figure(
+    return context.figures.save(
         "same_budget",
-        same_budget_bars(bars, metrics, title=f"Every rule at {size_words(budget)}"),
+        draw_same_budget(bars, metrics, title=f"Every rule at {_name_size(budget)}"),
         alt="Sufficiency, necessity and precision of every rule at the same number of patches",
         caption=f"Bars: judged by the run's own network; lines: standard deviation over {context.run.spread('budget')}.{diamonds}",
     )
 
 
-def shown_posthoc(context: Context, finding: Finding) -> Markup:
+def _render_posthoc(context: Context, finding: Finding) -> Markup:
     """The run's own network in view, the plain host folded below."""
-    rows = in_order(rows_with(finding.rows, comparison="full-kept"))
+    rows = order_rows(filter_rows(finding.rows, comparison="full-kept"))
     notes = [
         "SRG is the area between the two flipping curves (0 for a random order); runtime counts passes of the host. The "
         "diagnostic keeps the areas of the curves, not their points.",
         *finding.notes,
     ]
-    naming = {"network": context.network}
+    naming = {"network": context.name_network}
     own = finding_table(
-        rows_with(rows, network="wrapped"), LABELS, POSTHOC_METRICS, naming=naming, notes=notes
+        filter_rows(rows, network="wrapped"), RULE_HEADINGS, POSTHOC_METRICS, naming=naming, notes=notes
     )
-    plain = rows_with(rows, network="plain")
-    parts = [table(own)]
+    plain = filter_rows(rows, network="plain")
+    parts = [render_table(own)]
     if plain:
         parts.append(
-            folded(
+            collapse(
                 "The same methods on the plain host",
-                table(finding_table(plain, RULE_ONLY, POSTHOC_METRICS, naming=naming)),
+                render_table(finding_table(plain, RULE_ONLY, POSTHOC_METRICS, naming=naming)),
             )
         )
-    return joined(parts)
+    return join_markup(parts)
+
+
+@dataclass(frozen=True)
+class RuleBar:
+    """One rule at one size, under one network."""
+
+    rule: str
+    network: str
+    values: Mapping[str, float | None]
+    deviations: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleCurve:
+    """One rule over sizes: M from the kept patches, and M lost without them."""
+
+    rule: str
+    shares: Float[np.ndarray, "s"]
+    kept: Float[np.ndarray, "s"]
+    lost: Float[np.ndarray, "s"]
+
+
+@apply_style
+def draw_same_budget(bars: Sequence[RuleBar], metrics: Sequence[str], *, title: str) -> Figure:
+    """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
+    rules = order_rules([bar.rule for bar in bars])
+    figure = new_figure(WIDTH, 0.95 + 0.23 * len(rules))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    places = {rule: len(rules) - number for number, rule in enumerate(rules)}
+    axes_row = add_axes_row(figure, len(metrics), sharey=True)
+    for axes, name in zip(axes_row, metrics, strict=True):
+        draw_grid(axes, grid="x")
+        for bar in bars:
+            if (value := bar.values.get(name)) is not None:
+                _draw_bar(axes, places[bar.rule], bar, value, bar.deviations.get(name))
+        metric = METRICS[name]
+        axes.set_title(textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20), fontsize=9)
+        axes.axvline(0, color=MUTED, linewidth=0.7)
+    axes_row[0].set_yticks(list(places.values()), [shorten_label(readable_name(rule), 30) for rule in places])
+    axes_row[0].tick_params(axis="y", length=0)
+    return figure
+
+
+def _draw_bar(axes: Axes, place: int, bar: RuleBar, value: float, deviation: float | None) -> None:
+    color = find_rule(bar.rule).color
+    if bar.network == "plain":
+        axes.plot(
+            value, place, marker="D", markersize=3.8, color="white", markeredgecolor=INK, markeredgewidth=0.9
+        )
+        return
+    strong = bar.rule in MAIN_RULES
+    axes.barh(place, value, height=0.64, color=color, alpha=1.0 if strong else 0.75)
+    if deviation:
+        axes.plot([value - deviation, value + deviation], [place, place], color=INK, linewidth=0.9)
+
+
+@apply_style
+def draw_keep_and_remove(
+    curves: Sequence[RuleCurve], *, metric: str, full: float | None, evidence_share: float | None = None
+) -> Figure:
+    """The task metric from the kept patches alone, and what is lost without them, over the share of patches."""
+    figure = new_figure(WIDTH, 3.5)
+    keep, remove = add_axes_row(figure, 2)
+    label = METRICS[metric].label
+    rivals = [curve.rule for curve in curves if curve.rule not in MAIN_RULES]
+    for curve in sorted(curves, key=_rank_layer):
+        strong = curve.rule in MAIN_RULES
+        marker = "o" if strong else MARKERS[1 + rivals.index(curve.rule) % (len(MARKERS) - 1)]
+        look: dict[str, Any] = {
+            "color": find_rule(curve.rule).color,
+            "linewidth": 1.9 if strong else 0.9,
+            "linestyle": (0, (4, 2)) if curve.rule in CONTROLS else "-",
+            "marker": marker,
+            "markersize": 4.5 if strong else 3.4,
+            "label": readable_name(curve.rule),
+        }
+        keep.plot(100 * curve.shares, curve.kept, **look)
+        remove.plot(100 * curve.shares, curve.lost, **look)
+    if full is not None:
+        keep.axhline(full, color=INK, linewidth=0.8)
+        keep.annotate(
+            "all patches", (0.01, full), xycoords=("axes fraction", "data"), xytext=(0, 2),
+            textcoords="offset points", ha="left", fontsize=7.5,
+        )  # fmt: skip
+    for axes, title in ((keep, f"Keep only: {label} ↑"), (remove, f"Remove: {label} lost ↑")):
+        draw_grid(axes)
+        axes.set_xscale("log")
+        axes.set_xlabel("patches kept or removed, % of the bag")
+        axes.set_title(title)
+        ticks = sorted({float(100 * share) for curve in curves for share in curve.shares})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        if evidence_share is not None:
+            axes.axvline(
+                100 * evidence_share, color=find_rule("evidence").color, linewidth=0.8, linestyle=(0, (1, 2))
+            )
+    remove.axhline(0, color=MUTED, linewidth=0.7)
+    handles, names = keep.get_legend_handles_labels()
+    order = [readable_name(rule) for rule in order_rules([curve.rule for curve in curves])]
+    ranked = sorted(zip(names, handles, strict=True), key=lambda pair: order.index(pair[0]))
+    figure.legend(
+        [handle for _, handle in ranked], [name for name, _ in ranked], loc="outside lower left", ncols=4
+    )
+    return figure
+
+
+def _rank_layer(curve: RuleCurve) -> int:
+    """Rivals below, controls above them, ours on top."""
+    strength = ("", *CONTROLS, *reversed(FIRST_RULES))
+    return strength.index(curve.rule) if curve.rule in strength else 0

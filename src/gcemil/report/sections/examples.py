@@ -1,26 +1,65 @@
-"""Slides to look at, chosen by rule and not by eye: the typical one and the worst one.
+"""Two slides to look at, chosen by rule and not by eye: the typical one and the worst one.
 
 Bags are ordered by |Phi(all) - Phi(kept)| of their evidence; the middle one and the last one are drawn. Without that
-diagnostic the first tested slide is drawn.
+diagnostic the first tested slide is drawn. Each is shown three ways: attention beside evidence, the strongest evidence
+patches with their responses, and the disjoint subsets that would also carry the prediction.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from gcemil.report.figures.evidence_patches import contact_sheet, top_patches
-from gcemil.report.figures.slide_maps import attention_and_evidence, disjoint_subsets, numbered_subsets
-from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph
+import numpy as np
+from jaxtyping import Float, Int
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.overlay import Canvas, Thumbnail
+from gcemil.records import SlideEvidence
+from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
 from gcemil.report.run_data import BagKey, RunData
-from gcemil.report.sections.context import Context, absent
-from gcemil.report.slide_view import SlideView, cut_patches, read_slide_view
+from gcemil.report.sections.context import Context, render_missing
+from gcemil.report.slide_view import (
+    FIRST_SUBSETS,
+    Mask,
+    SlideFrame,
+    SlideView,
+    draw_attention,
+    draw_evidence,
+    draw_subsets,
+    outline_truth,
+    read_patch_pixels,
+    read_slide_view,
+)
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    INK,
+    LINE,
+    WIDTH,
+    add_axes_row,
+    apply_style,
+    format_color,
+    new_figure,
+    shorten_label,
+)
 
 SUBSET_RULES = {"evidence": "evidence_scores", "attention": "scores"}
 """Rules whose candidates are the next k of a ranking that an evidence file holds."""
 SUBSET_WORDS = {"evidence": "evidence score", "attention": "attention"}
 
 
-def section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
+LARGEST = 1400
+"""Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
+MOST_PATCHES = 12
+COLUMNS = 6
+
+
+def render_section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
+    """The chosen slides; None for a plain host, which has no evidence to draw."""
     if not context.run.is_wrapped:
         return None
     if not chosen:
@@ -33,19 +72,15 @@ def section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
         )
     ]
     for key, view in chosen.items():
-        parts += [element("h3", f"{key.capitalize()}: {view.slide_id}"), *slide_figures(context, key, view)]
-    return Section("examples", "Two slides", joined(parts))
+        parts += [element("h3", f"{key.capitalize()}: {view.slide_id}"), *_render_slide(context, key, view)]
+    return Section("examples", "Two slides", join_markup(parts))
 
 
-def example_views(run: RunData) -> dict[str, SlideView]:
+def choose_examples(run: RunData) -> dict[str, SlideView]:
     """The typical and the worst slide, where they can be drawn."""
-    gaps = {
-        record["bag_id"]: float(record["full_kept_gap"])
-        for record in run.slides("snr")
-        if (record["rule"], record["network"]) == (run.rule, "wrapped")
-    }
+    gaps = {record["bag_id"]: float(record["full_kept_gap"]) for record in run.own_slides("snr")}
     bags = sorted((bag for bag in run.bags if bag.bag_id in gaps), key=lambda bag: gaps[bag.bag_id])
-    wanted = {"typical": bags[len(bags) // 2], "worst": bags[-1]} if bags else first_bag(run)
+    wanted = {"typical": bags[len(bags) // 2], "worst": bags[-1]} if bags else _choose_first_bag(run)
     found: dict[str, SlideView] = {}
     for name, bag in wanted.items():
         view = next(
@@ -56,22 +91,22 @@ def example_views(run: RunData) -> dict[str, SlideView]:
     return found
 
 
-def first_bag(run: RunData) -> dict[str, BagKey]:
+def _choose_first_bag(run: RunData) -> dict[str, BagKey]:
     return {"first": run.bags[0]} if run.bags else {}
 
 
-def slide_figures(context: Context, key: str, view: SlideView) -> list[Markup]:
+def _render_slide(context: Context, key: str, view: SlideView) -> list[Markup]:
     truth = "; the outline is the annotated truth" if view.truth is not None and view.truth.any() else ""
-    maps = context.album.figure(
+    maps = context.figures.save(
         f"slide_{key}",
-        attention_and_evidence(
+        draw_attention_and_evidence(
             view.evidence, view.coords, patch_size=view.patch_size, truth=view.truth, thumbnail=view.thumbnail
         ),
         alt=f"Attention and evidence of slide {view.slide_id}",
         caption=f"Left to right on the same slide: attention, darker is higher, and the recovered evidence{truth}.",
     )
-    patches = top_patches(view.evidence)
-    pixels = cut_patches(
+    patches = rank_evidence_patches(view.evidence)
+    pixels = read_patch_pixels(
         context.run.cohort, view.slide_id, view.coords, patches.tolist(), patch_size=view.patch_size
     )
     shown = (
@@ -79,24 +114,24 @@ def slide_figures(context: Context, key: str, view: SlideView) -> list[Markup]:
         if pixels is not None
         else "No slide file lies beside the features, so there are only"
     )
-    sheet = context.album.figure(
-        f"patches_{key}", contact_sheet(view.evidence, pixels),
+    sheet = context.figures.save(
+        f"patches_{key}", draw_contact_sheet(view.evidence, pixels),
         alt=f"Strongest evidence patches of slide {view.slide_id}",
         caption=f"{shown} responses to the anchors, the strongest patch first.",
     )  # fmt: skip
-    return [maps, sheet, subset_map(context, key, view)]
+    return [maps, sheet, _render_subsets(context, key, view)]
 
 
-def subset_map(context: Context, key: str, view: SlideView) -> Markup:
+def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     """Disjoint sufficient subsets, drawn again from the rankings: the finding keeps their number, not their patches."""
     records = context.run.slides("subsets")
     if not records:
-        return context.missing("subsets")
+        return context.render_missing("subsets")
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
-        return absent(
+        return render_missing(
             f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides.",
-            context.diagnose("subsets"),
+            context.diagnose_command("subsets"),
         )
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
@@ -111,7 +146,7 @@ def subset_map(context: Context, key: str, view: SlideView) -> Markup:
         if own:
             order = np.argsort(-getattr(view.evidence, scores), kind="stable")
             count = int(own[0]["subsets_per_slide"])
-            panels[f"by {SUBSET_WORDS[rule]}, {size} at a time"] = numbered_subsets(
+            panels[f"by {SUBSET_WORDS[rule]}, {size} at a time"] = number_subsets(
                 order, size=size, count=count
             )
     if not panels:
@@ -119,9 +154,9 @@ def subset_map(context: Context, key: str, view: SlideView) -> Markup:
     if not any(numbers.any() for numbers in panels.values()):
         text = f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
         return paragraph(text, kind="note")
-    return context.album.figure(
+    return context.figures.save(
         f"subsets_{key}",
-        disjoint_subsets(
+        draw_disjoint_subsets(
             view.slide_id,
             view.coords,
             panels,
@@ -133,3 +168,151 @@ def subset_map(context: Context, key: str, view: SlideView) -> Markup:
         caption=f"Each colour is a set of {size} patches that carries the prediction by itself; the sets share no patch. A slide with "
         "several has more evidence than any one map shows.",
     )
+
+
+@apply_style
+def draw_attention_and_evidence(
+    evidence: SlideEvidence,
+    coords: Int[np.ndarray, "n 2"],
+    *,
+    patch_size: int,
+    truth: Mask | None = None,
+    thumbnail: Thumbnail | None = None,
+) -> Figure:
+    """The host's attention and the recovered evidence on the same slide."""
+    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    count = int(evidence.selected.sum())
+    panels = {
+        "Attention of the host, by rank": draw_attention(place, evidence.scores),
+        f"GCE evidence, {count} of {len(evidence.selected)} patches": draw_evidence(
+            place, evidence.selected, EVIDENCE.color
+        ),
+    }
+    if thumbnail is not None:
+        panels = {"Slide": place.draw_background(), **panels}
+    figure = _draw_panels(
+        evidence.slide_id, {name: outline_truth(canvas, place, truth) for name, canvas in panels.items()}
+    )
+    handles: list[Patch | Line2D] = [Patch(color=EVIDENCE_COLOR, label="evidence")]
+    if truth is not None and truth.any():
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label="outline of the annotated truth"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    return figure
+
+
+@apply_style
+def draw_disjoint_subsets(
+    slide_id: str,
+    coords: Int[np.ndarray, "n 2"],
+    subsets: dict[str, Int[np.ndarray, "n"]],
+    *,
+    patch_size: int,
+    truth: Mask | None = None,
+    thumbnail: Thumbnail | None = None,
+) -> Figure:
+    """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
+    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    panels = {
+        f"{name}: {int(numbers.max(initial=0))} sufficient": outline_truth(
+            draw_subsets(place, numbers), place, truth
+        )
+        for name, numbers in subsets.items()
+    }
+    figure = _draw_panels(slide_id, panels)
+    words = ("first subset", "second", "third")
+    handles: list[Patch | Line2D] = [
+        Patch(color=format_color(color), label=word) for color, word in zip(FIRST_SUBSETS, words, strict=True)
+    ]
+    if truth is not None and truth.any():
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label="annotated truth"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    return figure
+
+
+def _draw_panels(heading: str, panels: dict[str, Canvas]) -> Figure:
+    """Pictures side by side under their titles."""
+    shapes = [canvas.shape for canvas in panels.values()]
+    ratio = shapes[0][0] / shapes[0][1]
+    each = WIDTH / len(panels)
+    figure = new_figure(WIDTH, min(7.0, each * ratio + 0.75))
+    figure.suptitle(shorten_label(heading, 70), x=0.01, ha="left", fontsize=9, color=INK)
+    for axes, (title, canvas) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
+        _show_pixels(axes, canvas)
+        axes.set_title(title, fontsize=8.5)
+    return figure
+
+
+def _show_pixels(axes: Axes, canvas: Canvas) -> None:
+    axes.imshow(canvas, interpolation="nearest", aspect="equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def number_subsets(
+    order: Sequence[int] | Int[np.ndarray, "n"], *, size: int, count: int
+) -> Int[np.ndarray, "n"]:
+    """Which of `count` consecutive runs of `size` patches of a ranking each patch is in; 0 for none."""
+    ranked = np.asarray(order)
+    numbers = np.zeros(len(ranked), dtype=np.int64)
+    places = np.arange(len(ranked)) // size + 1
+    numbers[ranked] = np.where(places <= count, places, 0)
+    return numbers
+
+
+@apply_style
+def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None = None) -> Figure:
+    """The first patches by evidence score; `pixels` are those of `rank_evidence_patches`, in their order."""
+    chosen = rank_evidence_patches(evidence)
+    rows = -(-max(1, len(chosen)) // COLUMNS)
+    letters = list_anchor_letters(len(evidence.prompts))
+    parts = 2 if pixels is not None else 1
+    figure = new_figure(WIDTH, rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts))
+    figure.suptitle(
+        shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76),
+        x=0.01,
+        ha="left",
+        fontsize=9,
+        color=INK,
+    )
+    grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for place, patch in enumerate(chosen.tolist()):
+        row, column = divmod(place, COLUMNS)
+        if pixels is not None:
+            _show_pixels(grid[row * parts, column], pixels[place])
+            grid[row * parts, column].set_axis_on()
+        below = grid[row * parts + parts - 1, column]
+        _draw_responses(below, evidence.responses[patch], letters)
+        (grid[row * parts, column]).set_title(f"patch {patch}", fontsize=7.5, fontweight="normal")
+    key = "\n".join(
+        f"{letter}  {shorten_label(prompt, 90)}"
+        for letter, prompt in zip(letters, evidence.prompts, strict=True)
+    )
+    figure.supxlabel(key, x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def _draw_responses(axes: Axes, responses: Float[np.ndarray, "m"], letters: Sequence[str]) -> None:
+    """How strongly one patch responds to each anchor."""
+    axes.set_axis_on()
+    axes.bar(np.arange(len(responses)), responses, width=0.78, color=EVIDENCE_COLOR)
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 1])
+    axes.set_xticks(np.arange(len(letters)), letters)
+    axes.tick_params(labelsize=6.5, length=0)
+    axes.grid(True, axis="y", color=LINE)
+
+
+def rank_evidence_patches(evidence: SlideEvidence, most: int = MOST_PATCHES) -> Int[np.ndarray, "k"]:
+    """The selected patches of highest evidence score, the lower index first where two are equal."""
+    found = evidence.indices
+    order = np.argsort(-evidence.evidence_scores[found], kind="stable")
+    return found[order][:most]
+
+
+def list_anchor_letters(count: int) -> list[str]:
+    """A, B, ... Z, then numbers."""
+    return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from gcemil.findings import Finding
-from gcemil.report.html import EMPTY, Cell, Column, Line, Markup, Section, Table, joined, link, table
+from gcemil.report.html import (
+    EMPTY,
+    Section,
+    join_markup,
+    link,
+    render_rows,
+    render_table,
+)
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.controls import LABELS
-from gcemil.report.sections.finding_tables import NONE, finding_table, in_order, rows_with
+from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
+from gcemil.tables import NOT_MEASURED
 
 TYPES = {
     "case_failure": "Case failure",
@@ -18,65 +27,51 @@ TYPES = {
 }
 
 
-def section(context: Context, places: dict[str, str]) -> Section:
+def render_section(context: Context, places: dict[str, str]) -> Section:
     """`places` leads from a bag to its part of the page."""
     finding = context.run.finding("failures")
-    body = context.missing("failures") if finding is None else shown(context, finding, places)
+    body = (
+        context.render_missing("failures") if finding is None else _render_finding(context, finding, places)
+    )
     return Section("failures", "Failures", body)
 
 
-def shown(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
+def _render_finding(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
     rates = finding_table(
-        in_order(rows_with(finding.rows, **{"class": "all"})),
-        LABELS,
+        order_rows(filter_rows(finding.rows, **{"class": "all"})),
+        RULE_HEADINGS,
         [f"{kind}_share" for kind in TYPES],
-        naming={"network": context.network},
+        naming={"network": context.name_network},
         grouped=False,
         caption=f"Share of {context.unit}s that fail",
         notes=[
             "The thresholds are ours: the paper states none, so its rates are no yardstick; the control rows are. "
-            + thresholds(finding),
+            + _describe_thresholds(finding),
             *finding.notes,
         ],
     )
-    return joined([table(rates), named(context, places)])
+    return join_markup([render_table(rates), _render_failing_slides(context, places)])
 
 
-def named(context: Context, places: dict[str, str]) -> Markup:
+def _render_failing_slides(context: Context, places: dict[str, str]) -> Markup:
     """Every type with the slides that show it."""
-    own = [
-        record
-        for record in context.run.slides("failures")
-        if (record["rule"], record["network"]) == (context.run.rule, "wrapped")
-    ]
-    lines = []
+    own = context.run.own_slides("failures")
+    rows = []
     for kind, title in TYPES.items():
         failing = [str(record["bag_id"]) for record in own if record[kind]]
         known = sum(record[kind] is not None for record in own)
-        names = joined(
+        names = join_markup(
             part
             for number, bag in enumerate(failing)
             for part in (", " if number else "", link(places[bag], bag) if bag in places else bag)
         )
-        shown_names = names if failing else ("not known" if not known else "none")
-        lines.append(
-            Line(
-                (
-                    Cell(title),
-                    Cell(f"{len(failing)} of {known}" if known else NONE, is_number=True),
-                    Cell(shown_names),
-                )
-            )
-        )
-    columns = (
-        Column("Failure", is_number=False),
-        Column("Count"),
-        Column(f"{context.unit.capitalize()}s", is_number=False),
-    )
-    return table(Table(columns, tuple(lines), caption="By name")) if own else EMPTY
+        count = f"{len(failing)} of {known}" if known else NOT_MEASURED.text
+        rows.append((title, count, names if failing else ("none" if known else "not known")))
+    headings = ("Failure", "Count", f"{context.unit.capitalize()}s")
+    return render_rows(headings, rows, numeric={"Count"}, caption="By name") if own else EMPTY
 
 
-def thresholds(finding: Finding) -> str:
+def _describe_thresholds(finding: Finding) -> str:
     """The lines the audit drew."""
     found = finding.settings
     words = {
@@ -91,10 +86,9 @@ def thresholds(finding: Finding) -> str:
     )
 
 
-def own_failures(context: Context) -> dict[str, list[str]]:
+def list_failures(context: Context) -> dict[str, list[str]]:
     """The failures of every bag, in words."""
     return {
         str(record["bag_id"]): [TYPES[kind] for kind in TYPES if record[kind]]
-        for record in context.run.slides("failures")
-        if (record["rule"], record["network"]) == (context.run.rule, "wrapped")
+        for record in context.run.own_slides("failures")
     }

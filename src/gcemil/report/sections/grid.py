@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from gcemil.errors import RunError
 from gcemil.findings import Row
 from gcemil.metrics import METRICS
-from gcemil.report.figures.hosts import HostGain, relative_performance
 from gcemil.report.html import (
-    Cell,
-    Column,
-    Line,
-    Markup,
     Section,
-    Table,
+    collapse,
     element,
-    joined,
-    page,
+    join_markup,
     paragraph,
-    table,
+    render_page,
+    render_rows,
+    render_table,
 )
-from gcemil.report.sections.context import Album, absent, quoted
-from gcemil.report.sections.finding_tables import NONE, finding_table
-from gcemil.report.sections.snr import folded
+from gcemil.report.sections.context import FigureFolder, quote_path, render_missing
+from gcemil.report.sections.finding_tables import RULE_HEADINGS, finding_table
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    GROUPS,
+    INK,
+    MARKERS,
+    MODE_NAMES,
+    WIDTH,
+    apply_style,
+    draw_grid,
+    new_figure,
+    shorten_label,
+)
+from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 
 Record = dict[str, Any]
 TASKS = (("macro_f1", "accuracy", "auc"), ("c_index",))
@@ -36,28 +49,27 @@ SNR = (
     "necessary_share", "evidence_fraction", "precision", "recall",
 )  # fmt: skip
 SOFT = ("cd_gap", "recoverable_share")
-WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
 
 
-def document(summary: Record, results: Path, album: Album) -> str:
+def render_grid_page(summary: Record, results: Path, figures: FigureFolder) -> str:
     """The page of a results folder."""
     try:
         means, diagnostics = summary["means"], summary["diagnostic_means"]
         sections = [
-            performance(means, album),
-            runs_section(means, summary["runs"]),
-            snr_section(diagnostics, results),
-            unfinished(summary["unfinished"], results),
+            _render_performance(means, figures),
+            _render_runs(means, summary["runs"]),
+            _render_snr(diagnostics, results),
+            _render_unfinished(summary["unfinished"], results),
         ]
-        lead = heading(summary, results)
+        lead = _render_lead(summary, results)
     except (KeyError, TypeError) as error:
         raise RunError(
             f"{results / 'summary.json'} is not the summary of a grid ({error}). Make it with 'gcemil benchmark'."
         ) from error
-    return page(f"Grid report: {results.name}", lead, sections)
+    return render_page(f"Grid report: {results.name}", lead, sections)
 
 
-def heading(summary: Record, results: Path) -> Markup:
+def _render_lead(summary: Record, results: Path) -> Markup:
     cohorts = summary["cohorts"]
     simulated = [name for name, card in cohorts.items() if card.get("simulated")]
     facts = f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
@@ -68,120 +80,129 @@ def heading(summary: Record, results: Path) -> Markup:
     ]
     if simulated:
         parts.append(paragraph(f"Simulated, not tissue: {', '.join(simulated)}.", kind="caution"))
-    return joined(parts)
+    return join_markup(parts)
 
 
-def performance(means: list[Record], album: Album) -> Section:
+def _render_performance(means: list[Record], figures: FigureFolder) -> Section:
     """Host against host + GCE over the grid."""
     parts = []
     for metric in MAIN:
-        gains = list(host_gains(means, metric))
+        gains = list(pair_hosts(means, metric))
         if gains:
             label = f"{METRICS[metric].label} of host + GCE (gated) over that of the plain host"
             parts.append(
-                album.figure(
+                figures.save(
                     f"hosts_{metric}",
-                    relative_performance(gains, label=label),
+                    draw_relative_performance(gains, label=label),
                     alt=f"Relative {METRICS[metric].label} per host and cohort",
                     caption="Right of the line the wrapper gains, left of it it costs. One mark is one cohort, means over folds and seeds.",
                 )
             )
     if not parts:
         parts.append(paragraph("No host was trained both plainly and with the wrapper yet.", kind="missing"))
-    return Section("performance", "Relative performance per host", joined(parts))
+    return Section("performance", "Relative performance per host", join_markup(parts))
 
 
-def host_gains(means: list[Record], metric: str) -> Iterator[HostGain]:
+def pair_hosts(means: list[Record], metric: str) -> Iterator[HostGain]:
     """Pairs of arms `host` and `gce` of one host on one cohort, ablations aside."""
     plain = {
         (row["cohort"], row["host"]): found
         for row in means
         if (row["arm"], row["variant"]) == ("host", None)
-        and (found := value_of(row, "full", metric)) is not None
+        and (found := _read_mean(row, "full", metric)) is not None
     }
     for row in means:
         key = (row["cohort"], row["host"])
-        found = value_of(row, "soft", metric)
+        found = _read_mean(row, "soft", metric)
         if (row["arm"], row["variant"]) == ("gce", None) and key in plain and found is not None:
             yield HostGain(row["host"], row["cohort"], plain[key], found)
 
 
-def value_of(row: Record, mode: str, metric: str) -> float | None:
+def _read_mean(row: Record, mode: str, metric: str) -> float | None:
     found: float | None = row["metrics"].get(mode, {}).get(metric, {}).get("mean")
     return found
 
 
-def runs_section(means: list[Record], runs: list[Record]) -> Section:
+def _render_runs(means: list[Record], runs: list[Record]) -> Section:
     """Means in view, single folds folded below."""
     if not runs:
         return Section("runs", "Runs", paragraph("No fold is trained yet.", kind="missing"))
-    folds = [{**row, "runs": 1, "metrics": as_spread(row["metrics"])} for row in runs]
-    parts = [*metric_tables(means, {"runs": "Folds"}, "Mean ± standard deviation over folds and seeds.")]
+    folds = [{**row, "runs": 1, "metrics": _wrap_values(row["metrics"])} for row in runs]
+    parts = [
+        *_render_metric_tables(means, {"runs": "Folds"}, "Mean ± standard deviation over folds and seeds.")
+    ]
     parts.append(
-        folded(
-            f"All {len(runs)} trained folds", joined(metric_tables(folds, {"seed": "Seed", "fold": "Fold"}))
+        collapse(
+            f"All {len(runs)} trained folds",
+            join_markup(_render_metric_tables(folds, {"seed": "Seed", "fold": "Fold"})),
         )
     )
-    return Section("runs", "Runs", joined(parts))
+    return Section("runs", "Runs", join_markup(parts))
 
 
-def as_spread(metrics: Record) -> Record:
+def _wrap_values(metrics: Record) -> Record:
     return {
         mode: {name: {"mean": value, "std": None} for name, value in found.items()}
         for mode, found in metrics.items()
     }
 
 
-def metric_tables(rows: list[Record], extra: dict[str, str], note: str = "") -> Iterator[Markup]:
+def _render_metric_tables(rows: list[Record], extra: dict[str, str], note: str = "") -> Iterator[Markup]:
     """One table for the classification cohorts and one for the survival cohorts."""
     for names in TASKS:
         own = [row for row in rows if any(name in row["metrics"].get("full", {}) for name in names)]
         if not own:
             continue
-        modes = [mode for mode in WORDS if any(mode in row["metrics"] for row in own)]
+        modes = [mode for mode in MODE_NAMES if any(mode in row["metrics"] for row in own)]
         shown = [(name, mode) for name in names for mode in modes]
         labels = {"cohort": "Cohort", "host": "Host", "label": "Arm", **extra}
-        columns = [Column(heading, is_number=False) for heading in labels.values()]
-        columns += [Column(WORDS[mode], group=f"{METRICS[name].label} ↑") for name, mode in shown]
+        columns = [
+            Column(f"{name} {mode}", MODE_NAMES[mode], group=f"{METRICS[name].label} ↑")
+            for name, mode in shown
+        ]
         lines = [
             Line(
-                (
-                    *(
-                        Cell(str({**row, "label": row["variant"] or row["arm"]}[label]), is_name=True)
-                        for label in labels
-                    ),
-                    *(spread_cell(row["metrics"].get(mode, {}).get(name)) for name, mode in shown),
-                )
+                tuple(str({**row, "label": row["variant"] or row["arm"]}[label]) for label in labels),
+                "ours",
+                tuple(_read_cell(row, mode, name) for name, mode in shown),
             )
             for row in own
         ]
-        yield table(Table(tuple(columns), tuple(lines), notes=(note,) if note else ()))
+        yield render_table(
+            Table(
+                name="",
+                title="",
+                label="",
+                row_labels=tuple(labels.values()),
+                columns=tuple(columns),
+                lines=tuple(lines),
+                notes=(note,) if note else (),
+            )
+        )
 
 
-def spread_cell(found: Record | None) -> Cell:
-    if found is None or found["mean"] is None:
-        return Cell(NONE, is_number=True)
-    return Cell(f"{found['mean']:.3f}", is_number=True, note=f"± {found['std']:.3f}" if found["std"] else "")
+def _read_cell(row: Record, mode: str, metric: str) -> Cell:
+    found = row["metrics"].get(mode, {}).get(metric)
+    return NOT_MEASURED if found is None else metric_cell(metric, found["mean"], found["std"])
 
 
-def snr_section(diagnostics: list[Record], results: Path) -> Section:
+def _render_snr(diagnostics: list[Record], results: Path) -> Section:
     """Sufficiency, necessity, recoverability of the evidence and of its controls, cohort by cohort."""
     title = "Sufficiency, necessity, recoverability"
     own = [row for row in diagnostics if row["diagnostic"] == "snr" and row["labels"].get("class") == "all"]
     if not own:
-        remedy = f"gcemil benchmark GRID.yaml --out {quoted(results)}"
+        remedy = f"gcemil benchmark GRID.yaml --out {quote_path(results)}"
         return Section(
             "snr",
             title,
-            absent("The grid asks for no 'snr'. Name it under diagnostics in the grid file.", remedy),
+            render_missing("The grid asks for no 'snr'. Name it under diagnostics in the grid file.", remedy),
         )
     parts = []
     labels = {
         "cohort": "Cohort",
         "host": "Host",
         "arm": "Arm",
-        "rule": "Patches chosen by",
-        "network": "Predicted by",
+        **RULE_HEADINGS,
     }
     for comparison, metrics in (("full-kept", SNR), ("soft-kept", SOFT)):
         rows = [
@@ -200,7 +221,7 @@ def snr_section(diagnostics: list[Record], results: Path) -> Section:
         ]
         if rows:
             parts.append(
-                table(
+                render_table(
                     finding_table(
                         rows,
                         labels,
@@ -210,16 +231,65 @@ def snr_section(diagnostics: list[Record], results: Path) -> Section:
                     )
                 )
             )
-    return Section("snr", title, joined(parts))
+    return Section("snr", title, join_markup(parts))
 
 
-def unfinished(missing: list[Record], results: Path) -> Section:
+def _render_unfinished(missing: list[Record], results: Path) -> Section:
     title = "Unfinished"
     if not missing:
         return Section("unfinished", title, paragraph("Everything the grids ask for is done."))
-    lines = tuple(
-        Line((Cell(str(row["key"])), Cell(str(row["failure"] or "not run yet")))) for row in missing
+    rows = [(str(row["key"]), str(row["failure"] or "not run yet")) for row in missing]
+    remedy = render_missing(
+        f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quote_path(results)}"
     )
-    columns = (Column("What", is_number=False), Column("Why", is_number=False))
-    remedy = absent(f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quoted(results)}")
-    return Section("unfinished", title, joined([remedy, table(Table(columns, lines))]))
+    return Section("unfinished", title, join_markup([remedy, render_rows(("What", "Why"), rows)]))
+
+
+@dataclass(frozen=True)
+class HostGain:
+    """What the wrapper changed for one host on one cohort."""
+
+    host: str
+    cohort: str
+    host_value: float
+    gce_value: float
+
+    @property
+    def relative(self) -> float | None:
+        """Wrapped over plain; None where plain is 0."""
+        return self.gce_value / self.host_value if self.host_value else None
+
+
+@apply_style
+def draw_relative_performance(gains: Sequence[HostGain], *, label: str) -> Figure:
+    """A dot per cohort and a line at the mean for every host; 1 is the plain host."""
+    hosts = list(dict.fromkeys(gain.host for gain in gains))
+    cohorts = list(dict.fromkeys(gain.cohort for gain in gains))
+    figure = new_figure(WIDTH, 1.1 + 0.36 * len(hosts))
+    axes = draw_grid(figure.subplots(), grid="x")
+    axes.axvline(1.0, color=INK, linewidth=0.9)
+    for row, host in enumerate(hosts):
+        place = len(hosts) - row
+        own = [
+            (gain.cohort, gain.relative) for gain in gains if gain.host == host and gain.relative is not None
+        ]
+        for cohort, value in own:
+            number = cohorts.index(cohort)
+            axes.plot(
+                value, place, linestyle="", marker=MARKERS[number % len(MARKERS)],
+                color=GROUPS[number % len(GROUPS)], markersize=6,
+            )  # fmt: skip
+        if own:
+            mean = float(np.mean([value for _, value in own]))
+            axes.plot([mean, mean], [place - 0.32, place + 0.32], color=EVIDENCE_COLOR, linewidth=2.2)
+    axes.set_yticks([len(hosts) - row for row in range(len(hosts))], hosts)
+    axes.set_ylim(0.4, len(hosts) + 0.6)
+    axes.set_xlabel(label)
+    for number, cohort in enumerate(cohorts):
+        axes.plot(
+            [], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color=GROUPS[number % len(GROUPS)],
+            label=shorten_label(cohort, 24),
+        )  # fmt: skip
+    axes.plot([], [], color=EVIDENCE_COLOR, linewidth=2.2, label="mean over cohorts")
+    figure.legend(loc="outside lower left", ncols=5)
+    return figure

@@ -13,10 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gcemil.report.html import EMPTY, Markup, bar, element, joined, paragraph
-from gcemil.report.palette import readable_name
+from markupsafe import Markup
+
+from gcemil.report.html import EMPTY, bar, element, join_markup, paragraph
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
+from gcemil.report.style import readable_name
 
 Z95 = 1.959963984540054
 FEW = 30
@@ -44,18 +46,21 @@ class Count:
 
     @property
     def share(self) -> float:
+        """NaN without observations."""
         return self.held / self.of if self.of else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson(self.held, self.of)
+        """95 % interval of the share."""
+        return wilson_interval(self.held, self.of)
 
     @property
     def words(self) -> str:
+        """The count as a reader sees it."""
         return f"{self.held} of {self.of}"
 
 
-def wilson(held: int, of: int) -> tuple[float, float]:
+def wilson_interval(held: int, of: int) -> tuple[float, float]:
     """95 % interval of a share; everything is possible without observations."""
     if of == 0:
         return 0.0, 1.0
@@ -65,13 +70,13 @@ def wilson(held: int, of: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + square / of)), min(1.0, (centre + half) / (1 + square / of))
 
 
-def counted(records: Sequence[Record], *criteria: str) -> Count:
+def count_slides(records: Sequence[Record], *criteria: str) -> Count:
     """Slides in which all these criteria hold, of those where all can be asked."""
     asked = [record for record in records if all(record.get(name) is not None for name in criteria)]
     return Count(sum(all(record[name] for name in criteria) for record in asked), len(asked))
 
 
-def lead(context: Context) -> Markup:
+def render_lead(context: Context) -> Markup:
     """Title, facts and the answer."""
     run = context.run
     card = run.card
@@ -79,40 +84,50 @@ def lead(context: Context) -> Markup:
     folds = f"{len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
     arm = f"{run.host} + GCE" if run.is_wrapped else f"{run.host}, no wrapper"
     facts = " · ".join(
-        [cohort, arm, folds, f"{context.units(len(run.bags))} tested", f"seed {run.settings.get('seed')}"]
+        [
+            cohort,
+            arm,
+            folds,
+            f"{context.count_units(len(run.bags))} tested",
+            f"seed {run.settings.get('seed')}",
+        ]
     )
-    return joined(
+    return join_markup(
         [
             paragraph("Evidence report", kind="eyebrow"),
             element("h1", run.folder.name or str(run.folder)),
             paragraph(facts, kind="facts"),
             element("h2", "Does the evidence hold?"),
-            answer(context),
-            *[paragraph(text, kind="caution") for text in cautions(context)],
+            _render_answer(context),
+            *[paragraph(text, kind="caution") for text in list_cautions(context)],
         ]
     )
 
 
-def answer(context: Context) -> Markup:
+def _render_answer(context: Context) -> Markup:
     """The count, the three criteria, and the controls."""
     run = context.run
-    by_rule = judged(context)
+    by_rule = group_judged_slides(context)
     own = by_rule.get(run.rule, [])
     if not own:
-        return joined([paragraph("Not measured yet.", kind="answer"), context.missing("snr")])
+        return join_markup([paragraph("Not measured yet.", kind="answer"), context.render_missing("snr")])
     finding = run.finding("snr")
     settings = {} if finding is None else finding.settings
     cards = [
-        card(name, by_rule, run.rule, settings.get(f"{LIMITS[name]}_tolerance", math.nan))
+        _render_criterion(name, by_rule, run.rule, settings.get(f"{LIMITS[name]}_tolerance", math.nan))
         for name in WORDS
-        if counted(own, name).of
+        if count_slides(own, name).of
     ]
-    return joined(
-        [sentence(context, by_rule), element("div", *cards, class_="criteria"), comparison(context, by_rule)]
+    return join_markup(
+        [
+            _render_sentence(context, by_rule),
+            element("div", *cards, class_="criteria"),
+            _render_comparison(context, by_rule),
+        ]
     )
 
 
-def judged(context: Context) -> dict[str, list[Record]]:
+def group_judged_slides(context: Context) -> dict[str, list[Record]]:
     """The slides of the S/N/R diagnostic by rule, under the run's own network."""
     found: dict[str, list[Record]] = {}
     for record in context.run.slides("snr"):
@@ -121,20 +136,20 @@ def judged(context: Context) -> dict[str, list[Record]]:
     return found
 
 
-def sentence(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
+def _render_sentence(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
     """The answer in one sentence."""
     own = by_rule[context.run.rule]
     fraction = sum(record["evidence_fraction"] for record in own) / len(own)
     size = f" It is {100 * fraction:.1f} % of the patches."
     if not context.run.is_wrapped:
-        both = counted(own, "sufficient", "necessary")
+        both = count_slides(own, "sufficient", "necessary")
         text = (
             f" test {context.unit}s. The run has no wrapper, so the most attended patches stand for evidence."
         )
         return paragraph(
             "Attention is sufficient and necessary in ", element("b", both.words), text, size, kind="answer"
         )
-    held = counted(own, "sufficient", "necessary", "recoverable")
+    held = count_slides(own, "sufficient", "necessary", "recoverable")
     low, high = held.interval
     interval = f" ({100 * held.share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %)."
     return paragraph(
@@ -143,14 +158,14 @@ def sentence(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
     )  # fmt: skip
 
 
-def card(name: str, by_rule: dict[str, list[Record]], rule: str, limit: float) -> Markup:
+def _render_criterion(name: str, by_rule: dict[str, list[Record]], rule: str, limit: float) -> Markup:
     """One criterion: the share, its interval, what it means, and the controls."""
-    own = counted(by_rule[rule], name)
+    own = count_slides(by_rule[rule], name)
     low, high = own.interval
     title, meaning = WORDS[name]
     rivals = []
     for other in CONTROLS:
-        count = counted(by_rule.get(other, []), name)
+        count = count_slides(by_rule.get(other, []), name)
         if count.of and other != rule:
             share = f"{100 * count.share:.0f} %"
             rivals += [
@@ -174,20 +189,20 @@ def card(name: str, by_rule: dict[str, list[Record]], rule: str, limit: float) -
     )
 
 
-def comparison(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
+def _render_comparison(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
     """What subsets of the same size do by the two criteria that everybody can be asked."""
-    own = counted(by_rule[context.run.rule], "sufficient", "necessary")
+    own = count_slides(by_rule[context.run.rule], "sufficient", "necessary")
     others = [
         f"{readable_name(rule)} {count.words}"
         for rule in CONTROLS
         if rule != context.run.rule
-        and (count := counted(by_rule.get(rule, []), "sufficient", "necessary")).of
+        and (count := count_slides(by_rule.get(rule, []), "sufficient", "necessary")).of
     ]
     text = f"Sufficient and necessary together, same number of patches: {readable_name(context.run.rule)} {own.words}"
     return paragraph("; ".join([text, *others]) + ".", kind="note")
 
 
-def cautions(context: Context) -> list[str]:
+def list_cautions(context: Context) -> list[str]:
     """What a reader must know before believing a number."""
     run, found = context.run, []
     card_ = run.card
@@ -203,7 +218,7 @@ def cautions(context: Context) -> list[str]:
         )
     if len(run.bags) < FEW:
         found.append(
-            f"Only {context.units(len(run.bags))} were tested; the intervals are wide, and they mean it."
+            f"Only {context.count_units(len(run.bags))} were tested; the intervals are wide, and they mean it."
         )
     if run.card is None:
         found.append(
@@ -213,7 +228,7 @@ def cautions(context: Context) -> list[str]:
         if fold.outdated:
             found.append(
                 f"Fold {fold.number} was trained again after {', '.join(fold.outdated)} had been measured: those figures are of "
-                f"another network. Measure again with '{context.diagnose(fold.outdated[0])}'."
+                f"another network. Measure again with '{context.diagnose_command(fold.outdated[0])}'."
             )
     found += sorted({str(text) for fold in run.folds for text in fold.metrics["details"].get("caveats", [])})
     found += sorted(

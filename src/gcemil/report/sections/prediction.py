@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean, stdev
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.figures.hosts import fold_pairs
-from gcemil.report.html import Markup, Section, joined, paragraph, table
-from gcemil.report.sections.context import Context, absent, quoted
+from gcemil.report.html import Section, join_markup, paragraph, render_table
+from gcemil.report.sections.context import Context, quote_path, render_missing
 from gcemil.report.sections.finding_tables import Naming, finding_table
+from gcemil.report.style import (
+    EVIDENCE_COLOR,
+    INK,
+    MODE_NAMES,
+    MUTED,
+    WIDTH,
+    add_axes_row,
+    apply_style,
+    draw_grid,
+    new_figure,
+)
 
 CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
@@ -25,52 +40,53 @@ TESTS = (
 PLAIN = "plain host, all patches"
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
+    """Task metrics of every arm, and the tests of their differences."""
     parts = [
         paragraph(
             "Test metrics of every way to predict. All patches: the host as it is. Gated: every patch weighed by its gate. "
             "Evidence alone: the host sees the recovered patches and nothing else."
         ),
-        figure(context),
-        table(
+        _render_figure(context),
+        render_table(
             finding_table(
-                metric_rows(context),
+                list_metric_rows(context),
                 {"arm": "Prediction"},
-                metrics_of(context),
+                _list_metrics(context),
                 grouped=False,
                 naming={"arm": str},
-                notes=[spread_note(context)],
+                notes=[_describe_spread(context)],
             )
         ),
     ]
     if context.against is None and context.run.is_wrapped:
-        remedy = f"gcemil report {quoted(context.run.folder)} --against HOST_RUN"
-        parts.append(absent("The plain host is not shown: no run of it was given.", remedy))
+        remedy = f"gcemil report {quote_path(context.run.folder)} --against HOST_RUN"
+        parts.append(render_missing("The plain host is not shown: no run of it was given.", remedy))
     else:
-        parts.append(significance(context))
-    return Section("prediction", "Host against host + GCE", joined(parts))
+        parts.append(_render_significance(context))
+    return Section("prediction", "Host against host + GCE", join_markup(parts))
 
 
-def metrics_of(context: Context) -> tuple[str, ...]:
+def _list_metrics(context: Context) -> tuple[str, ...]:
     return ("c_index",) if context.run.task == "survival" else CLASSIFICATION
 
 
-def arms(context: Context, metric: str) -> dict[str, dict[int, float]]:
+def _group_values_by_arm(context: Context, metric: str) -> dict[str, dict[int, float]]:
     """The value of every fold under every arm."""
     found: dict[str, dict[int, float]] = {}
     if context.against is not None:
         found[PLAIN] = context.against.values("full", metric)
-    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
     name = "host + GCE" if context.run.is_wrapped else "host"
     for mode in context.run.folds[0].modes:
-        found[f"{name}, {words[mode]}"] = context.run.values(mode, metric)
+        found[f"{name}, {MODE_NAMES[mode]}"] = context.run.values(mode, metric)
     return {arm: values for arm, values in found.items() if values}
 
 
-def metric_rows(context: Context) -> list[Row]:
+def list_metric_rows(context: Context) -> list[Row]:
+    """Mean and deviation over folds, one row per arm."""
     rows: dict[str, tuple[dict[str, float | None], dict[str, float]]] = {}
-    for metric in metrics_of(context):
-        for arm, by_fold in arms(context, metric).items():
+    for metric in _list_metrics(context):
+        for arm, by_fold in _group_values_by_arm(context, metric).items():
             means, deviations = rows.setdefault(arm, ({}, {}))
             numbers = list(by_fold.values())
             means[metric] = fmean(numbers)
@@ -79,7 +95,7 @@ def metric_rows(context: Context) -> list[Row]:
     return [Row({"arm": arm}, means, deviations) for arm, (means, deviations) in rows.items()]
 
 
-def spread_note(context: Context) -> str:
+def _describe_spread(context: Context) -> str:
     count = len(context.run.folds)
     return (
         f"Mean ± standard deviation over {count} folds."
@@ -88,28 +104,30 @@ def spread_note(context: Context) -> str:
     )
 
 
-def figure(context: Context) -> Markup:
-    panels = {METRICS[metric].label + " ↑": arms(context, metric) for metric in metrics_of(context)}
-    return context.album.figure(
-        "prediction_folds", fold_pairs(panels),
+def _render_figure(context: Context) -> Markup:
+    panels = {
+        METRICS[metric].label + " ↑": _group_values_by_arm(context, metric)
+        for metric in _list_metrics(context)
+    }
+    return context.figures.save(
+        "prediction_folds", draw_fold_pairs(panels),
         alt="Task metrics of every arm, fold by fold",
         caption="Dots are folds, lines join the same fold under different arms, bars are means.",
     )  # fmt: skip
 
 
-def significance(context: Context) -> Markup:
+def _render_significance(context: Context) -> Markup:
     if context.against is None:
-        return joined([])
+        return join_markup([])
     finding = context.run.finding("significance")
     if finding is None:
-        return context.missing("significance")
-    return significance_table(finding)
+        return context.render_missing("significance")
+    return _render_significance_table(finding)
 
 
-def significance_table(finding: Finding) -> Markup:
-    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+def _render_significance_table(finding: Finding) -> Markup:
     naming: dict[str, Naming] = {
-        "mode": lambda key: words.get(key, key),
+        "mode": lambda key: MODE_NAMES.get(key, key),
         "metric": lambda key: METRICS[key].label,
     }
     made = finding_table(
@@ -122,4 +140,39 @@ def significance_table(finding: Finding) -> Markup:
         notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )
-    return table(made)
+    return render_table(made)
+
+
+@apply_style
+def draw_fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
+    """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
+    names = list(dict.fromkeys(name for arms in panels.values() for name in arms))
+    figure = new_figure(WIDTH, 0.85 + 0.42 * len(names))
+    axes_row = add_axes_row(figure, len(panels), sharey=True)
+    places = {name: len(names) - number for number, name in enumerate(names)}
+    for axes, (title, arms) in zip(axes_row, panels.items(), strict=True):
+        draw_grid(axes, grid="x")
+        for fold in dict.fromkeys(fold for values in arms.values() for fold in values):
+            points = [(arms[name][fold], places[name]) for name in arms if fold in arms[name]]
+            axes.plot(
+                *zip(*points, strict=True), color=MUTED, linewidth=0.8, alpha=0.6, marker="o", markersize=3.6
+            )
+        for name, by_fold in arms.items():
+            if by_fold:
+                mean, place = float(np.mean(list(by_fold.values()))), places[name]
+                color = INK if name == names[0] and len(names) > 1 else EVIDENCE_COLOR
+                axes.plot([mean, mean], [place - 0.26, place + 0.26], color=color, linewidth=2.6)
+                axes.annotate(
+                    f"{mean:.3f}",
+                    (mean, place + 0.26),
+                    xytext=(0, 1.5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7.5,
+                )
+        axes.set_ylim(0.5, len(names) + 0.75)
+        axes.margins(x=0.12)
+        axes.set_title(title)
+    axes_row[0].set_yticks(list(places.values()), names)
+    axes_row[0].tick_params(axis="y", length=0)
+    return figure

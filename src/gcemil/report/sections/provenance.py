@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import yaml
+from markupsafe import Markup
 
 from gcemil.bags.fingerprint import content_hash
-from gcemil.report.html import Cell, Column, Line, Markup, Section, Table, command, element, joined, table
+from gcemil.report.html import Section, collapse, command, element, join_markup, render_rows
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import QUESTIONS, Context
-from gcemil.report.sections.snr import folded
 from gcemil.runs.folder import FoldFolder
 
 SHOWN_DIGITS = 16
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
+    """Identity, folds, diagnostics and settings of the run."""
     run = context.run
-    parts = [facts(context), fold_table(run)]
+    parts = [_render_facts(context), _render_folds(run)]
     if context.against is not None:
         parts.append(element("h3", "The plain host"))
-        parts.append(definitions(identity(context.against)))
+        parts.append(_render_definitions(_describe_identity(context.against)))
     parts += [
         element("h3", "What was measured"),
-        measured_table(context),
-        folded(
+        _render_measured(context),
+        collapse(
             "All settings", element("pre", yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True))
         ),
     ]
-    return Section("provenance", "Settings and provenance", joined(parts))
+    return Section("provenance", "Settings and provenance", join_markup(parts))
 
 
-def facts(context: Context) -> Markup:
+def _render_facts(context: Context) -> Markup:
     run = context.run
-    lines = identity(run)
+    lines = _describe_identity(run)
     if (card := run.card) is not None:
         size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
         lines["Features"] = f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}"
@@ -46,76 +47,68 @@ def facts(context: Context) -> Markup:
     lines["Machine"] = (
         f"{environment.get('platform')}, {environment.get('device')}, {environment.get('threads')} threads"
     )
-    return definitions(lines)
+    return _render_definitions(lines)
 
 
-def identity(run: RunData) -> dict[str, str]:
+def _describe_identity(run: RunData) -> dict[str, str]:
     """What tells this run from every other."""
     cohort = run.cohort.name if run.card is None else run.card.name
     return {
         "Run": run.folder.name,
-        "Cohort": f"{cohort}, fingerprint {short(run.config.get('cohort_fingerprint'))}",
+        "Cohort": f"{cohort}, fingerprint {_shorten_hash(run.config.get('cohort_fingerprint'))}",
         "Host": run.host + (" + GCE" if run.is_wrapped else ""),
-        "Settings hash": short(run.config.get("settings_hash")),
+        "Settings hash": _shorten_hash(run.config.get("settings_hash")),
         "Seed": str(run.settings.get("seed")),
         "Commit": str(run.environment.get("commit") or "not a source checkout"),
     }
 
 
-def definitions(lines: dict[str, str]) -> Markup:
+def _render_definitions(lines: dict[str, str]) -> Markup:
     return element(
         "dl", *(part for name, value in lines.items() for part in (element("dt", name), element("dd", value)))
     )
 
 
-def fold_table(run: RunData) -> Markup:
-    lines = []
+def _render_folds(run: RunData) -> Markup:
+    rows = []
     for fold in run.folds:
         checkpoint = FoldFolder(fold.folder).checkpoint
-        print_ = short(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
-        details = fold.metrics["details"]
-        cells = (
-            Cell(str(fold.number)),
-            Cell(str(details.get("best_epoch")), is_number=True),
-            Cell(str(sum(bag.fold == fold.number for bag in run.bags)), is_number=True),
-            Cell(str(details.get("anchors"))),
-            Cell(print_),
+        fingerprint = (
+            _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
         )
-        lines.append(Line(cells))
-    columns = (
-        Column("Fold", is_number=False),
-        Column("Best epoch"),
-        Column("Test bags"),
-        Column("Anchors", is_number=False),
-        Column("Fingerprint of the network", is_number=False),
-    )
-    return table(Table(columns, tuple(lines)))
+        details = fold.metrics["details"]
+        bags = sum(bag.fold == fold.number for bag in run.bags)
+        rows.append(
+            (
+                str(fold.number),
+                str(details.get("best_epoch")),
+                str(bags),
+                str(details.get("anchors")),
+                fingerprint,
+            )
+        )
+    headings = ("Fold", "Best epoch", "Test bags", "Anchors", "Fingerprint of the network")
+    return render_rows(headings, rows, numeric={"Best epoch", "Test bags"})
 
 
-def measured_table(context: Context) -> Markup:
-    lines = []
+def _render_measured(context: Context) -> Markup:
+    """Every diagnostic with its question, and where it was measured or how to measure it."""
+    rows: list[tuple[str, str, str]] = []
+    missing = set()
     for name, question in QUESTIONS.items():
         if name == "sweep" and not context.run.is_wrapped:
             continue
         finding = context.run.finding(name)
         if finding is None:
-            lines.append(
-                Line((Cell(name), Cell(question), Cell(command(context.diagnose(name)))), kind="control")
-            )
+            missing.add(len(rows))
+            rows.append((name, question, command(context.diagnose_command(name))))
             continue
         folds = [str(fold.number) for fold in context.run.folds if name in fold.findings]
         over = f"fold {', '.join(folds)}" if folds else "over folds"
         seed = finding.provenance.get("seed", finding.settings.get("seed"))
-        lines.append(
-            Line((Cell(name), Cell(question), Cell(over if seed is None else f"{over}; seed {seed}")))
-        )
-    columns = (
-        Column("Diagnostic", is_number=False),
-        Column("Question", is_number=False),
-        Column("Measured", is_number=False),
-    )
-    return table(Table(columns, tuple(lines)))
+        rows.append((name, question, over if seed is None else f"{over}; seed {seed}"))
+    return render_rows(("Diagnostic", "Question", "Measured"), rows, muted=missing)
 
 
-def short(value: object) -> str:
+def _shorten_hash(value: object) -> str:
     return str(value)[:SHOWN_DIGITS] if value else "unknown"

@@ -2,34 +2,58 @@
 
 full, soft, discrete (bags, d)    what the head sees of every validation and test bag
 attributes: bag_ids, parts, groups as JSON lists in the same order
+
+t-SNE keeps neighbours together; distances between groups and sizes of groups mean nothing in it.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
 
-from gcemil.report.figures.representations import FEWEST, embedded, slide_representations
-from gcemil.report.html import Markup, Section, paragraph
+import numpy as np
+from jaxtyping import Bool, Float
+from markupsafe import Markup
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+
+from gcemil.errors import MissingExtraError
+from gcemil.report.html import Section, paragraph
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context, absent, quoted
+from gcemil.report.sections.context import Context, quote_path, render_missing
+from gcemil.report.style import (
+    GROUPS,
+    MARKERS,
+    MODE_NAMES,
+    WIDTH,
+    add_axes_row,
+    apply_style,
+    new_figure,
+    shorten_label,
+)
 from gcemil.runs.evidence_files import (
     Representations,
     read_representations,
 )
 from gcemil.runs.folder import MODES, FoldFolder, RunFolder
 
-WORDS = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+FEWEST = 8
+"""Slides below which neighbourhoods are not worth drawing."""
+PERPLEXITY = 15.0
+Points = Float[np.ndarray, "n 2"]
 
 
-def section(context: Context) -> Section | None:
+def render_section(context: Context) -> Section | None:
+    """The t-SNE of the first fold, or the command that stores what it needs."""
     title = "Slide representations"
     fold = context.run.folds[0]
     path = FoldFolder(fold.folder).representations
     if not path.is_file():
-        rival = "" if context.against is None else f" --against {quoted(context.against.folder)}"
-        remedy = f"gcemil report {quoted(context.run.folder)}{rival} --representations"
+        rival = "" if context.against is None else f" --against {quote_path(context.against.folder)}"
+        remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
         return Section(
-            "representations", title, absent("The run stores no representations of its slides.", remedy)
+            "representations",
+            title,
+            render_missing("The run stores no representations of its slides.", remedy),
         )
     found = read_representations(path)
     if len(found.bag_ids) < FEWEST:
@@ -37,28 +61,83 @@ def section(context: Context) -> Section | None:
             f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
         )
         return Section("representations", title, paragraph(text, kind="missing"))
-    return Section("representations", title, figure(context, found, fold.number))
+    return Section("representations", title, _render_figure(context, found, fold.number))
 
 
-def figure(context: Context, found: Representations, fold: int) -> Markup:
+def _render_figure(context: Context, found: Representations, fold: int) -> Markup:
     panels = {}
-    before = None if context.against is None else rival_representations(context.against, fold)
+    before = None if context.against is None else _read_rival(context.against, fold)
     if before is not None and before.bag_ids == found.bag_ids:
-        panels["Plain host"] = embedded(before.by_mode["full"], seed=context.seed)
+        panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
     name = "Host + GCE" if context.run.is_wrapped else "Host"
     modes = [mode for mode in MODES if mode in found.by_mode and (mode != "full" or len(found.by_mode) == 1)]
     for mode in modes:
-        panels[f"{name}, {WORDS[mode]}"] = embedded(found.by_mode[mode], seed=context.seed)
+        panels[f"{name}, {MODE_NAMES[mode]}"] = embed_slides(found.by_mode[mode], seed=context.seed)
     is_test = np.array([part == "test" for part in found.parts])
-    return context.album.figure(
+    return context.figures.save(
         "representations",
-        slide_representations(panels, found.groups, is_test=is_test),
+        draw_representations(panels, found.groups, is_test=is_test),
         alt="t-SNE of slide representations, coloured by class",
         caption=f"Fold {fold}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; distances "
         f"between groups mean nothing. Seed {context.seed}. A run keeps its best epoch only, so there is no view over epochs.",
     )
 
 
-def rival_representations(run: RunData, fold: int) -> Representations | None:
+def _read_rival(run: RunData, fold: int) -> Representations | None:
     path = RunFolder(run.folder).fold(fold).representations
     return read_representations(path) if path.is_file() else None
+
+
+@apply_style
+def draw_representations(
+    panels: Mapping[str, Points], groups: Sequence[str], *, is_test: Bool[np.ndarray, "n"] | None = None
+) -> Figure:
+    """A dot per slide in the colour of its class; test slides are filled."""
+    figure = new_figure(WIDTH, 0.7 + WIDTH / max(2, len(panels)))
+    names = list(dict.fromkeys(sorted(groups)))
+    labels = np.array(groups)
+    filled = np.ones(len(labels), dtype=bool) if is_test is None else is_test
+    handles: dict[str, PathCollection] = {}
+    for axes, (title, points) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
+        for number, name in enumerate(names):
+            color, marker = GROUPS[number % len(GROUPS)], MARKERS[number % len(MARKERS)]
+            for test in (False, True):
+                chosen = (labels == name) & (filled == test)
+                drawn = axes.scatter(
+                    points[chosen, 0], points[chosen, 1], s=22, marker=marker, linewidths=0.9, edgecolors=color,
+                    facecolors=color if test else "none", alpha=0.9,
+                )  # fmt: skip
+                if test:
+                    handles[name] = drawn
+        axes.set_title(title)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[["top", "right"]].set_visible(True)
+        axes.set_box_aspect(1)
+    figure.legend(
+        list(handles.values()),
+        [shorten_label(name, 30) for name in handles],
+        loc="outside lower left",
+        ncols=5,
+    )
+    return figure
+
+
+def embed_slides(representations: Float[np.ndarray, "n d"], *, seed: int = 0) -> Points:
+    """Two coordinates per slide; columns are standardised, since their units mean nothing."""
+    try:
+        from openTSNE import TSNE  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtraError("openTSNE", "report") from error
+    values = representations.astype(np.float64)
+    deviation = values.std(axis=0)
+    values = (values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    perplexity = min(PERPLEXITY, (len(values) - 1) / 3)
+    found = TSNE(
+        perplexity=perplexity,
+        initialization="pca",
+        random_state=seed,
+        n_jobs=1,
+        negative_gradient_method="bh",
+    ).fit(values)
+    return np.asarray(found, dtype=np.float64)

@@ -1,16 +1,26 @@
-"""Is there one answer, does it stay, and what can be promised? Subsets, stability, guarantee, adaptive, sweep."""
+"""Diagnostics that are a table each: is there one answer, does it stay, what can be promised, and what does it cost?
+
+subsets, stability, guarantee, adaptive and sweep make one section, cost another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
+from markupsafe import Markup
+
 from gcemil.findings import Finding, Row
-from gcemil.report.html import Markup, Section, element, joined, paragraph, table
+from gcemil.report.html import Section, collapse, element, join_markup, paragraph, render_table
 from gcemil.report.sections.context import QUESTIONS, Context
-from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
-from gcemil.report.sections.mechanism import threshold_of
-from gcemil.report.sections.snr import folded
+from gcemil.report.sections.finding_tables import (
+    RULE_HEADINGS,
+    Naming,
+    filter_rows,
+    finding_table,
+    order_rows,
+)
+from gcemil.report.sections.mechanism import read_threshold
 
 SUBSETS = (
     "subsets_per_slide", "two_subsets_share", "three_subsets_share", "kept_output_drop", "remove_union_1",
@@ -55,8 +65,7 @@ METRICS_OF = {
     "sweep": SWEEP,
 }
 HEADINGS = {
-    "rule": "Patches chosen by",
-    "network": "Predicted by",
+    **RULE_HEADINGS,
     "k": "k",
     "perturbation": "What changed",
     "method": "Method",
@@ -67,18 +76,31 @@ BLOCKS = ("k", "perturbation", "method", "comparison")
 """Lines compete only where this label is the same."""
 
 
-def section(context: Context) -> Section:
+COST_METRICS = (
+    "aggregation_time",
+    "explained_time",
+    "peak_memory",
+    "patch_ratio",
+    "relative_utility",
+    "extraction_time",
+    "end_to_end_time",
+)
+COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
+
+
+def render_section(context: Context) -> Section:
+    """One table per diagnostic of METRICS_OF."""
     parts: list[Markup] = []
     for name in METRICS_OF:
         if name == "sweep" and not context.run.is_wrapped:
             continue
         parts.append(element("h3", QUESTIONS[name]))
         finding = context.run.finding(name)
-        parts.append(context.missing(name) if finding is None else shown(context, finding))
-    return Section("robustness", "Is there one answer, and does it stay?", joined(parts))
+        parts.append(context.render_missing(name) if finding is None else _render_finding(context, finding))
+    return Section("robustness", "Is there one answer, and does it stay?", join_markup(parts))
 
 
-def shown(context: Context, finding: Finding) -> Markup:
+def _render_finding(context: Context, finding: Finding) -> Markup:
     """The lines of the run itself in view, all lines folded below."""
     names = list(dict.fromkeys(label for row in finding.rows for label in row.labels))
     order = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
@@ -86,12 +108,12 @@ def shown(context: Context, finding: Finding) -> Markup:
         name: HEADINGS.get(name, name.replace("_", " "))
         for name in [*order, *(n for n in names if n not in order)]
     }
-    rows = sorted_rows(finding)
+    rows = sort_rows(finding)
     if not rows:
-        return joined(paragraph(note, kind="note") for note in finding.notes)
-    main = main_rows(context, finding.name, rows)
+        return join_markup(paragraph(note, kind="note") for note in finding.notes)
+    main = choose_main_rows(context, finding.name, rows)
     notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
-    naming: dict[str, Naming] = {"network": context.network, **dict.fromkeys(ORIGINAL, str)}
+    naming: dict[str, Naming] = {"network": context.name_network, **dict.fromkeys(ORIGINAL, str)}
     block = next((name for name in BLOCKS if name in names), "")
     made = partial(
         finding_table,
@@ -101,33 +123,62 @@ def shown(context: Context, finding: Finding) -> Markup:
         grouped=False,
         within=block,
     )
-    parts = [table(made(main, notes=notes))]
+    parts = [render_table(made(main, notes=notes))]
     if len(rows) > len(main):
-        parts.append(folded(f"All {len(rows)} lines", table(made(rows))))
-    return joined(parts)
+        parts.append(collapse(f"All {len(rows)} lines", render_table(made(rows))))
+    return join_markup(parts)
 
 
-def sorted_rows(finding: Finding) -> list[Row]:
+def sort_rows(finding: Finding) -> list[Row]:
     """By what was changed or tried, and ours first within each."""
     rows = list(finding.rows)
     if not rows or not {"rule", "network"} <= rows[0].labels.keys():
         return rows
     first = next((name for name in BLOCKS if name in rows[0].labels), "rule")
     ranks = list(dict.fromkeys(row.labels.get(first, "") for row in rows))
-    return sorted(in_order(rows), key=lambda row: ranks.index(row.labels.get(first, "")))
+    return sorted(order_rows(rows), key=lambda row: ranks.index(row.labels.get(first, "")))
 
 
-def main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[Row]:
+def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[Row]:
     """What a first reader needs: the run's own network, one size, the run's own threshold."""
     own = [row for row in rows if row.labels.get("network", "wrapped") == "wrapped"]
     if name == "subsets":
         sizes = list(dict.fromkeys(row.labels["k"] for row in own))
-        own = rows_with(own, k=sizes[len(sizes) // 2])
+        own = filter_rows(own, k=sizes[len(sizes) // 2])
     if name == "adaptive":
-        return rows_with(rows, comparison="full-kept")
+        return filter_rows(rows, comparison="full-kept")
     if name == "sweep":
-        threshold = f"{threshold_of(context.run):g}"
+        threshold = f"{read_threshold(context.run):g}"
         own = [
             row for row in own if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
         ]
     return own or list(rows)
+
+
+def render_cost_section(context: Context) -> Section:
+    """Time and memory relative to one pass of the host."""
+    finding = context.run.finding("cost")
+    return Section(
+        "cost", "Cost", context.render_missing("cost") if finding is None else _render_cost(context, finding)
+    )
+
+
+def _render_cost(context: Context, finding: Finding) -> Markup:
+    settings = finding.settings
+    facts = (
+        f"Medians of {settings.get('repeats')} interleaved rounds on {settings.get('timed_bags')} bags per fold, "
+        f"{settings.get('threads')} thread; ± standard deviation over {context.run.spread('cost')}."
+    )
+    made = finding_table(
+        finding.rows, COST_LABELS, COST_METRICS, naming={"network": context.name_network, "timing": str}, grouped=False,
+        notes=[facts, *finding.notes],
+    )  # fmt: skip
+    return join_markup(
+        [
+            paragraph(
+                "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
+                "Explained: finding it counts too."
+            ),
+            render_table(made),
+        ]
+    )

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from gcemil.findings import Finding
-from gcemil.report.figures.rules import SlidePanel, slides_by_rule
-from gcemil.report.html import EMPTY, Markup, Section, element, joined, paragraph, table
+from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import Naming, finding_table, in_order, rows_with
-from gcemil.report.sections.headline import judged
+from gcemil.report.sections.finding_tables import (
+    RULE_HEADINGS,
+    Naming,
+    filter_rows,
+    finding_table,
+    order_rows,
+)
+from gcemil.report.sections.headline import group_judged_slides
+from gcemil.report.style import (
+    INK,
+    WIDTH,
+    add_axes_row,
+    apply_style,
+    draw_grid,
+    new_figure,
+    readable_name,
+    spread_positions,
+)
+from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
     "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
@@ -26,31 +50,31 @@ BOUNDS = (
     "empty_share",
     "runaway_share",
 )
-LABELS = {"rule": "Patches chosen by", "network": "Predicted by"}
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
+    """The S/N/R diagnostic, or the command that measures it."""
     finding = context.run.finding("snr")
-    body = context.missing("snr") if finding is None else shown(context, finding)
+    body = context.render_missing("snr") if finding is None else _render_finding(context, finding)
     return Section("snr", "Sufficiency, necessity, recoverability", body)
 
 
-def shown(context: Context, finding: Finding) -> Markup:
-    naming = {"network": context.network}
+def _render_finding(context: Context, finding: Finding) -> Markup:
+    naming = {"network": context.name_network}
     spread = context.run.spread("snr")
-    everyone = in_order(rows_with(finding.rows, **{"class": "all", "comparison": "full-kept"}))
-    gates = rows_with(finding.rows, **{"class": "all", "comparison": "soft-kept"})
+    everyone = order_rows(filter_rows(finding.rows, **{"class": "all", "comparison": "full-kept"}))
+    gates = filter_rows(finding.rows, **{"class": "all", "comparison": "soft-kept"})
     notes = [f"± standard deviation over {spread}. Bold: best, the oracle aside.", *finding.notes]
     parts = [
         paragraph(
             "All rules choose the same number of patches. Keep-only: the network sees these patches alone. Removal: it sees "
             "all the others. The oracle takes the annotated truth first and exists only where the truth is known."
         ),
-        figure(context, finding),
-        table(
+        _render_figure(context, finding),
+        render_table(
             finding_table(
                 everyone,
-                LABELS,
+                RULE_HEADINGS,
                 FULL_KEPT,
                 caption="All patches against kept and removed",
                 notes=notes,
@@ -60,9 +84,13 @@ def shown(context: Context, finding: Finding) -> Markup:
     ]
     if gates:
         parts.append(
-            table(
+            render_table(
                 finding_table(
-                    gates, LABELS, SOFT_KEPT, caption="Gated bag against recovered patches", naming=naming
+                    gates,
+                    RULE_HEADINGS,
+                    SOFT_KEPT,
+                    caption="Gated bag against recovered patches",
+                    naming=naming,
                 )
             )
         )
@@ -73,31 +101,31 @@ def shown(context: Context, finding: Finding) -> Markup:
                 kind="note",
             )
         )
-    parts.append(folded("By class, and the bounds of the paper", details(context, finding)))
-    return joined(parts)
+    parts.append(collapse("By class, and the bounds of the paper", _render_details(context, finding)))
+    return join_markup(parts)
 
 
-def figure(context: Context, finding: Finding) -> Markup:
-    by_rule = judged(context)
+def _render_figure(context: Context, finding: Finding) -> Markup:
+    by_rule = group_judged_slides(context)
     settings = finding.settings
     panels = [
         SlidePanel(
             "Keep only",
             "|Φ(all) - Φ(kept)|  ↓",
-            values(by_rule, "full_kept_gap"),
+            _collect_values(by_rule, "full_kept_gap"),
             settings.get("sufficiency_tolerance"),
         ),
         SlidePanel(
             "Remove",
             "|Φ(all) - Φ(removed)|  ↑",
-            values(by_rule, "removal_gap"),
+            _collect_values(by_rule, "removal_gap"),
             settings.get("necessity_tolerance"),
             is_upper=False,
         ),
         SlidePanel(
             "Recover",
             "|Φ(gated) - Φ(kept)|  ↓",
-            values(by_rule, "cd_gap"),
+            _collect_values(by_rule, "cd_gap"),
             settings.get("recoverability_tolerance"),
         ),
     ]
@@ -109,15 +137,15 @@ def figure(context: Context, finding: Finding) -> Markup:
         if context.run.task == "survival"
         else "the probability of the predicted class"
     )
-    return context.album.figure(
+    return context.figures.save(
         "snr_slides",
-        slides_by_rule(shown),
+        draw_slides_by_rule(shown),
         alt="Change of the output per slide when patches are kept, removed or gated, by rule",
         caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
     )
 
 
-def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
+def _collect_values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
     found = {
         rule: [float(record[name]) for record in records if record.get(name) is not None]
         for rule, records in by_rule.items()
@@ -125,27 +153,81 @@ def values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]
     return {rule: numbers for rule, numbers in found.items() if numbers}
 
 
-def details(context: Context, finding: Finding) -> Markup:
-    naming: dict[str, Naming] = {"network": context.network, "class": str}
-    own = rows_with(finding.rows, rule=context.run.rule, network="wrapped")
+def _render_details(context: Context, finding: Finding) -> Markup:
+    naming: dict[str, Naming] = {"network": context.name_network, "class": str}
+    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
     classes = [row for row in own if row.labels["class"] != "all"]
     parts = []
     for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT)):
-        rows = rows_with(classes, comparison=comparison)
+        rows = filter_rows(classes, comparison=comparison)
         if rows:
             caption = f"By class, {comparison}"
             parts.append(
-                table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
+                render_table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
             )
-    bounds = rows_with(own, **{"class": "all"})
+    bounds = filter_rows(own, **{"class": "all"})
     if context.run.is_wrapped:
         caption = "Bounds: a negative slack is a broken bound"
         made = finding_table(
             bounds, {"comparison": "Comparison"}, BOUNDS, caption=caption, naming={"comparison": str}
         )
-        parts.append(table(made))
-    return joined(parts)
+        parts.append(render_table(made))
+    return join_markup(parts)
 
 
-def folded(title: str, body: Markup) -> Markup:
-    return element("details", element("summary", title), body, class_="fold")
+@dataclass(frozen=True)
+class SlidePanel:
+    """What one panel shows of every slide."""
+
+    title: str
+    label: str
+    by_rule: Mapping[str, Sequence[float]]
+    limit: float | None = None
+    is_upper: bool = True
+    """Whether the limit must not be passed, or must be reached."""
+
+
+@apply_style
+def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
+    """A dot per slide, a bar at the median, and the line a slide has to keep to."""
+    rules = order_rules([rule for panel in panels for rule in panel.by_rule])
+    figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
+    places = {rule: len(rules) - number for number, rule in enumerate(rules)}
+    axes_row = add_axes_row(figure, len(panels), sharey=True)
+    for axes, panel in zip(axes_row, panels, strict=True):
+        draw_grid(axes, grid="x")
+        for rule, values in panel.by_rule.items():
+            _draw_strip(axes, places[rule], values, find_rule(rule).color)
+        if panel.limit is not None:
+            axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+            side = "≤" if panel.is_upper else "≥"
+            axes.annotate(
+                f"{side} {panel.limit:g}", (panel.limit, 1.0), xycoords=("data", "axes fraction"),
+                xytext=(3, -1), textcoords="offset points", fontsize=7.5, va="top",
+            )  # fmt: skip
+        axes.set_title(panel.title)
+        axes.set_xlabel(panel.label)
+        axes.set_ylim(0.4, len(rules) + 0.75)
+        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes_row[0].set_yticks(list(places.values()), [readable_name(rule) for rule in places])
+    axes_row[0].tick_params(axis="y", length=0)
+    return figure
+
+
+def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
+    if not len(values):
+        return
+    shift = spread_positions(values)
+    axes.plot(
+        values,
+        place + shift,
+        linestyle="",
+        marker="o",
+        markersize=3.6,
+        color=color,
+        alpha=0.6,
+        markeredgewidth=0,
+        rasterized=len(values) > 500,
+    )
+    middle = float(np.median(values))
+    axes.plot([middle, middle], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt")

@@ -1,4 +1,11 @@
-"""How every figure looks, and how it becomes files: PNG at 200 dpi and SVG, the same bytes from the same data."""
+"""How everything looks: one colour and one name per thing, and one style for every figure.
+
+Any two colours stay apart for normal, deuteranope, protanope and tritanope eyes (a test measures it), and no figure
+leaves a difference to colour alone: lines have markers, bars have labels, maps have an outline.
+
+Figures are matplotlib figures without pyplot, so there is no global state; they become PNG at 200 dpi and SVG, the same
+bytes from the same data.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +20,35 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gcemil.report.palette import INK, LINE, MUTED
+from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 
+EVIDENCE_COLOR, ATTENTION_COLOR = RULES["evidence"].color, RULES["attention"].color
+RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
+ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
+PALETTE = (
+    EVIDENCE_COLOR,
+    ATTENTION_COLOR,
+    RANDOM_COLOR,
+    TRUTH_COLOR,
+    ORANGE,
+    SKY,
+    VIOLET,
+    LEAF,
+)
+GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
+"""For things without a colour of their own, such as classes; they repeat after eight, and markers then differ."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+INK, MUTED, LINE, PAPER = "#23272b", "#667078", "#d9dee2", "#ffffff"
+NAMES = {
+    "evidence scores": "GCE scores",
+    "full": "all patches",
+    "soft": "all patches, gated",
+    "discrete": "evidence alone",
+    "occlusion_closed_form": "occlusion, closed form",
+    "wrapped": "host + GCE",
+    "plain": "plain host",
+}
+"""Words for what findings name by key and is no rule; anything else is its key with spaces."""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -52,12 +86,23 @@ DPI = 200
 WIDTH = 7.2
 """Inches: the text width of a printed page."""
 MOST_LETTERS = 44
-
 P = ParamSpec("P")
 T = TypeVar("T")
+MODE_NAMES = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+"""What a prediction of each mode is made from."""
 
 
-def styled(make: Callable[P, T]) -> Callable[P, T]:
+def format_color(color: tuple[int, int, int]) -> str:
+    """A colour as #rrggbb."""
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
+def readable_name(key: str) -> str:
+    """The word a reader sees."""
+    return NAMES.get(key) or find_rule(key).label
+
+
+def apply_style(make: Callable[P, T]) -> Callable[P, T]:
     """The function under our style, which is put back afterwards."""
 
     @wraps(make)
@@ -75,39 +120,42 @@ def new_figure(width: float = WIDTH, height: float = 3.0) -> Figure:
     return figure
 
 
-def row_of_axes(figure: Figure, count: int, **options: Any) -> list[Axes]:
+def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
+    """Panels side by side."""
     return list(np.atleast_1d(figure.subplots(1, count, **options)))
 
 
-@styled
-def settled(figure: Figure) -> Figure:
+@apply_style
+def fix_layout(figure: Figure) -> Figure:
     """The figure with its layout computed once; every further drawing would compute it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
-@styled
-def svg_bytes(figure: Figure) -> bytes:
+@apply_style
+def encode_svg(figure: Figure) -> bytes:
+    """The figure as SVG, without date or random ids."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
-@styled
-def png_bytes(figure: Figure) -> bytes:
+@apply_style
+def encode_png(figure: Figure) -> bytes:
+    """The figure as PNG at 200 dpi."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
-def shortened(text: str, most: int = MOST_LETTERS) -> str:
+def shorten_label(text: str, most: int = MOST_LETTERS) -> str:
     """A label that fits; matplotlib would read a dollar sign as mathematics."""
     plain = text if len(text) <= most else text[: most - 1].rstrip() + "…"
     return plain.replace("$", r"\$")
 
 
-def quiet(axes: Axes, *, grid: str = "y") -> Axes:
+def draw_grid(axes: Axes, *, grid: str = "y") -> Axes:
     """Light lines behind the data, in one direction."""
     axes.grid(True, axis=grid)  # type: ignore[arg-type]
     axes.tick_params(length=2.5)

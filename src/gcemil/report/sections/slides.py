@@ -1,30 +1,36 @@
-"""A part of the page for every tested bag: its certificate numbers, its anchors, and a small map.
+"""A part of the page for every tested bag: prediction, verdicts, failures, anchors, and a small map.
 
 A map is one small picture of two panels, attention and evidence: a palette PNG of a few kB, or a JPEG of about 15 kB where
-there is a thumbnail. A hundred slides stay below 5 MB. Parts are folded, and filters are radio buttons that CSS reads:
+there is a thumbnail. A hundred slides stay below 5 MB. Parts are collapsed, and filters are radio buttons that CSS reads:
 there is no script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
+from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
 from gcemil.exports.geojson import EVIDENCE
-from gcemil.report.bag_facts import BagFacts, bag_facts
-from gcemil.report.figures.rasters import (
-    SlideFrame,
-    attention_picture,
-    evidence_picture,
-    jpeg,
-    outlined,
-    palette_png,
-)
-from gcemil.report.html import EMPTY, Markup, Section, bar, element, joined, paragraph, picture
-from gcemil.report.palette import ATTENTION_COLOR, EVIDENCE_COLOR
+from gcemil.report.html import EMPTY, Section, bar, element, join_markup, paragraph, picture
+from gcemil.report.run_data import BagKey, Record
 from gcemil.report.sections.context import Context
-from gcemil.report.slide_view import SlideView, read_slide_view
+from gcemil.report.sections.failures import list_failures
+from gcemil.report.slide_view import (
+    SlideFrame,
+    SlideView,
+    draw_attention,
+    draw_evidence,
+    encode_jpeg,
+    encode_palette_png,
+    outline_truth,
+    read_slide_view,
+)
+from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
@@ -43,37 +49,49 @@ FILTERS = {
 }
 
 
-def place_of(number: int) -> str:
+CHANGES: dict[VerdictName, str] = {
+    "sufficient": "full_kept_gap",
+    "necessary": "removal_gap",
+    "recoverable": "cd_gap",
+}
+TOLERANCES: dict[VerdictName, str] = {
+    "sufficient": "sufficiency_tolerance",
+    "necessary": "necessity_tolerance",
+    "recoverable": "recoverability_tolerance",
+}
+
+
+def _name_anchor(number: int) -> str:
     """Where a bag stands on the page; numbered, since an id of a slide may hold anything."""
     return f"bag-{number}"
 
 
-def places(context: Context) -> dict[str, str]:
+def link_bags(context: Context) -> dict[str, str]:
     """From a bag's id to the link that leads to it."""
-    return {bag.bag_id: f"#{place_of(number)}" for number, bag in enumerate(context.run.bags)}
+    return {bag.bag_id: f"#{_name_anchor(number)}" for number, bag in enumerate(context.run.bags)}
 
 
-def section(context: Context) -> Section:
+def render_section(context: Context) -> Section:
     """Every tested bag."""
-    facts = list(bag_facts(context))
+    facts = list(collect_bag_facts(context))
     finding = context.run.finding("snr")
     parts = [
-        EMPTY if finding is not None else context.missing("snr"),
-        filters(facts),
-        legend(context),
-        *(bag_part(context, place_of(number), one) for number, one in enumerate(facts)),
+        EMPTY if finding is not None else context.render_missing("snr"),
+        _render_filters(facts),
+        _render_legend(context),
+        *(_render_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)),
     ]
     title = "Cases" if context.unit == "case" else "Slides"
-    return Section("slides", f"{title}, one by one", joined(parts))
+    return Section("slides", f"{title}, one by one", join_markup(parts))
 
 
-def filters(facts: Sequence[BagFacts]) -> Markup:
+def _render_filters(facts: Sequence[BagFacts]) -> Markup:
     """Buttons that hide what does not match, with how many match."""
     counts = {
         "show-all": len(facts),
-        "show-unheld": sum("unheld" in kinds(one) for one in facts),
-        "show-wrong": sum("wrong" in kinds(one) for one in facts),
-        "show-failing": sum("failing" in kinds(one) for one in facts),
+        "show-unheld": sum("unheld" in list_filter_classes(one) for one in facts),
+        "show-wrong": sum("wrong" in list_filter_classes(one) for one in facts),
+        "show-failing": sum("failing" in list_filter_classes(one) for one in facts),
     }
     buttons = [
         element(
@@ -89,7 +107,7 @@ def filters(facts: Sequence[BagFacts]) -> Markup:
     return element("div", *buttons, class_="filter", role="radiogroup", aria_label="Which to show")
 
 
-def kinds(facts: BagFacts) -> list[str]:
+def list_filter_classes(facts: BagFacts) -> list[str]:
     """What the filters look for."""
     found = ["bag"]
     if any(verdict.held is False for verdict in facts.verdicts.values()):
@@ -101,7 +119,7 @@ def kinds(facts: BagFacts) -> list[str]:
     return found
 
 
-def legend(context: Context) -> Markup:
+def _render_legend(context: Context) -> Markup:
     if not context.run.is_wrapped:
         return paragraph("A plain host writes no evidence files, so there are no maps.", kind="note")
     entries = {
@@ -118,7 +136,7 @@ def legend(context: Context) -> Markup:
     )
 
 
-def bag_part(context: Context, key: str, facts: BagFacts) -> Markup:
+def _render_bag(context: Context, key: str, facts: BagFacts) -> Markup:
     """One bag, folded: a line to scan, and a sheet behind it."""
     views = [
         view
@@ -126,29 +144,29 @@ def bag_part(context: Context, key: str, facts: BagFacts) -> Markup:
         if (view := read_slide_view(context.run, facts.bag, slide)) is not None
     ]
     summary = element(
-        "summary", element("span", facts.bag.bag_id, class_="name"), element("span", outcome_words(facts)),
-        element("span", *chips(facts), class_="chips"),
+        "summary", element("span", facts.bag.bag_id, class_="name"), element("span", _describe_outcome(facts)),
+        element("span", *_render_chips(facts), class_="chips"),
     )  # fmt: skip
-    maps = [anchor_bars(views)]
+    maps = [_render_anchors(views)]
     for view in reversed(views):
         # A bag of one slide carries its name already.
         name = [paragraph(view.slide_id, kind="note")] if len(views) > 1 else []
-        maps = [map_of(view), *name, *maps]
-    numbers = [outputs(context, facts), verdict_list(facts), more_facts(facts, views)]
+        maps = [_render_map(view), *name, *maps]
+    numbers = [_render_outputs(context, facts), _render_verdicts(facts), _render_facts(facts, views)]
     sheet = element("div", element("div", *maps), element("div", *numbers), class_="sheet")
-    return element("details", summary, sheet, class_=" ".join(kinds(facts)), id=key)
+    return element("details", summary, sheet, class_=" ".join(list_filter_classes(facts)), id=key)
 
 
-def outcome_words(facts: BagFacts) -> str:
+def _describe_outcome(facts: BagFacts) -> str:
     """The truth and what was predicted; or time and event."""
     target = facts.outcome.get("target", "?")
     if facts.predicted is not None:
         return f"{target}, predicted {'so' if not facts.is_wrong else facts.predicted}"
     event = "event" if facts.outcome.get("event") in ("1", "1.0") else "censored"
-    return f"{event} at {number(target)}"
+    return f"{event} at {_format_number(target)}"
 
 
-def chips(facts: BagFacts) -> list[Markup]:
+def _render_chips(facts: BagFacts) -> list[Markup]:
     """Verdicts by sign and colour, and whether the prediction is wrong."""
     found = []
     for name, verdict in facts.verdicts.items():
@@ -160,7 +178,7 @@ def chips(facts: BagFacts) -> list[Markup]:
     return found
 
 
-def outputs(context: Context, facts: BagFacts) -> Markup:
+def _render_outputs(context: Context, facts: BagFacts) -> Markup:
     """Phi of the four versions of the bag; a probability has a bar, a risk a number."""
     if facts.judged is None:
         return EMPTY
@@ -181,10 +199,10 @@ def outputs(context: Context, facts: BagFacts) -> Markup:
         if context.run.task == "survival"
         else f"probability of {facts.predicted}"
     )
-    return joined([element("h4", f"Output: {what}"), element("div", *parts, class_="outputs")])
+    return join_markup([element("h4", f"Output: {what}"), element("div", *parts, class_="outputs")])
 
 
-def verdict_list(facts: BagFacts) -> Markup:
+def _render_verdicts(facts: BagFacts) -> Markup:
     lines = [
         element("li", verdict.sentence(name).capitalize())
         for name, verdict in facts.verdicts.items()
@@ -193,7 +211,7 @@ def verdict_list(facts: BagFacts) -> Markup:
     return element("ul", *lines, class_="verdicts") if lines else EMPTY
 
 
-def more_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
+def _render_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
     words = [f"Fold {facts.bag.fold}"]
     if facts.judged is not None:
         share = 100 * facts.judged["n_selected"] / facts.judged["n_patches"]
@@ -209,7 +227,7 @@ def more_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
     return paragraph("; ".join(words) + ".", kind="note")
 
 
-def anchor_bars(views: Sequence[SlideView]) -> Markup:
+def _render_anchors(views: Sequence[SlideView]) -> Markup:
     """Coverage of the anchors by the evidence of the whole bag."""
     if not views:
         return EMPTY
@@ -219,22 +237,22 @@ def anchor_bars(views: Sequence[SlideView]) -> Markup:
     for anchor in order:
         covered = float(evidence.coverage[anchor])
         parts += [element("span", evidence.prompts[anchor]), bar(covered), element("span", f"{covered:.2f}")]
-    return joined(
+    return join_markup(
         [element("h4", "Anchors covered by the evidence"), element("div", *parts, class_="anchors")]
     )
 
 
-def map_of(view: SlideView) -> Markup:
+def _render_map(view: SlideView) -> Markup:
     """Attention and evidence side by side."""
-    data, mime = map_picture(view)
+    data, mime = draw_map(view)
     count, total = int(view.evidence.selected.sum()), len(view.evidence.selected)
     alt = f"Slide {view.slide_id}: attention of the host, and {count} evidence patches of {total}"
     return picture(data, alt, mime=mime)
 
 
-def map_picture(view: SlideView) -> tuple[bytes, str]:
+def draw_map(view: SlideView) -> tuple[bytes, str]:
     """A palette PNG of the patch grid, or a JPEG where tissue lies under it; and which of them."""
-    place = SlideFrame.of(
+    place = SlideFrame.fit(
         view.coords,
         view.patch_size,
         largest=LARGEST_PANEL if view.thumbnail is None else LARGEST_TISSUE,
@@ -242,21 +260,79 @@ def map_picture(view: SlideView) -> tuple[bytes, str]:
         most_per_patch=MOST_PER_PATCH,
     )
     panels = [
-        attention_picture(place, view.evidence.scores),
-        evidence_picture(place, view.evidence.selected, EVIDENCE.color),
+        draw_attention(place, view.evidence.scores),
+        draw_evidence(place, view.evidence.selected, EVIDENCE.color),
     ]
     gap = np.full((place.frame.height, GAP, 3), 255, dtype=np.uint8)
-    first, second = (outlined(panel, place, view.truth) for panel in panels)
+    first, second = (outline_truth(panel, place, view.truth) for panel in panels)
     sheet = np.concatenate([first, gap, second], axis=1)
     return (
-        (palette_png(sheet, colors=32), "image/png")
+        (encode_palette_png(sheet, colors=32), "image/png")
         if view.thumbnail is None
-        else (jpeg(sheet), "image/jpeg")
+        else (encode_jpeg(sheet), "image/jpeg")
     )
 
 
-def number(text: str) -> str:
+def _format_number(text: str) -> str:
     try:
         return f"{float(text):g}"
     except ValueError:
         return text
+
+
+@dataclass(frozen=True)
+class BagFacts:
+    """What is known of one bag besides its patches."""
+
+    bag: BagKey
+    judged: Record | None
+    """Its line of the S/N/R diagnostic."""
+    settings: Mapping[str, Any]
+    outcome: Mapping[str, str]
+    """Its line of predictions."""
+    failures: Sequence[str] | None
+
+    @property
+    def predicted(self) -> str | None:
+        """The class on all patches; None for a risk."""
+        if self.judged is not None and "predicted" in self.judged:
+            return str(self.judged["predicted"])
+        shares = {name: float(value) for name, value in self.outcome.items() if name.startswith("prob_")}
+        return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the class on all patches is not the true one; never for a risk."""
+        return self.predicted is not None and self.predicted != self.outcome.get("target")
+
+    @property
+    def verdicts(self) -> dict[VerdictName, Verdict]:
+        """Sufficient, necessary and recoverable; empty where S/N/R was not measured."""
+        if self.judged is None:
+            return {}
+        return {
+            name: Verdict(
+                self.judged[name],
+                self.judged.get(CHANGES[name]),
+                float(self.settings.get(TOLERANCES[name], np.nan)),
+            )
+            for name in VERDICTS
+        }
+
+
+def collect_bag_facts(context: Context) -> list[BagFacts]:
+    """Every tested bag, in the order of the page."""
+    run = context.run
+    judged = {(record["fold"], record["bag_id"]): record for record in run.own_slides("snr")}
+    outcomes = {
+        (fold.number, row["slide_id"]): row for fold in run.folds for row in fold.predictions("full") or []
+    }
+    failures = list_failures(context)
+    found = []
+    for bag in run.bags:
+        fold = run.fold(bag.fold)
+        settings = fold.findings["snr"].settings if "snr" in fold.findings else {}
+        outcome = outcomes.get((bag.fold, "|".join(bag.slide_ids)), {})
+        record = judged.get((bag.fold, bag.bag_id))
+        found.append(BagFacts(bag, record, settings, outcome, failures.get(bag.bag_id)))
+    return found

@@ -1,0 +1,171 @@
+"""An audit as it is asked for: a model by name, a cohort, and folders of patch scores.
+
+A model is a run folder, of which the host of one fold is audited, or `package.module:callable`. The scores are the
+model's own, those of every folder given, or the slope of its output by each patch where there are neither.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import record_cohort
+from gcemil.bags.folds import read_fold
+from gcemil.config import TrainSettings
+from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
+from gcemil.diagnostics.audit_inputs import BlackBox, name_bag_in_errors, read_bag_scores
+from gcemil.errors import UsageError
+from gcemil.explain import bag_tensors
+from gcemil.findings import Finding
+from gcemil.hosts.host import HostOutput
+from gcemil.hosts.own import import_object
+from gcemil.runs.environment import describe_environment
+from gcemil.runs.folder import RunFolder, fold_parts
+from gcemil.runs.network import load_network
+from gcemil.tasks.task import create_task, stacked_targets
+
+Part = Literal["train", "val", "test", "all"]
+
+
+def audit_cohort(
+    folder: Path,
+    model: str,
+    *,
+    scores: Sequence[Path] = (),
+    column: str | None = None,
+    gates: bool = False,
+    part: Part = "test",
+    fold: int = 0,
+    budget: float = 0.05,
+    arrays: Literal["torch", "numpy"] = "torch",
+    repeats: int = 3,
+    seed: int = 0,
+    on_bag: Callable[[int, int], None] | None = None,
+) -> Finding:
+    """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
+    cohort = Cohort.load(folder)
+    task = create_task(cohort, TrainSettings())
+    specs = _choose_bags(cohort, part, fold)
+    targets = stacked_targets(specs)
+    task.check(targets, where=f"{folder}, fold {fold}, part {part}")
+    with _import_from_working_folder():
+        box = BlackBox(
+            _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
+            model,
+            in_dim=cohort.card.feature_dim,
+            n_outputs=cohort.n_outputs,
+            arrays=arrays,
+        )
+        finding = audit_model(
+            box.host(),
+            cohort,
+            specs,
+            targets,
+            task,
+            score_sources=_collect_sources(box, cohort, specs[0], scores, column, gates),
+            budget=budget,
+            seed=seed,
+            on_bag=on_bag,
+            repeats=repeats,
+        )
+    return _add_origin(finding, cohort, model, scores, part, fold, seed)
+
+
+def _choose_bags(cohort: Cohort, part: Part, fold: int) -> Sequence[BagSpec]:
+    if part == "all":
+        return cohort.bags
+    parts = fold_parts(cohort, read_fold(cohort, fold))
+    return {"train": parts.train, "val": parts.val, "test": parts.test}[part]
+
+
+@contextmanager
+def _import_from_working_folder() -> Iterator[None]:
+    """The working folder on the import path, as for `python -m`."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _load_host(run: Path, fold: int) -> Any:
+    """The host of a trained fold as a callable that gives logits and its own patch scores."""
+    host = load_network(RunFolder(run).fold(fold).checkpoint)[0].host
+
+    def answer(features: Any, coords: Any) -> tuple[Any, Any]:
+        output = host(features, coords)
+        return output.logits, output.scores
+
+    return answer
+
+
+def _import_model(name: str) -> Any:
+    """The object that --model names; a torch module is set to evaluation."""
+    found = import_object(name, "--model")
+    return found.eval() if isinstance(found, nn.Module) else found
+
+
+def _collect_sources(
+    box: BlackBox, cohort: Cohort, first: BagSpec, folders: Sequence[Path], column: str | None, gates: bool
+) -> dict[str, ScoreSource]:
+    """The model's own scores, those of every folder, or the slope where there are neither."""
+    found: dict[str, ScoreSource] = {}
+    with name_bag_in_errors(first.bag_id), torch.no_grad():
+        if box.answer(*bag_tensors(cohort.read_bag(first)))[1] is not None:
+            found["model"] = OWN_SCORES
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(
+                f"--scores {folder} is no folder. Give the folder of <slide_id>.h5, .csv or .npy files."
+            )
+        name = folder.resolve().name
+        if name in found:
+            raise UsageError(f"Two sources of scores are called '{name}'. Rename the folder {folder}.")
+        found[name] = _read_from_files(folder, column, gates)
+    if gates and not folders:
+        raise UsageError("--gates says what the score files hold. Give them with --scores DIR.")
+    return found or {"slope": _measure_slopes(box)}
+
+
+def _read_from_files(folder: Path, column: str | None, gates: bool) -> ScoreSource:
+    def scores(bag: Bag, _full: HostOutput) -> Tensor:
+        return torch.from_numpy(read_bag_scores(folder, bag, column=column))
+
+    return ScoreSource(scores, follows_bag=False, are_gates=gates)
+
+
+def _measure_slopes(box: BlackBox) -> ScoreSource:
+    def slopes(bag: Bag, _full: HostOutput) -> Tensor:
+        return box.slopes(*bag_tensors(bag))
+
+    return ScoreSource(slopes)
+
+
+def _add_origin(
+    finding: Finding, cohort: Cohort, model: str, scores: Sequence[Path], part: Part, fold: int, seed: int
+) -> Finding:
+    """What was audited, and on which data."""
+    notes = finding.notes
+    if part != "test":
+        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
+    environment = describe_environment(
+        seed=seed, device=torch.device("cpu"), inputs={"cohort": record_cohort(cohort).fingerprint}
+    )
+    subject = {
+        "cohort": cohort.card.name,
+        "model": model,
+        "scores": [folder.resolve().name for folder in scores],
+        "part": part,
+        "fold": None if part == "all" else fold,
+    }
+    return replace(finding, notes=notes, provenance={**environment, **subject})

@@ -1,1 +1,0 @@
-"""Figures of a report: functions from plain arrays to a matplotlib Figure; no pyplot, no global state."""
