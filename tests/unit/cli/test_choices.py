@@ -1,7 +1,7 @@
 """What a command lets one choose from is what the tables below it hold."""
 
 import pytest
-from gcemil.runs.records import MODES
+from gcemil.runs.folder import MODES
 
 from gcemil.cli import predict, simulate, tables, train
 from gcemil.config import RECIPES
