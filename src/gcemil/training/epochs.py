@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.model import EvidenceOutput
+from gcemil.model import Evidence
 
 GATE_BINS = 10
 
@@ -80,7 +80,7 @@ class GateStatistics:
         self.coverage = 1.0
         self.histogram = np.zeros(GATE_BINS)
 
-    def add(self, outputs: Sequence[EvidenceOutput]) -> None:
+    def add(self, outputs: Sequence[Evidence]) -> None:
         for output in outputs:
             gates = output.gates.detach().float()
             self.bags += 1
