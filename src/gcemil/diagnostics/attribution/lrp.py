@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -63,7 +62,8 @@ def held_constant(host: nn.Module) -> Iterator[None]:
 def rule_of(module: nn.Module) -> RemovableHandle | None:
     """The rule for a kind of layer, put on this one."""
     if isinstance(module, NystromAttention):
-        return module.qkv.register_forward_hook(values_alone)
+        # Queries and keys, which make the attention, pass nothing on.
+        return module.attention_inputs.register_forward_hook(without_gradient)
     if isinstance(module, nn.LayerNorm):
         return module.register_forward_hook(constant_deviation)
     return None
@@ -71,12 +71,6 @@ def rule_of(module: nn.Module) -> RemovableHandle | None:
 
 def without_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output.detach()
-
-
-def values_alone(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Queries and keys, which make the attention, pass nothing on."""
-    query, key, value = output.chunk(3, dim=1)
-    return torch.cat([query.detach(), key.detach(), value], dim=1)
 
 
 def constant_deviation(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
