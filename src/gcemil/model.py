@@ -31,7 +31,16 @@ from gcemil.evidence.pathways import RiskPathways
 from gcemil.evidence.responses import create_response
 from gcemil.evidence.selector import MIXTURE, Selector, led_rankings
 from gcemil.evidence.spatial import Neighbourhood
-from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, check_finite, embedded_bag
+from gcemil.hosts.host import (
+    Embedded,
+    Host,
+    HostOutput,
+    ask_subsets,
+    check_bag,
+    check_finite,
+    embedded_bag,
+    shortcut,
+)
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
 
@@ -213,7 +222,10 @@ class GceMil(nn.Module):
     ) -> tuple[Scores, str, Check]:
         """The first ranking whose patches the host itself calls sufficient and necessary."""
         size = budget_count(len(scores), budget=self.settings.budget, floor=self.settings.min_patches)
-        rankings = led_rankings(scores, full.scores, self._contributions(full))
+        contributions = self._contributions(full)
+        if contributions is None:
+            contributions = self._losses_without(full, embedded, coords)
+        rankings = led_rankings(scores, full.scores, contributions)
         ask = ask_subsets(self.host, embedded, coords)
         name, check = choose_ranking(rankings, size, ask, full.logits, self.tolerances)
         return rankings[name], name, check
@@ -224,6 +236,12 @@ class GceMil(nn.Module):
         recovery = self.settings.recovery
         unit = float(self.risk_spread) if self.n_outputs == 1 else 1.0
         return Tolerances(recovery.sufficiency_tolerance, recovery.necessity_tolerance, unit)
+
+    def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
+        """How much the predicted logit falls without each patch, where the host has this in closed form."""
+        closed_form = shortcut(self.host, "closed_form")
+        found = None if closed_form is None or self.n_outputs == 1 else closed_form()
+        return None if found is None else -found.without(embedded, coords, int(full.logits.argmax()))
 
     def _contributions(self, full: HostOutput) -> Scores | None:
         contributions = full.contributions
@@ -243,9 +261,7 @@ class GceMil(nn.Module):
         """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
-        contributions = (
-            self._contributions(full) if full is not None and settings.contribution_term else None
-        )
+        contributions = self._contributions(full) if full is not None and settings.contribution_term else None
         presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
         return self.selector.scores(

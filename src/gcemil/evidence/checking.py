@@ -45,8 +45,8 @@ class Check:
 
     @property
     def is_faithful(self) -> bool:
-        """Sufficient and necessary."""
-        return self.is_sufficient and self.is_necessary
+        """Sufficient and necessary; two classes may lie closer than the tolerance, so the class must stay as well."""
+        return self.is_sufficient and self.is_necessary and self.keeps_class
 
     @property
     def merit(self) -> tuple[bool, bool, bool, int]:

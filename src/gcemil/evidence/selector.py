@@ -21,7 +21,6 @@ from gcemil.evidence.fold import Fold
 from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
 from gcemil.shapes import Coords, Scores
 
-
 MIXTURE = "mixture"
 """The name of the selector's own ranking."""
 LEADS = (0.25, 0.5, 0.75, 1.0)

@@ -46,6 +46,7 @@ from gcemil.training.optimizer import (
     create_optimizer,
     evidence_weight,
     final_temperature,
+    reading_temperature,
     scheduled_rate,
     seed_torch,
     stream_seed,
@@ -148,9 +149,11 @@ def train(
     ingredients.network.load_state_dict(best)
     if ingredients.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
-        ingredients.model.set_temperature(final_temperature(settings))
+        ingredients.model.set_temperature(reading_temperature(settings))
         if cohort.n_outputs == 1:
-            risks = evaluate_bags(Ingredients(ingredients.host, None, None), cohort, parts.train, modes=("full",))
+            risks = evaluate_bags(
+                Ingredients(ingredients.host, None, None), cohort, parts.train, modes=("full",)
+            )
             ingredients.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
     return progress
 

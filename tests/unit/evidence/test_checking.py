@@ -40,7 +40,11 @@ def test_the_whole_bag_is_never_necessary():
 
 
 def test_the_first_ranking_that_passes_is_taken():
-    rankings = {"wrong": ranking(0.0, 1.0, 2.0), "right": ranking(2.0, 1.0, 0.0), "also": ranking(3.0, 0.0, 1.0)}
+    rankings = {
+        "wrong": ranking(0.0, 1.0, 2.0),
+        "right": ranking(2.0, 1.0, 0.0),
+        "also": ranking(3.0, 0.0, 1.0),
+    }
     name, found = choose_ranking(rankings, 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
     assert name == "right"
     assert found.is_faithful
@@ -83,6 +87,9 @@ def test_rankings_lead_from_the_mixture_to_what_the_host_itself_ranks_by():
     found = led_rankings(mixture, attention, contributions)
     assert next(iter(found)) == MIXTURE
     assert len(found) == 1 + 2 * len(LEADS)
-    for name, own in (("attention", standardised_attention(attention)), ("contribution", normal_rank(contributions))):
+    for name, own in (
+        ("attention", standardised_attention(attention)),
+        ("contribution", normal_rank(contributions)),
+    ):
         assert torch.equal(found[f"{name} 100%"].argsort(), own.argsort())
     assert list(led_rankings(mixture, None, None)) == [MIXTURE]
