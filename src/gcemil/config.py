@@ -80,6 +80,19 @@ class RecoverySettings(Settings):
     max_fraction: float = Field(
         0.10, gt=0, le=1, description="Repair never grows the evidence beyond this share of the bag."
     )
+    checked: bool = Field(
+        True,
+        description="Ask the host what keeping and removing the evidence does, and take a ranking that passes.",
+    )
+    sufficiency_tolerance: float = Field(
+        0.05, ge=0, description="Kept alone, checked evidence moves the output by no more than this."
+    )
+    necessity_tolerance: float = Field(
+        0.05, ge=0, description="Removed, checked evidence moves the output by no less than this."
+    )
+    recoverability_tolerance: float = Field(
+        0.01, ge=0, description="Checked repair moves the output of the evidence by no more than this."
+    )
 
 
 SUPPORT_GATES = {"sparsemax", "entmax15"}
@@ -131,6 +144,10 @@ class EvidenceSettings(Settings):
     )
     smoothing: float = Field(
         0.5, ge=0, le=1, description="Share of the score that is its 3x3 neighbourhood's mean."
+    )
+    teaches_host: bool = Field(
+        False,
+        description="Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper.",
     )
     warmup: float = Field(
         0.4,
@@ -187,11 +204,15 @@ PAPER = EvidenceSettings(
     grounding="literal",
     sufficiency_weight=0.0,
     necessity_weight=0.0,
-    recovery=RecoverySettings(reachable=False, min_weight_share=0.0, max_fraction=1.0),
+    teaches_host=True,
+    recovery=RecoverySettings(reachable=False, min_weight_share=0.0, max_fraction=1.0, checked=False),
 )
 """The paper read literally."""
 
-RECIPES: dict[str, EvidenceSettings] = {"default": EvidenceSettings(), "paper": PAPER}
+TAUGHT = EvidenceSettings(teaches_host=True)
+"""Evidence that trains its host as well: more necessary, at a price or a gain in accuracy that depends on the host."""
+
+RECIPES: dict[str, EvidenceSettings] = {"default": EvidenceSettings(), "taught": TAUGHT, "paper": PAPER}
 
 
 class HostWeights(Settings):

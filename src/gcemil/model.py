@@ -1,7 +1,8 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
   r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
-  s = selector(host's ungated view, r, coords)  one score per patch
+  s = selector(host's ungated view, r, coords)  one score per patch; outside training the first of a few rankings that
+                                                the host itself confirms when its patches are kept and removed
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
   v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
   f(X_pi), f(X)                                 the host's prediction, gated and ungated
@@ -21,15 +22,25 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import create_bridge
+from gcemil.evidence.checking import Check, Tolerances, choose_ranking
 from gcemil.evidence.coverage import ClassUtility, anchor_coverage
 from gcemil.evidence.fold import unfolded
-from gcemil.evidence.gates import create_gate
+from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.losses import patch_concept_presence
 from gcemil.evidence.pathways import RiskPathways
 from gcemil.evidence.responses import create_response
-from gcemil.evidence.selector import Selector
+from gcemil.evidence.selector import MIXTURE, Selector, led_rankings
 from gcemil.evidence.spatial import Neighbourhood
-from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag
+from gcemil.hosts.host import (
+    Embedded,
+    Host,
+    HostOutput,
+    ask_subsets,
+    check_bag,
+    check_finite,
+    embedded_bag,
+    shortcut,
+)
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
 
@@ -46,6 +57,10 @@ class Evidence:
     responses: Responses
     coverage: Coverage
     """v_m of the gates."""
+    ranking: str
+    """Which ranking the scores are: the selector's mixture, or one led by the host's own."""
+    check: Check | None
+    """What keeping and removing the opened patches did; None where it was not asked."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class GceMil(nn.Module):
 
     anchors: Tensor
     temperature: Tensor
+    risk_spread: Tensor
 
     def __init__(
         self, host: Host, anchors: AnchorBank, *, in_dim: int, settings: EvidenceSettings | None = None
@@ -97,6 +113,8 @@ class GceMil(nn.Module):
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
+        # The unit in which risks are compared; set after training, and of no use to classes.
+        self.register_buffer("risk_spread", torch.tensor(1.0))
         self.bridge = create_bridge(
             bridge_kind(settings, anchors, in_dim), in_dim, anchors.anchor_dim, rank=settings.bridge_rank
         )
@@ -131,7 +149,7 @@ class GceMil(nn.Module):
         embedded = embedded_bag(self.host, features)
         full = self.host.aggregate(embedded, coords, target=target)
         check_finite(full, features)
-        evidence = self.evidence(features, coords, full, step)
+        evidence = self.evidence(features, coords, full, step, embedded)
         soft = self.host.gated(features, embedded, coords, evidence.log_gates, target=target)
         return EvidenceOutput(**vars(evidence), soft=soft, full=full, embedded=embedded)
 
@@ -166,14 +184,27 @@ class GceMil(nn.Module):
         return self.settings.presence_term and self.is_grounded
 
     def evidence(
-        self, features: Tensor, coords: Tensor | None, full: HostOutput | None, step: int | None
+        self,
+        features: Tensor,
+        coords: Tensor | None,
+        full: HostOutput | None,
+        step: int | None,
+        embedded: Embedded | None = None,
     ) -> Evidence:
-        """Gates, scores, responses and coverage; `full` is the host's ungated view, where the score reads it."""
+        """Gates, scores, responses and coverage; `full` is the host's ungated view, where the score reads it.
+
+        With the embedded bag at hand, and outside training, the ranking is checked by keeping and removing its patches.
+        """
         # One matrix product serves the selector and the bridge.
         *hidden, cosines = unfolded(features, [*self.selector.folds(), self.bridge.fold(self.anchors)])
         responses = self.response(cosines)
         scores = self.evidence_scores(hidden, responses, coords, full, step)
+        ranking, check = MIXTURE, None
+        if self.settings.recovery.checked and not self.training and full is not None and embedded is not None:
+            scores, ranking, check = self._checked_scores(scores, coords, full, embedded)
         gate = self.gate(scores, temperature=float(self.temperature))
+        if not self.training:
+            gate = gate.shut()
         return Evidence(
             gates=gate.gates,
             log_gates=gate.log_gates,
@@ -181,7 +212,43 @@ class GceMil(nn.Module):
             scores=scores,
             responses=responses,
             coverage=anchor_coverage(gate.gates, responses),
+            ranking=ranking,
+            check=check,
         )
+
+    @torch.no_grad()
+    def _checked_scores(
+        self, scores: Scores, coords: Tensor | None, full: HostOutput, embedded: Embedded
+    ) -> tuple[Scores, str, Check]:
+        """The first ranking whose patches the host itself calls sufficient and necessary."""
+        size = budget_count(len(scores), budget=self.settings.budget, floor=self.settings.min_patches)
+        contributions = self._contributions(full)
+        if contributions is None:
+            contributions = self._losses_without(full, embedded, coords)
+        rankings = led_rankings(scores, full.scores, contributions)
+        ask = ask_subsets(self.host, embedded, coords)
+        name, check = choose_ranking(rankings, size, ask, full.logits, self.tolerances)
+        return rankings[name], name, check
+
+    @property
+    def tolerances(self) -> Tolerances:
+        """What counts as sufficient and necessary, in units of the output."""
+        recovery = self.settings.recovery
+        unit = float(self.risk_spread) if self.n_outputs == 1 else 1.0
+        return Tolerances(recovery.sufficiency_tolerance, recovery.necessity_tolerance, unit)
+
+    def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
+        """How much the predicted logit falls without each patch, where the host has this in closed form."""
+        closed_form = shortcut(self.host, "closed_form")
+        found = None if closed_form is None or self.n_outputs == 1 else closed_form()
+        return None if found is None else -found.without(embedded, coords, int(full.logits.argmax()))
+
+    def _contributions(self, full: HostOutput) -> Scores | None:
+        contributions = full.contributions
+        if contributions is None or self.n_outputs > 1:
+            return contributions
+        # A patch that lowers the risk is evidence as much as one that raises it.
+        return (contributions - contributions.mean()).abs()
 
     def evidence_scores(
         self,
@@ -194,10 +261,7 @@ class GceMil(nn.Module):
         """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
-        contributions = full.contributions if full is not None and settings.contribution_term else None
-        if contributions is not None and self.n_outputs == 1:
-            # A patch that lowers the risk is evidence as much as one that raises it.
-            contributions = (contributions - contributions.mean()).abs()
+        contributions = self._contributions(full) if full is not None and settings.contribution_term else None
         presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
         return self.selector.scores(

@@ -206,7 +206,8 @@ def hold_constant(host: nn.Module) -> Iterator[None]:
 def add_rule(module: nn.Module) -> RemovableHandle | None:
     """The rule for a kind of layer, put on this one."""
     if isinstance(module, NystromAttention):
-        return module.qkv.register_forward_hook(keep_values_alone)
+        # Queries and keys, which make the attention, pass nothing on.
+        return module.attention_inputs.register_forward_hook(stop_gradient)
     if isinstance(module, nn.LayerNorm):
         return module.register_forward_hook(normalise_by_constant)
     return None
@@ -214,12 +215,6 @@ def add_rule(module: nn.Module) -> RemovableHandle | None:
 
 def stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output.detach()
-
-
-def keep_values_alone(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Queries and keys, which make the attention, pass nothing on."""
-    query, key, value = output.chunk(3, dim=1)
-    return torch.cat([query.detach(), key.detach(), value], dim=1)
 
 
 def normalise_by_constant(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

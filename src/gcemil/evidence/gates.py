@@ -29,6 +29,10 @@ CLOSED_GATE = 1e-6
 """What a closed patch weighs in a straight-through pass: the gradient of a weight pi e^z / Z needs some pi to act on."""
 
 
+SHUT = 1e-3
+"""Outside training a gate below this is 0, and its row is gone: hosts with tokens would hear a thousand whispers."""
+
+
 @dataclass(frozen=True)
 class GateOutput:
     """Gates of one bag, their logarithms (-inf where a gate is truly 0), and the patches open before any repair."""
@@ -36,6 +40,15 @@ class GateOutput:
     log_gates: LogGates
     gates: Gates
     selected: Selected
+
+    def shut(self) -> "GateOutput":
+        """The same with every gate below SHUT at 0; open patches stay as they are."""
+        is_shut = (self.gates < SHUT) & ~self.selected
+        return GateOutput(
+            self.log_gates.masked_fill(is_shut, -torch.inf),
+            self.gates.masked_fill(is_shut, 0.0),
+            self.selected,
+        )
 
 
 class Gate(nn.Module):

@@ -6,6 +6,9 @@ a is the host's attention on the ungated bag, z standardises it per bag and clip
 contribution of the patch to the predicted output; q says how present the concepts of the predicted classes are in the
 patch. All are detached: the selector reads the host and the anchors, it does not pull them. The MLP is the paper's own
 score; with a hundred slides it learns the slides and not the concepts, so the default recipe leaves it out.
+
+A checked slide may be ranked otherwise: by this mixture, led more and more by what the host itself ranks by, down to the
+host's own attention and contributions (evidence/checking.py chooses).
 """
 
 import torch
@@ -17,6 +20,11 @@ from gcemil.evidence.adapter import LowRankAdapter
 from gcemil.evidence.fold import Fold
 from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
 from gcemil.shapes import Coords, Scores
+
+MIXTURE = "mixture"
+"""The name of the selector's own ranking."""
+LEADS = (0.25, 0.5, 0.75, 1.0)
+"""How much of a checked ranking may be the host's own, tried in this order."""
 
 
 class Selector(nn.Module):
@@ -38,7 +46,7 @@ class Selector(nn.Module):
         self.morphology = Morphology(in_dim, adapter_rank=adapter_rank, hidden=hidden) if morphology else None
         self.attention_weight = nn.Parameter(torch.tensor(0.5))
         self.contribution_weight = nn.Parameter(torch.tensor(0.5))
-        self.presence_weight = nn.Parameter(torch.tensor(0.5))
+        self.presence_weight = nn.Parameter(torch.tensor(1.0))
 
     def folds(self) -> list[Fold]:
         """What the selector wants computed of the features, together with other folds of the same bag."""
@@ -68,6 +76,30 @@ class Selector(nn.Module):
         if self.smoothing == 0 or neighbourhood is None:
             return scores
         return smoothed(scores, neighbourhood, share=self.smoothing)
+
+
+@torch.no_grad()
+def led_rankings(
+    scores: Scores, attention_logits: Scores | None, contributions: Scores | None
+) -> dict[str, Scores]:
+    """The mixture, then the mixture led by the host's attention or contributions, and at last these alone."""
+    leads = {}
+    if attention_logits is not None:
+        leads["attention"] = standardised_attention(attention_logits)
+    if contributions is not None:
+        leads["contribution"] = normal_rank(contributions)
+    found = {MIXTURE: scores}
+    mixture = unit_spread(scores)
+    for share in LEADS:
+        for name, lead in leads.items():
+            found[f"{name} {share:.0%}"] = (1 - share) * mixture + share * unit_spread(lead)
+    return found
+
+
+def unit_spread(scores: Scores) -> Scores:
+    """The scores around 0, in units of their standard deviation."""
+    centred = scores - scores.mean()
+    return centred / centred.std(correction=0).clamp_min(torch.finfo(scores.dtype).tiny)
 
 
 class Morphology(nn.Module):

@@ -14,7 +14,7 @@ weight above 1/2, of which a bag has at most one, is left out by pooling the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gcemil.shapes import Coords, LogGates, Logits, Scores
+from gcemil.shapes import Coords, LogGates, Logits, Scores, Selected
 
 CHUNK = 256
 """Pooled vectors that a head sees at once: few enough to stay in the cache."""
@@ -93,6 +93,12 @@ class LinearPooling:
         """The prediction of the whole bag."""
         pooled = torch.softmax(self.attention_logits, dim=0) @ self.readings
         return self.read_out(pooled.unsqueeze(0))[0]
+
+    def subset_logits(self, selected: Selected) -> Logits:
+        """The prediction of these patches alone."""
+        return replace(
+            self, attention_logits=self.attention_logits[selected], readings=self.readings[selected]
+        ).logits()
 
 
 def head_readings(attention_logits: Scores, tokens: Float[Tensor, "n w"], head: nn.Linear) -> LinearPooling:

@@ -48,6 +48,8 @@ N_NEIGHBOURS = 7
 @dataclass(frozen=True)
 class ContextEmbedded(Embedded):
     values: Float[Tensor, "n w"]
+    projected: Float[Tensor, "n p"]
+    """Query, key and value of the context layer, which no gate touches."""
     raw: Features
     """Ungated features, for the graph."""
 
@@ -89,7 +91,7 @@ class Camil(MilHost[ContextEmbedded]):
 
     def embed(self, features: Features) -> ContextEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
-        return ContextEmbedded(tokens, self.value(tokens), features.detach())
+        return ContextEmbedded(tokens, self.value(tokens), self.context.qkv(tokens), features.detach())
 
     def pool(
         self,
@@ -98,7 +100,7 @@ class Camil(MilHost[ContextEmbedded]):
         log_gates: LogGates | None,
         target: Tensor | None,
     ) -> HostOutput:
-        glob = self.context(embedded.tokens, log_gates) + embedded.tokens
+        glob = self.context.attend([embedded.projected], log_gates) + embedded.tokens
         neighbour_logits = self.neighbour_logits(glob, neighbour_graph(embedded.raw, coords), log_gates)
         local = attention_weights(neighbour_logits, log_gates).unsqueeze(1) * embedded.values
         fused = fusion(local, glob)

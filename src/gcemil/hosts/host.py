@@ -262,6 +262,20 @@ def shortcut(host: object, name: str) -> Any:
     return getattr(host, name) if name in vars(type(host)) else None
 
 
+def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
+    """What the host says of any subset of an embedded bag; a host that pools linearly reads a few numbers per patch."""
+    linear_form = None if getattr(host, "training", False) else shortcut(host, "linear_form")
+    if linear_form is not None:
+        pooling = linear_form(embedded)
+        return lambda selected: pooling.subset_logits(selected)
+
+    def pool_rows(selected: Selected) -> Logits:
+        kept_coords = None if coords is None else coords[selected]
+        return host.aggregate(embedded.rows(selected), kept_coords).logits
+
+    return pool_rows
+
+
 def scattered(output: HostOutput, kept: Selected) -> HostOutput:
     """The output with per-patch values in the full bag's order: a removed patch has the lowest score, contributes 0."""
     scores = output.scores.new_full(kept.shape, float(output.scores.detach().min()))

@@ -10,6 +10,10 @@ Landmarks of padding alone are all the same one, so it is kept once and counted 
 softmax. Rows and columns of copies stay equal through all products, so the numbers are those of m landmarks, while a
 bag of n < m patches costs n^3 instead of m^3.
 
+q, k and v belong to each token alone, so a host may project once and attend many times (`qkv`, then `attend`). Where
+only the first token attends, q is wanted of the landmarks and v of their weighted sum: both are projected after the mean.
+The pseudo-inverse is an operator of its own (pseudo_inverse.py).
+
 Under log-gates a token fades from every place where it acts on others: landmark means are weighted by the gates,
 log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j. Landmarks choose the basis of
 the approximation only, so a segment of closed gates keeps its landmark. Padding has gate 1.
@@ -21,6 +25,7 @@ on its own, in as many groups of channels as there are heads: what CAMIL's autho
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from gcemil.hosts.pseudo_inverse import PseudoInverse, pseudo_inverse
 
 Convolution = Literal["sequence", "heads"]
 
@@ -48,77 +55,104 @@ class NystromAttention(nn.Module):
         super().__init__()
         self.convolution: Convolution = convolution
         self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
-        self.scale = head_width**-0.5
+        self.head_width, self.scale = head_width, head_width**-0.5
         self.qkv = nn.Linear(width, 3 * heads * head_width, bias=False)
         channels = heads if convolution == "sequence" else head_width
         self.value_conv = nn.Conv2d(
             channels, channels, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
         )
         self.project = nn.Sequential(nn.Linear(heads * head_width, width), nn.Dropout(dropout))
+        # Queries and keys pass through here, so that relevance propagation can hold the attention constant.
+        self.attention_inputs = nn.Identity()
 
     def forward(
         self, tokens: Float[Tensor, "l w"], log_gates: Float[Tensor, "l"] | None = None
     ) -> Float[Tensor, "l w"]:
         """Every token attends."""
-        parts = self._parts(tokens, log_gates)
-        summaries = attended(parts.query_landmarks, parts.key, parts.value, parts.token_bias)
-        summaries = parts.inverse.times(summaries)
-        values = attended(parts.query[:, -len(tokens) :], parts.key_landmarks, summaries, parts.landmark_bias)
-        values = values + self._convolved(parts.fading_values(len(tokens)))
+        return self.attend([self.qkv(tokens)], log_gates)
+
+    def attend(
+        self, projected: Sequence[Float[Tensor, "_ p"]], log_gates: Float[Tensor, "l"] | None = None
+    ) -> Float[Tensor, "l w"]:
+        """The same for tokens that went through `qkv` already, given as consecutive parts of the sequence."""
+        n_tokens = sum(map(len, projected))
+        layout = Layout.of(n_tokens, self.landmarks)
+        by_head = [
+            rows.view(len(rows), 3, self.heads, self.head_width).permute(1, 2, 0, 3) for rows in projected
+        ]
+        front = by_head[0].new_zeros(3, self.heads, layout.padding, self.head_width)
+        query, key, value = torch.cat([front, *by_head], dim=2).unbind(0)
+        query, key = self.attention_inputs(query), self.attention_inputs(key)
+        gates = layout.padded_gates(log_gates)
+        query_landmarks, key_landmarks = (layout.means(rows, gates) for rows in (query, key))
+        token_bias, landmark_bias = layout.biases(query, gates)
+        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, layout)
+        summaries = inverse.times(attended(query_landmarks, key, value, token_bias))
+        values = attended(query[:, layout.padding :], key_landmarks, summaries, landmark_bias)
+        values = values + self._convolved(fading(value[:, layout.padding :], log_gates))
         return self.project(values.transpose(0, 1).flatten(1))
 
     def first_row(
         self, tokens: Float[Tensor, "l w"], log_gates: Float[Tensor, "l"] | None = None
     ) -> tuple[Float[Tensor, "w"], Float[Tensor, "heads l"]]:
         """Only the first token attends: its output, and its row of A1 pinv(A2) A3, in O(L m)."""
-        parts = self._parts(tokens, log_gates)
-        query = parts.query[:, -len(tokens)].unsqueeze(1)
-        logits = self.scale * query @ parts.key_landmarks.mT
-        to_landmarks = torch.softmax(_biased(logits, parts.landmark_bias), dim=-1)
-        row = self._through_landmarks(parts.inverse.under(to_landmarks), parts)
-        values = row @ parts.value + self._first_convolution(parts.fading_values(len(tokens)))
-        return self.project(values.flatten()), row[:, 0, -len(tokens) :]
+        layout = Layout.of(len(tokens), self.landmarks)
+        padded = F.pad(tokens, (0, 0, layout.padding, 0))
+        gates = layout.padded_gates(log_gates)
+        query_weight, key_weight, value_weight = self.qkv.weight.chunk(3)
+        means = layout.means(padded.unsqueeze(0), gates).squeeze(0)
+        query = self._by_head(torch.cat([tokens[:1], means]), query_weight)
+        first_query, query_landmarks = self.attention_inputs(query).split([1, len(means)], dim=1)
+        key_landmarks = self.attention_inputs(self._by_head(means, key_weight))
+        key = self.attention_inputs(self._by_head(padded, key_weight))
+        token_bias, landmark_bias = layout.biases(key, gates)
+        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, layout)
+        to_landmarks = self._weights(first_query, key_landmarks, landmark_bias)
+        row = self._through_landmarks(inverse.under(to_landmarks), query_landmarks, key, token_bias)
+        # The row of each head weighs the tokens, and the head's own map is applied to that sum.
+        pooled = (row.flatten(0, 1) @ padded).unsqueeze(2)
+        values = value_weight.view(self.heads, -1, tokens.shape[1]) @ pooled
+        near = tokens[: self.value_conv.weight.shape[2]]
+        near_values = self._by_head(near, value_weight)
+        near_gates = None if log_gates is None else log_gates[: len(near)]
+        values = values.mT + self._first_convolution(fading(near_values, near_gates))
+        return self.project(values.flatten()), row[:, 0, layout.padding :]
 
-    def _parts(self, tokens: Float[Tensor, "l w"], log_gates: Float[Tensor, "l"] | None) -> Parts:
-        length = -(-len(tokens) // self.landmarks)
-        copies, front = divmod(self.landmarks * length - len(tokens), length)
-        padding = front + (length if copies else 0)
-        qkv = self.qkv(tokens).view(len(tokens), 3, self.heads, -1).permute(1, 2, 0, 3)
-        query, key, value = F.pad(qkv, (0, 0, padding, 0)).unbind(0)
-        padded_gates = None if log_gates is None else F.pad(log_gates, (padding, 0))
-        # Landmarks are a basis, not evidence. The softmax within a segment renormalises, so a segment of closed gates
-        # would pass their slope of a million on undiminished, and drown what the host learns.
-        basis_gates = None if padded_gates is None else padded_gates.detach()
-        query_landmarks = _landmarks(query, length, basis_gates)
-        key_landmarks = _landmarks(key, length, basis_gates)
-        landmark_bias = token_bias = None
-        if copies > 1:
-            landmark_bias = _first_counted(key_landmarks, copies, 1)
-            token_bias = _first_counted(key, copies, length)
-        if padded_gates is not None:
-            token_bias = padded_gates if token_bias is None else padded_gates + token_bias
-        between = torch.softmax(
-            _biased(self.scale * query_landmarks @ key_landmarks.mT, landmark_bias), dim=-1
-        )
-        inverse = PseudoInverse.of(between, copies=max(copies, 1), iterations=self.iterations)
-        return Parts(
-            query,
-            key,
-            value,
-            padded_gates,
-            query_landmarks,
-            key_landmarks,
-            inverse,
-            token_bias,
-            landmark_bias,
-        )
+    def _by_head(
+        self, rows: Float[Tensor, "r w"], weight: Float[Tensor, "h w"]
+    ) -> Float[Tensor, "heads r d"]:
+        return F.linear(rows, weight).view(len(rows), self.heads, -1).transpose(0, 1)
 
-    def _through_landmarks(self, row: Float[Tensor, "heads 1 m"], parts: Parts) -> Float[Tensor, "heads 1 p"]:
+    def _weights(
+        self,
+        query: Float[Tensor, "heads r d"],
+        key: Float[Tensor, "heads s d"],
+        bias: Float[Tensor, "s"] | None,
+    ) -> Float[Tensor, "heads r s"]:
+        return torch.softmax(biased(self.scale * query @ key.mT, bias), dim=-1)
+
+    def _inverse(
+        self,
+        query_landmarks: Float[Tensor, "heads m d"],
+        key_landmarks: Float[Tensor, "heads m d"],
+        landmark_bias: Float[Tensor, "m"] | None,
+        layout: Layout,
+    ) -> PseudoInverse:
+        between = self._weights(query_landmarks, key_landmarks, landmark_bias)
+        return pseudo_inverse(between, iterations=self.iterations, copies=max(layout.copies, 1))
+
+    def _through_landmarks(
+        self,
+        row: Float[Tensor, "heads 1 m"],
+        query_landmarks: Float[Tensor, "heads m d"],
+        key: Float[Tensor, "heads p d"],
+        token_bias: Float[Tensor, "p"] | None,
+    ) -> Float[Tensor, "heads 1 p"]:
         """row A3, one head at a time: without gradients a single head's m x L is all that ever exists."""
         rows = []
-        for head, key in enumerate(parts.key):
-            logits = self.scale * parts.query_landmarks[head] @ key.mT
-            rows.append(row[head] @ torch.softmax(_biased(logits, parts.token_bias), dim=-1))
+        for head, of_head in enumerate(key):
+            logits = self.scale * query_landmarks[head] @ of_head.mT
+            rows.append(row[head] @ torch.softmax(biased(logits, token_bias), dim=-1))
         return torch.stack(rows)
 
     def _convolved(self, value: Float[Tensor, "heads l d"]) -> Float[Tensor, "heads l d"]:
@@ -136,74 +170,51 @@ class NystromAttention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What both ways of attending need; `p` counts the padded tokens, `m` the landmarks that differ."""
+class Layout:
+    """Where a sequence lies among its padding; `p` counts the padded tokens, `m` the landmarks that differ."""
 
-    query: Float[Tensor, "heads p d"]
-    key: Float[Tensor, "heads p d"]
-    value: Float[Tensor, "heads p d"]
-    log_gates: Float[Tensor, "p"] | None
-    query_landmarks: Float[Tensor, "heads m d"]
-    key_landmarks: Float[Tensor, "heads m d"]
-    inverse: PseudoInverse
-    token_bias: Float[Tensor, "p"] | None
-    """Log-gates, and the logarithm of how often the first rows count."""
-    landmark_bias: Float[Tensor, "m"] | None
-    """Logarithm of how often the first landmark counts."""
-
-    def fading_values(self, length: int) -> Float[Tensor, "heads l d"]:
-        """pi_j v_j of the tokens themselves, without the padding."""
-        value = self.value[:, -length:]
-        return value if self.log_gates is None else value * self.log_gates[-length:].exp().unsqueeze(1)
-
-
-@dataclass(frozen=True)
-class PseudoInverse:
-    """pinv(A) = z_0 c(a_0) c(a_1) ... as an operator, for the third-order iteration of the Nyströmformer paper.
-
-      z_0 = A^T / (max row sum * max column sum),   a_i = A z_i,   z_{i+1} = z_i c(a_i)
-      c(a) = (13 I - a (15 I - a (7 I - a))) / 4
-    c is a polynomial, so a_{i+1} = a_i c(a_i) needs two products instead of four, and the last step none: the
-    factors act on thin matrices only. The largest column sum is taken over all heads, as published.
-
-    Where the first row and column stand for c equal ones, matrices act on vectors with c equal first entries: a
-    column then holds the sum of its copies, and a transposition divides and multiplies by the counts.
-    """
-
-    start: Float[Tensor, "heads m m"]
-    steps: tuple[Float[Tensor, "heads m m"], ...]
+    length: int
+    """Tokens of a landmark."""
+    padding: int
+    """Zero tokens in front that are kept."""
+    copies: int
+    """How often the first landmark counts, being padding alone; 0 where there is none of that kind."""
 
     @classmethod
-    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> PseudoInverse:
-        """`matrix` is row-stochastic, so its largest row sum is 1; its first landmark counts `copies` times."""
-        transposed = matrix.mT
-        if copies > 1:
-            counts = matrix.new_ones(matrix.shape[-1])
-            counts[0] = copies
-            transposed = transposed * counts / counts.unsqueeze(1)
-        start = transposed / transposed.sum(dim=-1).max()
-        steps = [matrix @ start]
-        while len(steps) < iterations:
-            step = steps[-1]
-            square = step @ step
-            known = torch.add(13 * step, square, alpha=-15)
-            steps.append(torch.baddbmm(known, square, 7 * step - square, beta=0.25, alpha=0.25))
-        return cls(start, tuple(steps))
+    def of(cls, n_tokens: int, landmarks: int) -> Layout:
+        """The published layout, without the repetitions of its first landmark."""
+        length = -(-n_tokens // landmarks)
+        copies, front = divmod(landmarks * length - n_tokens, length)
+        return cls(length, front + (length if copies else 0), copies)
 
-    def times(self, right: Float[Tensor, "heads m d"]) -> Float[Tensor, "heads m d"]:
-        """pinv(A) right."""
-        for step in reversed(self.steps):
-            inner = step @ (7 * right - step @ right)
-            right = 0.25 * (13 * right - step @ (15 * right - inner))
-        return self.start @ right
+    def padded_gates(self, log_gates: Float[Tensor, "l"] | None) -> Float[Tensor, "p"] | None:
+        """Padding has gate 1."""
+        return None if log_gates is None else F.pad(log_gates, (self.padding, 0))
 
-    def under(self, left: Float[Tensor, "heads r m"]) -> Float[Tensor, "heads r m"]:
-        """left pinv(A)."""
-        left = left @ self.start
-        for step in self.steps:
-            inner = (7 * left - left @ step) @ step
-            left = 0.25 * (13 * left - (15 * left - inner) @ step)
-        return left
+    def means(
+        self, rows: Float[Tensor, "heads p d"], log_gates: Float[Tensor, "p"] | None
+    ) -> Float[Tensor, "heads m d"]:
+        """The landmarks: means over segments, weighted by the gates."""
+        segments = rows.reshape(len(rows), -1, self.length, rows.shape[2])
+        if log_gates is None:
+            return segments.mean(dim=2)
+        # Landmarks are a basis, not evidence. The softmax within a segment renormalises, so a segment of closed gates
+        # would pass their slope of a million on undiminished, and drown what the host learns. It cannot divide by a
+        # vanished sum either.
+        weights = torch.softmax(log_gates.detach().view(-1, 1, self.length), dim=2)
+        return (weights @ segments).squeeze(2)
+
+    def biases(
+        self, like: Float[Tensor, "heads p d"], log_gates: Float[Tensor, "p"] | None
+    ) -> tuple[Float[Tensor, "p"] | None, Float[Tensor, "m"] | None]:
+        """What is added to the logits of the tokens and of the landmarks: log-gates, and log c on what counts c times."""
+        if self.copies <= 1:
+            return log_gates, None
+        n_tokens = like.shape[1]
+        counted = like.new_zeros(n_tokens)
+        counted[: self.length] = math.log(self.copies)
+        landmark_bias = counted[:: self.length].clone()
+        return (counted if log_gates is None else log_gates + counted), landmark_bias
 
 
 def attended(
@@ -218,23 +229,13 @@ def attended(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=whole_bias).squeeze(0)
 
 
-def _landmarks(
-    heads: Float[Tensor, "heads p d"], length: int, log_gates: Float[Tensor, "p"] | None
-) -> Float[Tensor, "heads m d"]:
-    segments = heads.view(len(heads), -1, length, heads.shape[2])
-    if log_gates is None:
-        return segments.mean(dim=2)
-    # A softmax within the segment is the mean weighted by the gates, and cannot divide by a vanished sum.
-    weights = torch.softmax(log_gates.view(-1, length), dim=1)
-    return (segments * weights.unsqueeze(2)).sum(dim=2)
+def fading(
+    value: Float[Tensor, "heads l d"], log_gates: Float[Tensor, "l"] | None
+) -> Float[Tensor, "heads l d"]:
+    """pi_j v_j."""
+    return value if log_gates is None else value * log_gates.exp().unsqueeze(1)
 
 
-def _first_counted(rows: Float[Tensor, "heads p d"], copies: int, length: int) -> Float[Tensor, "p"]:
-    """What makes the first rows count `copies` times in a softmax."""
-    bias = rows.new_zeros(rows.shape[1])
-    bias[:length] = math.log(copies)
-    return bias
-
-
-def _biased(logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None) -> Float[Tensor, "*h r s"]:
+def biased(logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None) -> Float[Tensor, "*h r s"]:
+    """The logits with a number added to each column."""
     return logits if bias is None else logits + bias

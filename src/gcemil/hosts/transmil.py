@@ -16,6 +16,7 @@ exact 0 removes the row and lays the grid out again, so no soft gate can agree w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
 
 import torch
@@ -29,7 +30,13 @@ from gcemil.hosts.nystrom import NystromAttention
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 
-class TransMil(MilHost[Embedded]):
+@dataclass(frozen=True)
+class ProjectedEmbedded(Embedded):
+    projected: Float[Tensor, "n p"]
+    """Query, key and value of the first layer, which no gate touches: pooling twice need not project twice."""
+
+
+class TransMil(MilHost[ProjectedEmbedded]):
     paper_gate = "feature"
     lrp_constants = ()
 
@@ -60,12 +67,13 @@ class TransMil(MilHost[Embedded]):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, n_outputs)
 
-    def embed(self, features: Features) -> Embedded:
-        return Embedded(self.project(features))
+    def embed(self, features: Features) -> ProjectedEmbedded:
+        tokens: Float[Tensor, "n w"] = self.project(features)
+        return ProjectedEmbedded(tokens, self._first_projected(tokens))
 
     def pool(
         self,
-        embedded: Embedded,
+        embedded: ProjectedEmbedded,
         coords: Coords | None,
         log_gates: LogGates | None,
         target: Tensor | None,
@@ -73,7 +81,12 @@ class TransMil(MilHost[Embedded]):
         n_patches = len(embedded.tokens)
         sequence = torch.cat([self.class_token, squared(embedded.tokens)])
         gates = None if log_gates is None else F.pad(squared(log_gates), (1, 0))
-        sequence = sequence + self.first(self.first_norm(sequence), gates)
+        projected = [
+            self._first_projected(self.class_token),
+            embedded.projected,
+            repeated(embedded.projected),
+        ]
+        sequence = sequence + self.first.attend(projected, gates)
         sequence = self.position(sequence, gates)
         change, rows = self.second.first_row(self.second_norm(sequence), gates)
         bag_feature = self.norm(sequence[0] + change)
@@ -82,6 +95,10 @@ class TransMil(MilHost[Embedded]):
             bag_feature=bag_feature,
             scores=patch_scores(rows[:, 1:], n_patches),
         )
+
+    def _first_projected(self, tokens: Float[Tensor, "l w"]) -> Float[Tensor, "l p"]:
+        projected: Float[Tensor, "l p"] = self.first.qkv(self.first_norm(tokens))
+        return projected
 
 
 class PyramidPosition(nn.Module):
@@ -119,8 +136,13 @@ class PyramidPosition(nn.Module):
 
 def squared(rows: Float[Tensor, "n *w"]) -> Float[Tensor, "s *w"]:
     """The rows and then the first of them again, until their number is a square."""
+    return torch.cat([rows, repeated(rows)])
+
+
+def repeated(rows: Float[Tensor, "n *w"]) -> Float[Tensor, "r *w"]:
+    """The first rows that fill the grid."""
     side = isqrt(len(rows) - 1) + 1
-    return torch.cat([rows, rows[: side * side - len(rows)]])
+    return rows[: side * side - len(rows)]
 
 
 def patch_scores(rows: Float[Tensor, "heads s"], n_patches: int) -> Scores:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.model import EvidenceOutput
+from gcemil.model import Evidence
 
 GATE_BINS = 10
 
@@ -83,7 +83,7 @@ class GateStatistics:
         self.coverage = 1.0
         self.histogram = np.zeros(GATE_BINS)
 
-    def add(self, outputs: Sequence[EvidenceOutput]) -> None:
+    def add(self, outputs: Sequence[Evidence]) -> None:
         """Count the gates of a window of bags."""
         for output in outputs:
             gates = output.gates.detach().float()

@@ -31,7 +31,7 @@ from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
 from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
-from gcemil.model import EvidenceOutput
+from gcemil.model import Evidence
 from gcemil.runs import checkpoint
 from gcemil.runs.folder import FoldParts
 from gcemil.runs.network import Ingredients
@@ -46,6 +46,7 @@ from gcemil.training.optimizer import (
     create_optimizer,
     evidence_weight,
     final_temperature,
+    reading_temperature,
     scheduled_rate,
     seed_torch,
     stream_seed,
@@ -148,7 +149,12 @@ def train(
     ingredients.network.load_state_dict(best)
     if ingredients.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
-        ingredients.model.set_temperature(final_temperature(settings))
+        ingredients.model.set_temperature(reading_temperature(settings))
+        if cohort.n_outputs == 1:
+            risks = evaluate_bags(
+                Ingredients(ingredients.host, None, None), cohort, parts.train, modes=("full",)
+            )
+            ingredients.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
     return progress
 
 
@@ -216,7 +222,7 @@ def train_epoch(
                 annealed_temperature(evidence.temperature_start, final_temperature(settings), progress)
             )
         drawn = [training_bag(*next(bags), device) for _ in window]
-        outputs: list[EvidenceOutput] = []
+        outputs: Sequence[Evidence] = []
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             if model is None:
                 terms = host_terms(ingredients.host, task, drawn)
@@ -226,7 +232,8 @@ def train_epoch(
         done += len(window)
         if on_bag:
             on_bag(done, len(parts.train))
-        if "task" not in terms:
+        # A frozen host has no task of its own; what its evidence learns from is the utility.
+        if not terms.keys() & {"task", "utility"}:
             sums.eventless += 1
             continue
         loss = torch.stack([term.float() for term in terms.values()]).sum()
@@ -262,11 +269,13 @@ def epoch_windows(
 
 
 def validate(ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
-    """Task metric and loss on all patches of the validation bags; with the wrapper, the mean of gated and ungated.
+    """Task metric and loss on all patches of the validation bags; of a taught host, the mean of gated and ungated.
 
-    Both predictions are wanted, and a dozen validation bags judged twice choose more steadily than judged once.
+    A host that is not taught is chosen as the plain one is, or it would not be the same. Of a taught one both predictions
+    are wanted, and a dozen validation bags judged twice choose more steadily than judged once.
     """
-    modes: tuple[Mode, ...] = ("full",) if ingredients.model is None else ("soft", "full")
+    is_taught = ingredients.model is not None and ingredients.model.settings.teaches_host
+    modes: tuple[Mode, ...] = ("soft", "full") if is_taught else ("full",)
     logits = evaluate_bags(ingredients, cohort, bags, modes=modes)
     targets = stacked_targets(bags)
     losses = [task.loss(logits[mode], targets) for mode in modes]
@@ -310,7 +319,8 @@ def _keep_best(
 ) -> dict[str, Tensor]:
     """The weights of the better epoch: by the task metric, equal ones by the loss, or the other way round."""
     now, before = (record["val"], -record["val_loss"]), (progress.best, -progress.best_loss)
-    better = now > before if chosen_by == "metric" else now[::-1] > before[::-1]
+    # Of equals the later one: around a frozen host every epoch predicts alike, and the evidence goes on learning.
+    better = now >= before if chosen_by == "metric" else now[::-1] >= before[::-1]
     if best is not None and not better:
         progress.stale += 1
         return best

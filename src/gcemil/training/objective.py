@@ -6,16 +6,17 @@
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
   necessity   distance of f(X_notS) from what no evidence says
   bridge      what holds the bridge near its fit
-The plain host has the first line alone, on X. So has the wrapped one while it warms up: then the say of the evidence
-(everything that depends on gates and acts on the host) grows from 0 to 1.
-A frozen host cannot be taught, so its own losses and f(X) are left out, and the class that the evidence must show is the
-one the host predicts on X: evidence of a wrong prediction is what speaks for the wrong class. A risk keeps its times.
+The plain host has the first line alone, on X. By default the wrapped one has no more (`teaches_host` off): nothing of the
+evidence reaches it, so its weights are those of the plain host, and sufficiency and necessity, which could only teach the
+host, are left out. A frozen host has not even the first line.
+A taught host begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
+the host) grows from 0 to 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from gcemil.evidence.losses import (
 )
 from gcemil.evidence.pathways import RiskPathways
 from gcemil.hosts.host import Host, HostOutput
-from gcemil.model import EvidenceOutput, GceMil
+from gcemil.model import Evidence, EvidenceOutput, GceMil
 from gcemil.tasks.task import Task
 
 Terms = dict[str, Tensor]
@@ -64,13 +65,13 @@ def evidence_terms(
     *,
     say: float = 1.0,
     frozen: bool = False,
-) -> tuple[Terms, list[EvidenceOutput]]:
+) -> tuple[Terms, Sequence[Evidence]]:
     """The wrapped host on a window: every weighted term by name, and what the bags looked like.
 
     `say` in [0, 1] is how much the evidence acts on the host; on a frozen one it has all the say there is.
     """
-    if frozen:
-        return frozen_terms(model, null, task, bags)
+    if frozen or not model.settings.teaches_host:
+        return untaught_terms(model, task, bags, frozen=frozen)
     settings = model.settings
     outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
@@ -90,24 +91,20 @@ def evidence_terms(
     return terms, outputs
 
 
-def frozen_terms(
-    model: GceMil, null: NullTarget | NullRisk, task: Task, bags: Sequence[TrainingBag]
-) -> tuple[Terms, list[EvidenceOutput]]:
-    """What the evidence around a host that stays as it is can learn from."""
-    outputs = [model(bag.features, bag.coords, step=bag.step) for bag in bags]
-    if model.n_outputs > 1:
-        bags = [
-            replace(bag, target=output.full_logits.argmax())
-            for bag, output in zip(bags, outputs, strict=True)
-        ]
-    targets = torch.stack([bag.target for bag in bags])
-    terms: Terms = {}
-    gated = task.loss(torch.stack([output.logits for output in outputs]), targets)
-    if gated is not None:
-        terms["task"] = (1 - model.settings.ungated_share) * gated
+def untaught_terms(
+    model: GceMil, task: Task, bags: Sequence[TrainingBag], *, frozen: bool
+) -> tuple[Terms, Sequence[Evidence]]:
+    """The host learns from X alone, exactly as without a wrapper, or not at all; the evidence learns around it."""
+    full = [model.host(bag.features, bag.coords, target=None if frozen else bag.target) for bag in bags]
+    outputs = [
+        model.evidence(bag.features, bag.coords, output, bag.step)
+        for bag, output in zip(bags, full, strict=True)
+    ]
+    terms: Terms = (
+        {} if frozen else {**task_terms(model.host.task_weights, task, full, bags), **mean_losses(full)}
+    )
     terms |= evidence_shape_terms(model, outputs)
     terms |= grounding_terms(model, task, outputs, bags)
-    terms |= subset_terms(model, null, task, outputs, bags)
     return terms, outputs
 
 
@@ -137,7 +134,7 @@ def mean_losses(outputs: Sequence[HostOutput]) -> Terms:
     }
 
 
-def evidence_shape_terms(model: GceMil, outputs: Sequence[EvidenceOutput]) -> Terms:
+def evidence_shape_terms(model: GceMil, outputs: Sequence[Evidence]) -> Terms:
     """Budget of the gates, and what holds the bridge."""
     settings = model.settings
     terms: Terms = {}
@@ -152,7 +149,7 @@ def evidence_shape_terms(model: GceMil, outputs: Sequence[EvidenceOutput]) -> Te
 
 
 def grounding_terms(
-    model: GceMil, task: Task, outputs: Sequence[EvidenceOutput], bags: Sequence[TrainingBag]
+    model: GceMil, task: Task, outputs: Sequence[Evidence], bags: Sequence[TrainingBag]
 ) -> Terms:
     """Gates tied to the anchors: the coverage must predict, and the gates must lie where the label's concepts are."""
     settings = model.settings
@@ -213,7 +210,7 @@ def subset_terms(
     return terms
 
 
-def opened_share(model: GceMil, output: EvidenceOutput) -> float:
+def opened_share(model: GceMil, output: Evidence) -> float:
     """Share of the patches that are meant to open: the budget, or more in a small bag."""
     return max(model.settings.budget, min(1.0, model.settings.min_patches / len(output.scores)))
 

@@ -73,6 +73,18 @@ def annealed_temperature(start: float, end: float, progress: float) -> float:
     return start * (end / start) ** progress
 
 
+READ_TEMPERATURE = 1e-3
+"""At which the gates around an untaught host are read: nothing was trained on what a warmer gate leaves half open."""
+
+
+def reading_temperature(settings: TrainSettings) -> float:
+    """At which gates are read once training is over. A host that was taught by gates is read under the last of them."""
+    evidence = settings.evidence
+    if evidence is None or evidence.teaches_host or evidence.temperature_end is not None:
+        return final_temperature(settings)
+    return min(READ_TEMPERATURE, final_temperature(settings))
+
+
 def final_temperature(settings: TrainSettings) -> float:
     """Where annealing ends: as the settings say, else as was measured for the host."""
     chosen = None if settings.evidence is None else settings.evidence.temperature_end

@@ -1,10 +1,10 @@
 """What a command lets one choose from is what the tables below it hold."""
 
 import pytest
-from gcemil.runs.folder import MODES
 
 from gcemil.cli import predict, simulate, tables, train
 from gcemil.config import RECIPES
+from gcemil.runs.folder import MODES
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import FORMATS
 

@@ -51,14 +51,14 @@ def test_coordinates_matter_when_given_and_count_as_zero_when_not() -> None:
     torch.testing.assert_close(scored(selector, features, coords), without)
 
 
-def test_what_the_selector_reads_enters_with_weight_one_half() -> None:
+def test_what_the_anchors_say_counts_as_much_as_what_the_host_says() -> None:
     selector, (features, _) = make_selector(morphology=False), make_slide()
     attention, contributions, presence = torch.randn(20), torch.randn(20), torch.rand(20)
     scores = scored(
         selector, features, None, attention_logits=attention, contributions=contributions, presence=presence
     )
-    expected = standardised_attention(attention) + normal_rank(contributions) + log_odds(presence)
-    torch.testing.assert_close(scores, 0.5 * expected, rtol=1e-4, atol=1e-5)
+    host = 0.5 * standardised_attention(attention) + 0.5 * normal_rank(contributions)
+    torch.testing.assert_close(scores, host + log_odds(presence), rtol=1e-4, atol=1e-5)
 
 
 def test_the_selector_reads_without_pulling() -> None:

@@ -1,10 +1,10 @@
-"""The layer in its two forms, its pseudo-inverse, and what a log-gate takes away."""
+"""The layer in its two forms, and what a log-gate takes away."""
 
 import pytest
 import torch
 
 from gcemil.evidence.gates import straight_through
-from gcemil.hosts.nystrom import NystromAttention, PseudoInverse, attended
+from gcemil.hosts.nystrom import NystromAttention, attended
 
 
 def make_layer(*, landmarks=8, seed=0):
@@ -14,42 +14,6 @@ def make_layer(*, landmarks=8, seed=0):
 
 def make_tokens(length, *, seed=1):
     return torch.randn(length, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def row_stochastic(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.softmax(4 * torch.randn(3, 6, 6, generator=generator, dtype=torch.float64), dim=-1)
-
-
-def published_iteration(matrix, iterations):
-    """The Nyströmformer's iteration, written as its paper writes it."""
-    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    for _ in range(iterations):
-        product = matrix @ inverse
-        inverse = (
-            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
-        )
-    return inverse
-
-
-@pytest.mark.parametrize("iterations", [1, 2, 6])
-def test_operator_is_the_published_iteration_from_both_sides(iterations):
-    matrix = row_stochastic()
-    inverse, expected = (
-        PseudoInverse.of(matrix, iterations=iterations),
-        published_iteration(matrix, iterations),
-    )
-    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
-    torch.testing.assert_close(inverse.times(identity), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(inverse.under(identity), expected, rtol=0, atol=1e-10)
-
-
-def test_many_iterations_reach_the_pseudo_inverse():
-    matrix = row_stochastic()
-    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
-    inverse = PseudoInverse.of(matrix, iterations=30).times(identity)
-    torch.testing.assert_close(inverse, torch.linalg.pinv(matrix), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 40])
@@ -112,6 +76,18 @@ def test_with_as_many_landmarks_as_tokens_gates_give_exact_gated_attention():
     torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-6)
 
 
+def published_iteration(matrix, iterations):
+    """The Nyströmformer's iteration, written as its paper writes it."""
+    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    for _ in range(iterations):
+        product = matrix @ inverse
+        inverse = (
+            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
+        )
+    return inverse
+
+
 def spelled_out(layer, tokens, log_gates):
     """The gated layer with every landmark of padding as a row of its own."""
     padding = -len(tokens) % layer.landmarks
@@ -147,3 +123,33 @@ def test_a_segment_of_closed_gates_passes_no_slope_of_a_million():
     gates = straight_through(soft, torch.arange(32) < 2)
     layer(tokens, gates.log_gates).square().sum().backward()
     assert 0 < soft.grad.abs().max() < 1e3
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 23])
+@pytest.mark.parametrize("gated", [False, True])
+def test_tokens_projected_before_and_given_in_parts_give_the_same(length, gated):
+    layer, tokens = make_layer(), make_tokens(length)
+    log_gates = make_tokens(length, seed=5)[:, 0].abs().neg() if gated else None
+    parts = list(layer.qkv(tokens).split([1, length - 1]))
+    torch.testing.assert_close(layer.attend(parts, log_gates), layer(tokens, log_gates), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [5, 8, 23])
+def test_gradients_of_the_gated_layer_are_those_of_the_layer_spelled_out(length):
+    slopes = []
+    for attend in (lambda layer, *given: layer(*given), spelled_out):
+        layer, tokens = make_layer(), make_tokens(length).requires_grad_()
+        attend(layer, tokens, torch.zeros(length, dtype=torch.float64)).pow(3).sum().backward()
+        slopes.append([tokens.grad, layer.qkv.weight.grad, layer.value_conv.weight.grad])
+    for ours, expected in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_gradients_of_the_first_row_are_those_of_the_whole_layer():
+    slopes = []
+    for first in (lambda layer, tokens: layer.first_row(tokens)[0], lambda layer, tokens: layer(tokens)[0]):
+        layer, tokens = make_layer(), make_tokens(23).requires_grad_()
+        first(layer, tokens).pow(3).sum().backward()
+        slopes.append([tokens.grad, layer.qkv.weight.grad, layer.value_conv.weight.grad])
+    for ours, expected in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-9)

@@ -33,7 +33,8 @@ TWO = ClassificationTask(("a", "b"))
 
 
 def make_model(name="abmil", *, mode="deletion", n_outputs=3, **settings):
-    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **settings)
+    """A host that is taught, so that it has every term."""
+    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"teaches_host": True, **settings})
 
 
 def seen(model, bags):
@@ -113,6 +114,34 @@ def test_the_task_mixes_the_gated_and_the_ungated_bag_by_share(name):
         )
         expected = model.host.task_weights[key] * (0.75 * gated + 0.25 * ungated)
         torch.testing.assert_close(terms[f"task_{key}"], expected)
+
+
+@pytest.mark.parametrize("name", ["abmil", "dsmil", "clam_sb", "transmil"])
+def test_an_untaught_host_has_the_terms_of_the_plain_host_and_no_gradient_from_the_evidence(name):
+    model, bags = make_model(name, teaches_host=False).train(), training_bags(3)
+    torch.manual_seed(1)
+    plain = host_terms(model.host, THREE, bags)
+    torch.manual_seed(1)
+    terms, _ = evidence_terms(model, NullTarget(3), THREE, bags)
+    own = {key for key in terms if key.startswith(("task", "host_"))}
+    assert own == set(plain)
+    assert set(terms) - own == {"budget", "bridge", "utility", "grounding"}
+    for key in own:
+        torch.testing.assert_close(terms[key], plain[key])
+    sum(terms[key] for key in set(terms) - own).backward()
+    assert all(weight.grad is None for weight in model.host.parameters())
+    assert float(model.utility.raw_weights.grad.abs().sum()) > 0
+
+
+def test_a_frozen_host_has_no_task_and_its_evidence_learns_from_the_labels():
+    model, bags = make_model(teaches_host=False), training_bags(3)
+    with torch.no_grad():
+        model.utility.bias.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    terms, _ = evidence_terms(model, NullTarget(3), THREE, bags, frozen=True)
+    assert set(terms) == {"budget", "bridge", "utility", "grounding"}
+    other = [replace(bag, target=(bag.target + 1) % 3) for bag in bags]
+    moved, _ = evidence_terms(model, NullTarget(3), THREE, other, frozen=True)
+    assert terms["utility"].item() != pytest.approx(moved["utility"].item())
 
 
 # Budget and bridge

@@ -1,0 +1,103 @@
+"""Choosing a ranking by intervention: keep its first patches, remove them, and see what the host says.
+
+  kept_gap     |Phi(X_S) - Phi(X)|       small: S is sufficient
+  removed_gap  |Phi(X_notS) - Phi(X)|    large: S is necessary
+Phi is the probability of the class predicted on X, or a risk in units of the training risks. Nothing here needs a label.
+
+Every ranking opens the same number of patches. The first that is both sufficient and necessary is taken; where none is,
+the one that keeps the prediction, then the one whose removal changes it. So the evidence is sufficient and necessary on
+every slide on which one of the rankings is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from gcemil.shapes import Logits, Scores, Selected
+
+Ask = Callable[[Selected], Logits]
+"""What the host says of the bag that consists of these patches alone."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far an output may move when evidence is kept, and must move when it is removed."""
+
+    sufficiency: float
+    necessity: float
+    unit: float = 1.0
+    """What a difference of outputs is counted in: 1 for probabilities, the spread of the training risks for risks."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What keeping and removing one subset does to the prediction."""
+
+    is_sufficient: bool
+    is_necessary: bool
+    keeps_class: bool
+    """The subset alone is given the same class; always so for a risk."""
+    changes_class: bool
+    """Without the subset another class is predicted; never so for a risk."""
+
+    @property
+    def is_faithful(self) -> bool:
+        """Sufficient and necessary; two classes may lie closer than the tolerance, so the class must stay as well."""
+        return self.is_sufficient and self.is_necessary and self.keeps_class
+
+    @property
+    def merit(self) -> tuple[bool, bool, bool, int]:
+        """Larger is better."""
+        return self.is_faithful, self.keeps_class, self.changes_class, self.is_sufficient + self.is_necessary
+
+
+@torch.no_grad()
+def check_subset(ask: Ask, full: Logits, selected: Selected, tolerances: Tolerances) -> Check:
+    """Keep the patches, remove them, compare; the whole bag is never necessary, since it leaves nothing behind."""
+    kept = ask(selected)
+    removed = None if bool(selected.all()) else ask(~selected)
+    kept_gap = output_gap(full, kept, tolerances.unit)
+    removed_gap = 0.0 if removed is None else output_gap(full, removed, tolerances.unit)
+    classifies = len(full) > 1
+    return Check(
+        is_sufficient=kept_gap <= tolerances.sufficiency,
+        is_necessary=removed is not None and removed_gap >= tolerances.necessity,
+        keeps_class=not classifies or int(kept.argmax()) == int(full.argmax()),
+        changes_class=classifies and removed is not None and int(removed.argmax()) != int(full.argmax()),
+    )
+
+
+def choose_ranking(
+    rankings: Mapping[str, Scores], size: int, ask: Ask, full: Logits, tolerances: Tolerances
+) -> tuple[str, Check]:
+    """The name of the ranking to take, and what was found of its first `size` patches; earlier ones are preferred."""
+    best: tuple[str, Check] | None = None
+    seen: set[bytes] = set()
+    for name, scores in rankings.items():
+        selected = torch.zeros_like(scores, dtype=torch.bool)
+        selected[scores.topk(size).indices] = True
+        # Two rankings often open the same patches, and the host need not be asked twice.
+        key = selected.cpu().numpy().tobytes()
+        if key in seen:
+            continue
+        seen.add(key)
+        found = check_subset(ask, full, selected, tolerances)
+        if found.is_faithful:
+            return name, found
+        if best is None or found.merit > best[1].merit:
+            best = name, found
+    if best is None:
+        raise ValueError("There is no ranking to choose from.")
+    return best
+
+
+def output_gap(full: Logits, other: Logits, unit: float = 1.0) -> float:
+    """|Phi(other) - Phi(X)| with the class predicted on X."""
+    if len(full) == 1:
+        return abs(float(other[0]) - float(full[0])) / unit
+    index = int(full.argmax())
+    probabilities = torch.softmax(torch.stack([full, other]).double(), dim=1)[:, index]
+    return abs(float(probabilities[1] - probabilities[0])) / unit

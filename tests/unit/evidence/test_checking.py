@@ -1,0 +1,95 @@
+"""Rankings chosen by intervention, on bags whose answer is known by hand."""
+
+import math
+
+import pytest
+import torch
+
+from gcemil.evidence.checking import Check, Tolerances, check_subset, choose_ranking, output_gap
+from gcemil.evidence.selector import LEADS, MIXTURE, led_rankings, normal_rank, standardised_attention
+
+TOLERANCES = Tolerances(sufficiency=0.05, necessity=0.05)
+FULL = torch.tensor([0.0, 2.0])
+
+
+def voting_host(votes):
+    """The bag says class 1 as surely as its patches vote for it, up to what the whole bag says."""
+    votes = torch.tensor(votes)
+    return lambda selected: torch.tensor([0.0, float((votes * selected).sum().clamp(max=2.0))])
+
+
+def ranking(*scores):
+    return torch.tensor(scores)
+
+
+def test_a_subset_that_carries_the_prediction_is_sufficient_and_necessary():
+    ask = voting_host([2.0, 0.0, 0.0])
+    found = check_subset(ask, FULL, torch.tensor([True, False, False]), TOLERANCES)
+    assert found == Check(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=True)
+
+
+def test_what_another_patch_says_as_well_is_not_necessary():
+    ask = voting_host([2.0, 2.0, 0.0])
+    found = check_subset(ask, FULL, torch.tensor([True, False, False]), TOLERANCES)
+    assert (found.is_sufficient, found.is_necessary, found.changes_class) == (True, False, False)
+
+
+def test_the_whole_bag_is_never_necessary():
+    found = check_subset(voting_host([2.0, 0.0]), FULL, torch.tensor([True, True]), TOLERANCES)
+    assert (found.is_sufficient, found.is_necessary) == (True, False)
+
+
+def test_the_first_ranking_that_passes_is_taken():
+    rankings = {
+        "wrong": ranking(0.0, 1.0, 2.0),
+        "right": ranking(2.0, 1.0, 0.0),
+        "also": ranking(3.0, 0.0, 1.0),
+    }
+    name, found = choose_ranking(rankings, 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
+    assert name == "right"
+    assert found.is_faithful
+
+
+def test_where_none_passes_the_one_that_keeps_the_prediction_is_taken():
+    # Two patches say the same, so neither is necessary; a third says nothing.
+    rankings = {"empty": ranking(0.0, 0.0, 1.0), "redundant": ranking(1.0, 0.0, 0.0)}
+    name, found = choose_ranking(rankings, 1, voting_host([2.0, 2.0, 0.0]), FULL, TOLERANCES)
+    assert (name, found.is_faithful) == ("redundant", False)
+
+
+def test_equal_subsets_are_asked_once():
+    asked = []
+    ask = voting_host([0.0, 0.0, 0.0])
+
+    def counted(selected):
+        asked.append(selected)
+        return ask(selected)
+
+    same = {"a": ranking(1.0, 0.0, 0.0), "b": ranking(5.0, 0.0, 0.0)}
+    choose_ranking(same, 1, counted, FULL, TOLERANCES)
+    assert len(asked) == 2
+
+
+def test_a_risk_is_compared_in_its_unit():
+    full, other = torch.tensor([1.0]), torch.tensor([1.5])
+    assert output_gap(full, other, unit=5.0) == pytest.approx(0.1)
+    found = check_subset(lambda _: other, full, torch.tensor([True, False]), Tolerances(0.1, 0.1, unit=5.0))
+    assert found == Check(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False)
+
+
+def test_a_gap_is_that_of_the_class_predicted_on_the_whole_bag():
+    assert output_gap(FULL, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-2.0)) - 0.5)
+
+
+def test_rankings_lead_from_the_mixture_to_what_the_host_itself_ranks_by():
+    torch.manual_seed(3)
+    mixture, attention, contributions = torch.randn(3, 40)
+    found = led_rankings(mixture, attention, contributions)
+    assert next(iter(found)) == MIXTURE
+    assert len(found) == 1 + 2 * len(LEADS)
+    for name, own in (
+        ("attention", standardised_attention(attention)),
+        ("contribution", normal_rank(contributions)),
+    ):
+        assert torch.equal(found[f"{name} 100%"].argsort(), own.argsort())
+    assert list(led_rankings(mixture, None, None)) == [MIXTURE]
