@@ -10,13 +10,15 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import BagError, UsageError
+from gcemil.evidence.checking import Check, check_subset, compare_answers
 from gcemil.evidence.coverage import marginal_gains
-from gcemil.hosts.host import HostOutput
-from gcemil.interventions import Interventions
+from gcemil.hosts.host import HostOutput, ask_subsets
+from gcemil.interventions import Interventions, class_probability
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, recover
 from gcemil.row_blocks import is_large
+from gcemil.shapes import Logits
 
 UNREPAIRED_GATES = {"sigmoid_threshold"}
 """The row of the paper's selector table that is a threshold and nothing else."""
@@ -29,6 +31,8 @@ class Explanation:
     output: EvidenceOutput
     recovery: Recovery
     discrete: HostOutput
+    check: Check
+    """What keeping and removing the recovered evidence does to the prediction."""
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
@@ -50,13 +54,25 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
         raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
     features, coords = bag_tensors(bag, model.anchors.device)
     output = model(features, coords, step=bag.patch_size)
-    recovery = recover_evidence(model, output)
-    kept = Interventions(model.host, features, coords, embedded=output.embedded).kept(recovery.selected)
-    return Explanation(output, recovery, kept)
+    recovery = recover_evidence(model, output, coords)
+    asked = Interventions(model.host, features, coords, embedded=output.embedded)
+    kept, removed = asked.kept(recovery.selected), asked.removed(recovery.selected)
+    check = compare_answers(
+        output.full_logits, kept.logits, None if removed is None else removed.logits, model.tolerances
+    )
+    return Explanation(output, recovery, kept, check)
 
 
-def recover_evidence(model: GceMil, output: EvidenceOutput) -> Recovery:
-    """The discrete evidence under the model's own recovery settings."""
+def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
+    """The discrete evidence under the model's own recovery settings; what repair adds must not change what it says."""
+    found = _recover(model, output)
+    if not model.settings.recovery.checked or len(found.added) == 0:
+        return found
+    confirmed = _count_confirmed(model, output, coords, found)
+    return found if confirmed == len(found.added) else _recover(model, output, max_added=confirmed)
+
+
+def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = None) -> Recovery:
     settings, gate = model.settings.recovery, model.settings.gate
     weights = model.anchor_weights(output.full_logits)
     repairs = settings.repair and gate not in UNREPAIRED_GATES and model.is_grounded
@@ -71,7 +87,38 @@ def recover_evidence(model: GceMil, output: EvidenceOutput) -> Recovery:
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
         shortlist=None if repairs else torch.zeros_like(output.opened),
+        max_added=max_added,
     )
+
+
+def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> int:
+    """How many of the patches that repair added may stay: all, or half as many until gates and set agree."""
+    ask = ask_subsets(model.host, output.embedded, coords)
+    # What the gates alone open is as far from X_pi as it is; repair must not lead further away.
+    without = found.selected.index_fill(0, found.added, False)
+    tolerance = max(
+        model.settings.recovery.recoverability_tolerance,
+        _gap_to_gated(output, ask(without), model.tolerances.unit),
+    )
+    count = len(found.added)
+    while count:
+        selected = without.index_fill(0, found.added[:count], True)
+        agrees = _gap_to_gated(output, ask(selected), model.tolerances.unit) <= tolerance
+        was_faithful = output.check is not None and output.check.is_faithful
+        if agrees and (
+            not was_faithful or check_subset(ask, output.full_logits, selected, model.tolerances).is_faithful
+        ):
+            return count
+        count //= 2
+    return count
+
+
+def _gap_to_gated(output: EvidenceOutput, kept: Logits, unit: float) -> float:
+    """|Phi(X_pi) - Phi(X_S)| for the class predicted on X, or the risk."""
+    if len(kept) == 1:
+        return abs(float(output.logits[0]) - float(kept[0])) / unit
+    predicted = int(output.full_logits.argmax())
+    return abs(class_probability(output.logits, predicted) - class_probability(kept, predicted))
 
 
 def explain_slide(model: GceMil, bag: Bag) -> SlideEvidence:
@@ -106,6 +153,9 @@ def slide_evidence(
             coords=bag.slide_coords(span.slide_id),
             coverage=recovery.coverage.cpu().numpy(),
             stop_reason=StopReason(recovery.stop_reason).value,
+            ranking=output.ranking,
+            is_sufficient=explanation.check.is_sufficient,
+            is_necessary=explanation.check.is_necessary,
             prompts=model.bank.prompts,
             hashes=hashes or {},
             **{name: values[span.start : span.stop] for name, values in arrays.items()},

@@ -26,12 +26,27 @@ class SlideEvidence:
     coverage: Float[np.ndarray, "m"]
     stop_reason: str
     prompts: tuple[str, ...]
+    ranking: str = "mixture"
+    """Which ranking the evidence was taken from: the selector's mixture, or one led by the host's own."""
+    is_sufficient: bool | None = None
+    """Whether the patches alone keep the prediction; of a case with several slides, those of all of them. None: not asked."""
+    is_necessary: bool | None = None
+    """Whether the prediction moves without them."""
     hashes: dict[str, str] = field(default_factory=dict)
 
     @property
     def indices(self) -> Int[np.ndarray, "k"]:
         """The selected patches, sorted."""
         return np.flatnonzero(self.selected)
+
+    @property
+    def verdict(self) -> str:
+        """What keeping and removing the patches showed, in words."""
+        if self.is_sufficient is None or self.is_necessary is None:
+            return "not checked"
+        if not self.is_necessary:
+            return "no evidence: without these patches the prediction stays as it is"
+        return "sufficient and necessary" if self.is_sufficient else "necessary, not sufficient alone"
 
     @property
     def fraction(self) -> float:

@@ -9,6 +9,7 @@ from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
 from gcemil.explain import explain_bag, explain_slide, recover_evidence, slide_evidence
+from gcemil.interventions import Interventions, class_probability
 from gcemil.recovery.recover import StopReason, recover
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
@@ -41,12 +42,12 @@ def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
         "reachable": False,
         "min_weight_share": 0.9,
     }
-    model = make_model(n_outputs, recovery=settings)
+    model = make_model(n_outputs, recovery={**settings, "checked": False})
     with torch.no_grad():
         for parameter in model.utility.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     output = explain_bag(model, make_slide()).output
-    found = recover_evidence(model, output)
+    found = recover_evidence(model, output, None)
     expected = recover(
         output.gates, output.responses, model.anchor_weights(output.full_logits).detach(), **settings
     )
@@ -75,6 +76,48 @@ def test_every_recovery_setting_is_honoured(changed, value):
     one, two = (explain_bag(model, make_slide()).recovery for model in (plain, other))
     differs = not torch.equal(one.selected, two.selected) or not torch.equal(one.targets, two.targets)
     assert differs
+
+
+def covering_model(**recovery):
+    """Repair has a lot to add: every anchor counts, and nearly all of its coverage is wanted."""
+    recovery = {"coverage_target": 1.0, "max_fraction": 1.0, "min_weight_share": 0.0, **recovery}
+    model = make_model(recovery=recovery)
+    # Gates that are 0 or 1: what repair adds, the gates do not know.
+    model.set_temperature(1e-3)
+    return model
+
+
+def test_checked_repair_adds_only_what_leaves_the_prediction_of_the_evidence_as_it_is():
+    unchecked = explain_bag(covering_model(checked=False), make_slide())
+    strict = explain_bag(covering_model(recoverability_tolerance=0.0), make_slide())
+    loose = explain_bag(
+        covering_model(recoverability_tolerance=1.0, sufficiency_tolerance=1.0, necessity_tolerance=0.0),
+        make_slide(),
+    )
+    assert len(unchecked.recovery.added) > 0
+    assert len(strict.recovery.added) < len(unchecked.recovery.added)
+    assert strict.recovery.stop_reason == "checked"
+    assert len(loose.recovery.added) == len(unchecked.recovery.added)
+
+
+def test_the_verdict_of_the_evidence_is_that_of_its_own_interventions():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    evidence = slide_evidence(model, bag, explanation)[0]
+    asked = Interventions(model.host, torch.from_numpy(bag.features), torch.from_numpy(bag.coords))
+    selected, predicted = explanation.recovery.selected, int(explanation.output.full_logits.argmax())
+    full, kept, removed = (
+        class_probability(found.logits, predicted)
+        for found in (asked.full(), asked.kept(selected), asked.removed(selected))
+    )
+    assert evidence.is_sufficient == (abs(kept - full) <= 0.05)
+    assert evidence.is_necessary == (abs(removed - full) >= 0.05)
+
+
+def test_patches_that_change_nothing_when_they_go_are_no_evidence():
+    model, bag = make_model(recovery={"necessity_tolerance": 1.0}), make_slide()
+    evidence = slide_evidence(model, bag, explain_bag(model, bag))[0]
+    assert evidence.verdict == "no evidence: without these patches the prediction stays as it is"
 
 
 def test_without_repair_the_evidence_is_what_the_gate_opened():

@@ -159,7 +159,7 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
             output = model(features, coords, step=step)
             return predict_kept(
                 Interventions(fold.host, features, coords, embedded=output.embedded),
-                recover_evidence(model, output).selected,
+                recover_evidence(model, output, coords).selected,
             )
 
         yield build_subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)

@@ -117,7 +117,7 @@ def time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
     before = time_pass(bag, model.host, clock)
     output, soft = time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
-    _, recovery = time_call(lambda: recover_evidence(model, output), clock)
+    _, recovery = time_call(lambda: recover_evidence(model, output, bag.coords), clock)
     passes = [before, time_pass(bag, model.host, clock)]
     return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}
 

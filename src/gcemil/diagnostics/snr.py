@@ -161,7 +161,9 @@ def snr(
         features, coords = bag_tensors(bag, model.anchors.device)
         output = model(features, coords, step=bag.patch_size)
         bench = Interventions(model.host, features, coords, embedded=output.embedded)
-        outcomes.append(bag_outcome(bench, recover_evidence(model, output).selected, output.log_gates))
+        outcomes.append(
+            bag_outcome(bench, recover_evidence(model, output, coords).selected, output.log_gates)
+        )
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
     return snr_scores(outcomes, targets, task, scale=scale)

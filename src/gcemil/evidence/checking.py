@@ -57,8 +57,11 @@ class Check:
 @torch.no_grad()
 def check_subset(ask: Ask, full: Logits, selected: Selected, tolerances: Tolerances) -> Check:
     """Keep the patches, remove them, compare; the whole bag is never necessary, since it leaves nothing behind."""
-    kept = ask(selected)
-    removed = None if bool(selected.all()) else ask(~selected)
+    return compare_answers(full, ask(selected), None if bool(selected.all()) else ask(~selected), tolerances)
+
+
+def compare_answers(full: Logits, kept: Logits, removed: Logits | None, tolerances: Tolerances) -> Check:
+    """What follows from the three answers; `removed` is None where nothing is left behind."""
     kept_gap = output_gap(full, kept, tolerances.unit)
     removed_gap = 0.0 if removed is None else output_gap(full, removed, tolerances.unit)
     classifies = len(full) > 1

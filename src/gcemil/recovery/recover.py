@@ -4,7 +4,7 @@
   while some anchor has v_m(S) < target_m:
       S <- S + argmax_{i not in S} [U(S + i) - U(S)]
 
-The paper's loop has no exit when an anchor is out of reach. Ours ends in one of four ways and says which. Two options
+The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says which. Two options
 keep it from chasing what cannot or need not be covered:
 
   reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
@@ -39,6 +39,8 @@ class StopReason(StrEnum):
     """A target is missed, and no remaining patch would add anything."""
     EXHAUSTED = "exhausted"
     """A target is missed, and no patch is left to add."""
+    CHECKED = "checked"
+    """A target is missed, and the patches that repair would add change what the evidence says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +76,12 @@ def recover(
     reachable: bool = False,
     min_weight_share: float = 0.0,
     shortlist: Tensor | None = None,
+    max_added: int | None = None,
 ) -> Recovery:
-    """The thresholded gates, repaired until every anchor is covered; `shortlist` marks the patches repair may add."""
+    """The thresholded gates, repaired until every anchor is covered.
+
+    `shortlist` marks the patches repair may add, `max_added` says how many of them a check has let pass.
+    """
     # The user's door: shapes are checked here with a message, not by annotation.
     check_bag_tensors(gates, responses, anchor_weights, shortlist)
     check_options(threshold, coverage_target, min_weight_share)
@@ -94,7 +100,7 @@ def recover(
     room = cap - int(thresholded.sum())
     start = thresholded if room >= 0 else top_k(gates, cap)
     greedy = LazyGreedy(responses, weights * counts, selected=start, candidates=candidates)
-    added, gains, stop_reason = _repair(greedy, targets, room=room)
+    added, gains, stop_reason = _repair(greedy, targets, room=room, max_added=max_added)
 
     return Recovery(
         selected=start.index_fill(0, torch.tensor(added, dtype=torch.long), True).to(device),
@@ -106,7 +112,9 @@ def recover(
     )
 
 
-def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[int], list[float], StopReason]:
+def _repair(
+    greedy: LazyGreedy, targets: Coverage, *, room: int, max_added: int | None
+) -> tuple[list[int], list[float], StopReason]:
     """Add the best candidate until something stops it: the patches, their gains, and what that was."""
     added: list[int] = []
     gains: list[float] = []
@@ -117,6 +125,8 @@ def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[i
             return added, gains, StopReason.EXHAUSTED
         if len(added) == room:
             return added, gains, StopReason.CAPPED
+        if len(added) == max_added:
+            return added, gains, StopReason.CHECKED
         patch, gain = greedy.best()
         if gain <= 0.0:
             return added, gains, StopReason.NO_GAIN

@@ -31,6 +31,9 @@ class _EvidenceFacts(BaseModel):
     slide_id: str
     stop_reason: str
     prompts: list[str]
+    ranking: str = "mixture"
+    is_sufficient: bool | None = None
+    is_necessary: bool | None = None
     model_hash: str | None = None
     features_hash: str | None = None
 
@@ -59,6 +62,9 @@ def read_evidence(path: Path) -> SlideEvidence:
         coverage=_read_numbers(path, "coverage", (n_anchors,)),
         stop_reason=facts.stop_reason,
         prompts=tuple(facts.prompts),
+        ranking=facts.ranking,
+        is_sufficient=facts.is_sufficient,
+        is_necessary=facts.is_necessary,
         hashes={
             name: value
             for name, value in (("model", facts.model_hash), ("features", facts.features_hash))
@@ -98,6 +104,9 @@ def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) 
         "slide_id": evidence.slide_id,
         "stop_reason": evidence.stop_reason,
         "fraction": evidence.fraction,
+        "ranking": evidence.ranking,
+        **({} if evidence.is_sufficient is None else {"is_sufficient": int(evidence.is_sufficient)}),
+        **({} if evidence.is_necessary is None else {"is_necessary": int(evidence.is_necessary)}),
         "prompts": json.dumps(evidence.prompts),
         **{f"{name}_hash": value for name, value in hashes.items()},
     }

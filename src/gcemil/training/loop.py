@@ -227,8 +227,8 @@ def train_epoch(
             if model is None:
                 terms = host_terms(ingredients.host, task, drawn)
             else:
-                say = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
-                terms, outputs = evidence_terms(model, null, task, drawn, say=say, frozen=frozen)  # type: ignore[arg-type]
+                weight = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
+                terms, outputs = evidence_terms(model, null, task, drawn, weight=weight, frozen=frozen)  # type: ignore[arg-type]
         done += len(window)
         if on_bag:
             on_bag(done, len(parts.train))

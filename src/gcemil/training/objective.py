@@ -63,31 +63,33 @@ def evidence_terms(
     task: Task,
     bags: Sequence[TrainingBag],
     *,
-    say: float = 1.0,
+    weight: float = 1.0,
     frozen: bool = False,
 ) -> tuple[Terms, Sequence[Evidence]]:
     """The wrapped host on a window: every weighted term by name, and what the bags looked like.
 
-    `say` in [0, 1] is how much the evidence acts on the host; on a frozen one it has all the say there is.
+    `weight` in [0, 1] is how much the evidence acts on a host that it teaches.
     """
     if frozen or not model.settings.teaches_host:
         return untaught_terms(model, task, bags, frozen=frozen)
     settings = model.settings
     outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
-    gated_share = say * (1 - settings.ungated_share)
+    gated_share = weight * (1 - settings.ungated_share)
     terms: Terms = {}
-    for part, weight in ((soft, gated_share), (full, 1 - gated_share)):
-        if weight > 0:
+    for part, share in ((soft, gated_share), (full, 1 - gated_share)):
+        if share > 0:
             for name, term in {
                 **task_terms(model.host.task_weights, task, part, bags),
                 **mean_losses(part),
             }.items():
-                terms[name] = terms.get(name, 0.0) + weight * term
+                terms[name] = terms.get(name, 0.0) + share * term
     terms |= evidence_shape_terms(model, outputs)
     terms |= grounding_terms(model, task, outputs, bags)
-    if say > 0:
-        terms |= {name: say * term for name, term in subset_terms(model, null, task, outputs, bags).items()}
+    if weight > 0:
+        terms |= {
+            name: weight * term for name, term in subset_terms(model, null, task, outputs, bags).items()
+        }
     return terms, outputs
 
 

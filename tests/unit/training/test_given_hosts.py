@@ -84,6 +84,22 @@ def test_a_frozen_host_is_left_as_it_is_whatever_its_stages(cohort, tmp_path, na
     )
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+)
+def test_a_wrapped_host_that_is_not_taught_is_bit_for_bit_the_plain_host(cohort, tmp_path, name):
+    host = HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8}))
+    for arm, evidence in (("plain", None), ("wrapped", EvidenceSettings())):
+        settings = TrainSettings(host=host, evidence=evidence, epochs=3)
+        train_run(cohort, tmp_path / arm, settings, folds=[0], jobs=1)
+    before, after = host_tensors(tmp_path / "plain" / "fold_0"), host_tensors(tmp_path / "wrapped" / "fold_0")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(one, after[key]) for key, one in before.items())
+    expected = predictions(tmp_path / "plain" / "fold_0" / "predictions.csv")
+    assert predictions(tmp_path / "wrapped" / "fold_0" / "predictions_full.csv") == expected
+
+
 def test_a_frozen_host_never_leaves_evaluation_mode(cohort, clam, tmp_path, monkeypatch):
     seen = []
     terms = loop.evidence_terms

@@ -384,7 +384,7 @@ def test_the_say_of_the_evidence_grows_from_nothing():
     names = {}
     for say in (0.0, 0.5, 1.0):
         model = make_model()
-        terms, _ = evidence_terms(model, NullTarget(3), THREE, bags, say=say)
+        terms, _ = evidence_terms(model, NullTarget(3), THREE, bags, weight=say)
         names[say] = {name: float(term.detach()) for name, term in terms.items()}
     plain = float(host_terms(make_model().host, THREE, bags)["task"].detach())
     assert names[0.0]["task"] == pytest.approx(plain, rel=1e-5)
