@@ -304,14 +304,12 @@ def _make_parts(cohort: Cohort, recipe: Recipe, seed: int) -> list[Fold]:
     strata: dict[str, list[str]] = {}
     for row in cohort.slides:
         strata.setdefault(str(row.label if row.label is not None else row.event), []).append(row.slide_id)
-    ranked = []
-    for names in strata.values():
-        order = generator.permutation(len(names))
-        ranked += [((position + 0.5) / len(names), names[index]) for position, index in enumerate(order)]
+    # One stratum after the other, so that each is dealt in the shares of the parts.
+    dealt = [str(name) for _, names in sorted(strata.items()) for name in generator.permutation(names)]
     wanted = np.array(recipe.parts)
     placed = np.zeros(len(wanted), dtype=np.int64)
     part_of = {}
-    for done, (_, name) in enumerate(sorted(ranked), start=1):
+    for done, name in enumerate(dealt, start=1):
         # The part that lags most behind its share of the slides placed so far.
         behind = np.where(placed < wanted, wanted * done / wanted.sum() - placed, -np.inf)
         part_of[name] = PARTS[int(np.argmax(behind))]
