@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
@@ -29,7 +29,7 @@ EXAMPLES = "examples"
 """What cohort.yaml says where examples are its anchors."""
 REMEDY = "Write it again with 'gcemil anchors from-examples'."
 
-Names = NDArray[np.str_]
+Names = Shaped[np.ndarray, "_"]
 
 
 @dataclass(frozen=True, eq=False)

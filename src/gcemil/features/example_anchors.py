@@ -29,7 +29,7 @@ from gcemil.bags.annotations.concepts import (
 )
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, find_patch_size
-from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, choose_for_fold, write_examples
+from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import CohortError, InputError, UsageError
@@ -64,6 +64,10 @@ class ExampleReport:
     examples: ExampleSet
     per_fold: Mapping[int, Mapping[str, int]]
     notes: tuple[str, ...]
+
+
+Found = tuple[NDArray[Any], Names, Names]
+"""Features, concepts and slides of patches."""
 
 
 def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleReport:
@@ -102,9 +106,7 @@ def collect_examples(cohort: Cohort, request: ExampleRequest, notes: list[str]) 
     )
 
 
-def _from_pool(
-    cohort: Cohort, request: ExampleRequest
-) -> tuple[NDArray[Any], NDArray[np.str_], NDArray[np.str_]]:
+def _from_pool(cohort: Cohort, request: ExampleRequest) -> Found:
     """Patches without slides, from a file of features with labels."""
     pool = read_pool(request.source)
     known = {pool.encoder, cohort.card.encoder}
@@ -116,9 +118,7 @@ def _from_pool(
     return pool.features, pool.labels, np.full(len(pool.labels), "", dtype=np.str_)
 
 
-def _from_slides(
-    cohort: Cohort, request: ExampleRequest, notes: list[str]
-) -> tuple[NDArray[Any], NDArray[np.str_], NDArray[np.str_]]:
+def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Found:
     generator = np.random.default_rng(request.seed)
     features, concepts, slides = [], [], []
     strangers = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -25,7 +25,8 @@ from gcemil.bags.arrays import features_problem
 from gcemil.errors import InputError
 from gcemil.files import is_file
 
-Names = NDArray[np.str_]
+Names = Shaped[np.ndarray, "_"]
+"""Texts, one per patch or patient."""
 Rows = Int[np.ndarray, "_"]
 Parts = Int[np.ndarray, "n"]
 
