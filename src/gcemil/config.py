@@ -20,7 +20,9 @@ from gcemil.files import parse_yaml, read_yaml, readable, refuse_wild_numbers
 LARGEST_SIZE = 65_536
 """Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
 
-AnchorSource = Literal["auto", "cohort", "prototypes", "generic", "unrelated", "shuffled", "random"]
+AnchorSource = Literal[
+    "auto", "cohort", "prototypes", "examples", "generic", "unrelated", "shuffled", "random"
+]
 # One word for each row of GATES in evidence/gates.py; a test holds them together.
 GateKind = Literal[
     "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
@@ -103,14 +105,17 @@ class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
     anchors: AnchorSource = Field(
-        "auto", description="auto: the cohort's bank when pairs fit its bridge, else prototypes."
+        "auto",
+        description="auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge, else prototypes.",
     )
     n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE, description="Anchors of a prototype bank.")
     ground_prototypes: bool = Field(
         False,
         description="Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts.",
     )
-    bridge: BridgeKind = Field("auto", description="auto: proximal for a text bank, identity for prototypes.")
+    bridge: BridgeKind = Field(
+        "auto", description="auto: proximal for a text bank, identity for prototypes, frozen for examples."
+    )
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE, description="Rank of the learned bridges.")
     bridge_weight: float = Field(
         1.0, ge=0, description="Weight of what holds a proximal bridge near its fit."

@@ -312,9 +312,11 @@ class GceMil(nn.Module):
 
 
 def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) -> str:
-    """The bridge a bank needs: prototypes live in feature space, a text bank is reached through pairs."""
+    """The bridge a bank needs: prototypes and examples live in feature space, a text bank is reached through pairs."""
     if settings.bridge != "auto":
         return settings.bridge
+    if anchors.is_examples:
+        return "frozen"
     return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"
 
 

@@ -60,6 +60,50 @@ def embed(
         )
 
 
+@app.command("from-examples")
+def from_examples(
+    cohort: Path = typer.Argument(help="The cohort, with the features you train on."),
+    examples: Path = typer.Option(
+        ...,
+        help="A table (slide, x, y, concept); <slide>.geojson or .xml, or a folder of them; a folder <concept>/<slide>.png of masks; "
+        "or an HDF5 file of features and labels.",
+    ),
+    features: Path | None = typer.Option(
+        None, help="A folder whose features/ holds example slides that are not in the cohort."
+    ),
+    k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
+    min_overlap: float = typer.Option(0.5, help="Share of a patch inside a region that makes it an example."),
+    downsample: float | None = typer.Option(None, help="Level-0 pixels per pixel of a mask."),
+    mask_value: list[str] = typer.Option(
+        [],
+        help="Masks <slide>.png that hold several concepts: the value of one as concept=value; may be repeated.",
+    ),
+    seed: int = typer.Option(0, min=0, help="Which examples are taken where there are more."),
+    as_json: bool = typer.Option(False, "--json", help="Print what every fold can use as JSON."),
+) -> None:
+    """Make anchors of patches that you name: no text encoder, no pairs, and they ground the evidence as prompts do.
+
+    A fold uses the examples of its own training slides and of slides outside the cohort, never those of slides it validates
+    or tests on.
+
+    Example: gcemil anchors from-examples cohorts/mine --examples examples.csv
+    """
+    from gcemil.bags.cohort import Cohort
+    from gcemil.cli.console import print_json, say
+    from gcemil.features.example_anchors import ExampleRequest, summarise, write_example_anchors
+
+    request = ExampleRequest(examples, features, k, seed, min_overlap, downsample, _mask_values(mask_value))
+    report = write_example_anchors(Cohort.load(cohort), request)
+    if as_json:
+        print_json({"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes})
+        return
+    for line in summarise(report):
+        say(line)
+    say(
+        f"{cohort}: training takes {k} examples per concept as anchors. next: gcemil train {cohort} --out RUN"
+    )
+
+
 @app.command("pairs")
 def pairs(
     cohort: Path = typer.Argument(help="The cohort, with the features you train on."),
@@ -150,6 +194,18 @@ def _load_family(prompts: str) -> AnchorFamily:
     from gcemil.families import load_family, read_family
 
     return read_family(Path(prompts)) if prompts.endswith((".yaml", ".yml")) else load_family(prompts)
+
+
+def _mask_values(texts: list[str]) -> dict[str, int]:
+    from gcemil.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        if not name or not value.isdigit():
+            raise UsageError(f"A mask value is written concept=whole number, got '{text}'.")
+        found[name] = int(value)
+    return found
 
 
 def _require_pairs(cohort: Path) -> Path:

@@ -22,6 +22,7 @@ from gcemil.cli import (
     annotate,
     audit,
     benchmark,
+    compose,
     demo,
     diagnose,
     doctor,
@@ -47,7 +48,7 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
-RESUMING = frozenset({"adopt", "annotate", "benchmark", "demo", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
+RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
 
@@ -84,6 +85,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("simulate")(simulate.simulate)
+app.command("compose")(compose.compose)
 app.command("inspect")(foreign.inspect)
 app.command("import")(foreign.import_)
 app.command("patch")(patch.patch)

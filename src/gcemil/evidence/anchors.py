@@ -65,6 +65,11 @@ class AnchorBank:
         return self.provenance.startswith("prototypes")
 
     @property
+    def is_examples(self) -> bool:
+        """Means of patches that somebody has named."""
+        return self.provenance.startswith("examples")
+
+    @property
     def hash(self) -> str:
         """SHA-256 of prompts and embeddings: equal for equal banks, wherever they were read."""
         digest = hashlib.sha256(repr((tuple(self.embeddings.shape), self.prompts)).encode())

@@ -134,7 +134,12 @@ class FreeBridge(Bridge):
         self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
     ) -> None:
         self._check_pairs(features, anchor_space)
-        self._take(reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank))
+        self.set_fit(reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank))
+
+    @torch.no_grad()
+    def set_fit(self, fit: FactoredFit) -> None:
+        """Take a fit that was found elsewhere."""
+        self._take(fit)
         self.fitted.fill_(True)
 
     def _take(self, fit: FactoredFit) -> None:

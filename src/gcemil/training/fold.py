@@ -1,7 +1,7 @@
 """One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
 
-A text bank needs pairs to be reached; without them the anchors are prototypes of the fold's own training patches, and
-every record says so.
+A text bank needs pairs to be reached, examples only that some lie on slides the fold may see; without either the anchors are
+prototypes of the fold's own training patches, and every record says so.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from torch import Tensor
 from gcemil.bags import arrays
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.examples import EXAMPLES
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, ConfigError
+from gcemil.evidence.alignment import FactoredFit
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.bridge import FreeBridge
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
 from gcemil.hosts.table import create_host
@@ -38,6 +41,7 @@ from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker
+from gcemil.training.examples import create_example_bank
 from gcemil.training.loop import EpochRecord, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
 
@@ -128,12 +132,32 @@ def create_network(
     if settings.evidence is None:
         return Ingredients(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
-    bank = create_bank(cohort, settings.evidence, reference, seed=settings.seed)
+    fit = None
+    if _takes_examples(cohort, settings.evidence):
+        bank, fit = create_example_bank(cohort, train_bags, reference, rank=settings.evidence.bridge_rank)
+    else:
+        bank = create_bank(cohort, settings.evidence, reference, seed=settings.seed)
     model = GceMil(host, bank, in_dim=cohort.card.feature_dim, settings=settings.evidence)
-    if bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
+    if fit is not None:
+        _set_example_bridge(model, fit)
+    elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.fit_bridge(*read_pairs(cohort))
     model.calibrate(reference)
     return Ingredients(host.to(device), model.to(device), reference.to(device))
+
+
+def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
+    """Whether the anchors are examples: by the settings, or by the card where the settings leave it open."""
+    return settings.anchors == EXAMPLES or (settings.anchors == "auto" and cohort.card.anchors == EXAMPLES)
+
+
+def _set_example_bridge(model: GceMil, fit: FactoredFit) -> None:
+    """Examples are reached by the map they were made with."""
+    if not isinstance(model.bridge, FreeBridge):
+        raise ConfigError(
+            f"evidence.bridge is '{model.settings.bridge}', but anchors from examples take auto, frozen, proximal or free."
+        )
+    model.bridge.set_fit(fit)
 
 
 def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int) -> AnchorBank:

@@ -70,8 +70,10 @@ class AsapFile:
     """A line for every annotation that encloses no area."""
 
 
-def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFile:
-    """The polygons of a file; `roles` adds the meaning of further groups, or changes it."""
+def read_asap(
+    path: Path, *, roles: Mapping[str, Role] | None = None, otherwise: Role | None = None
+) -> AsapFile:
+    """The polygons of a file; `roles` adds the meaning of further groups, or changes it; the rest mean `otherwise`."""
     root = _parse_xml(path)
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
     meaning = {**_GROUP_ROLES, **(roles or {})}
@@ -82,7 +84,8 @@ def read_asap(path: Path, *, roles: Mapping[str, Role] | None = None) -> AsapFil
         if kind not in _AREAS or len(vertices) < 3:
             skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
             continue
-        polygons.append(AnnotatedPolygon(name, group, _find_role(group, parents, meaning, path), vertices))
+        role = _find_role(group, parents, meaning, otherwise, path)
+        polygons.append(AnnotatedPolygon(name, group, role, vertices))
     return AsapFile(tuple(polygons), tuple(skipped))
 
 
@@ -117,13 +120,21 @@ def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
     return ordered
 
 
-def _find_role(group: str, parents: Mapping[str, str], meaning: Mapping[str, Role], path: Path) -> Role:
+def _find_role(
+    group: str,
+    parents: Mapping[str, str],
+    meaning: Mapping[str, Role],
+    otherwise: Role | None,
+    path: Path,
+) -> Role:
     """The meaning of the group, or of the nearest group around it that has one."""
     current, seen = group, set[str]()
     while current not in meaning and current in parents and current not in seen:
         seen.add(current)
         # Every group at the top is part of 'None', which says nothing about it.
         current = "" if parents[current] == "None" else parents[current]
+    if current not in meaning and otherwise is not None:
+        return otherwise
     if current not in meaning:
         raise InputError(
             f"{path}: group '{group}' is neither tumour nor exclusion; known are: {', '.join(sorted(meaning))}. "

@@ -1,0 +1,136 @@
+"""Examples of concepts, kept in a cohort as anchors_examples.h5: patches that somebody has named.
+
+  features  (n, d)  the patches as the cohort's encoder sees them
+  concepts  (n,)    what each shows
+  slides    (n,)    the slide it lies on; empty for a patch without a slide
+  attributes        k, the examples per concept that training takes; seed, by which it takes them; encoder; source
+
+Which examples a fold may use is decided fold by fold: those of its own training slides and those of slides outside the
+cohort, never those of a slide that the fold validates or tests on. Of these it takes k per concept, one slide after the
+other, so that no slide speaks for a concept alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+from numpy.typing import NDArray
+
+from gcemil.bags import store
+from gcemil.errors import CohortError, StoreError
+
+EXAMPLES_FILE = "anchors_examples.h5"
+EXAMPLES = "examples"
+"""What cohort.yaml says where examples are its anchors."""
+REMEDY = "Write it again with 'gcemil anchors from-examples'."
+
+Names = Shaped[np.ndarray, "_"]
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleSet:
+    """Named patches, how many of them are wanted per concept, and where they came from."""
+
+    features: NDArray[Any]
+    concepts: Names
+    slides: Names
+    k: int
+    seed: int
+    encoder: str
+    source: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The concepts, in the order of the alphabet."""
+        return tuple(np.unique(self.concepts).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class FoldExamples:
+    """The examples that one fold takes."""
+
+    rows: Mapping[str, Int[np.ndarray, "_"]]
+    """Concept → rows of the set."""
+    n_held_out: int
+    """Examples that lie on slides the fold validates or tests on."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Concepts of which the fold has no example."""
+        return [name for name, own in self.rows.items() if not len(own)]
+
+
+def choose_for_fold(examples: ExampleSet, held_out: Collection[str]) -> FoldExamples:
+    """Up to k examples per concept that lie on none of these slides."""
+    allowed = ~np.isin(examples.slides, list(held_out))
+    generator = np.random.default_rng(examples.seed)
+    rows = {}
+    for name in examples.names:
+        own = generator.permutation(np.flatnonzero(examples.concepts == name))
+        own = own[allowed[own]]
+        turn = _turns(examples.slides[own])
+        rows[name] = np.sort(own[np.argsort(turn, kind="stable")[: examples.k]])
+    return FoldExamples(rows, int((~allowed).sum()))
+
+
+def _turns(slides: Names) -> Int[np.ndarray, "_"]:
+    """How many examples of the same slide stand before each; patches without a slide stand for themselves."""
+    turn = np.zeros(len(slides), dtype=np.int64)
+    for name in np.unique(slides[slides != ""]):
+        own = np.flatnonzero(slides == name)
+        turn[own] = np.arange(len(own))
+    return turn
+
+
+def write_examples(path: Path, examples: ExampleSet) -> None:
+    store.write(
+        path,
+        {
+            "features": examples.features,
+            "concepts": np.char.encode(examples.concepts, "utf-8"),
+            # HDF5 has no text of length 0.
+            "slides": np.char.encode(np.where(examples.slides == "", " ", examples.slides), "utf-8"),
+        },
+        {
+            "k": examples.k,
+            "seed": examples.seed,
+            "encoder": examples.encoder,
+            "source": examples.source,
+        },
+    )
+
+
+def read_examples(path: Path, feature_dim: int) -> ExampleSet:
+    """The examples of a cohort with features of this width."""
+    if not path.is_file():
+        raise CohortError(
+            f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use prototypes."
+        )
+    features = store.read(path, "features")
+    if features.ndim != 2 or features.dtype.kind != "f" or not features.size:
+        raise StoreError(f"{path}: 'features' is {features.dtype} of shape {features.shape}. {REMEDY}")
+    if features.shape[1] != feature_dim:
+        raise StoreError(
+            f"{path}: examples of width {features.shape[1]}, but the cohort has width {feature_dim}. {REMEDY}"
+        )
+    if not np.isfinite(features).all():
+        raise StoreError(f"{path} holds NaN or infinite features. {REMEDY}")
+    concepts, slides = (
+        np.array([text.strip() for text in store.read_texts(path, name)], dtype=np.str_)
+        for name in ("concepts", "slides")
+    )
+    if not len(concepts) == len(slides) == len(features) or (concepts == "").any():
+        raise StoreError(
+            f"{path}: {len(concepts)} concepts and {len(slides)} slides for {len(features)} patches, or one without a name. {REMEDY}"
+        )
+    attributes = store.attributes(path)
+    k, seed = attributes.get("k"), attributes.get("seed")
+    if not isinstance(k, int) or not isinstance(seed, int) or k < 1 or seed < 0:
+        raise StoreError(f"{path} does not say how many examples to take (k {k}, seed {seed}). {REMEDY}")
+    encoder, source = (str(attributes.get(name, "unknown")) for name in ("encoder", "source"))
+    return ExampleSet(features, concepts, slides, k, seed, encoder, source)

@@ -1,0 +1,299 @@
+"""Examples that somebody has named become the anchors of a cohort (anchors_examples.h5, `anchors: examples` in cohort.yaml).
+
+Patches are found on the slides of the cohort, or on slides outside it whose features lie in another folder, or come as a file
+of features with labels. Of each slide and concept at most k are kept, which is all that any fold can take.
+
+Everything is read and checked before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from gcemil.bags import store
+from gcemil.bags.annotations.concepts import (
+    NamedShapes,
+    masked_patches,
+    named_patches,
+    read_named_shapes,
+    read_point_table,
+)
+from gcemil.bags.arrays import read_coords
+from gcemil.bags.cohort import Cohort, find_patch_size
+from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
+from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.foreign.source import plain_id
+from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.files import locked_folder, write_text
+from gcemil.simulation.patch_pool import read_pool
+
+DEFAULT_K = 10
+OUTLINES = (".geojson", ".json", ".xml")
+MASKS = (".png", ".tif", ".tiff")
+TABLES = (".csv", ".tsv", ".xlsx")
+POOLS = (".h5", ".hdf5")
+
+
+@dataclass(frozen=True)
+class ExampleRequest:
+    """How examples are to be found."""
+
+    source: Path
+    outside: Path | None = None
+    """A folder with the features of slides that are not in the cohort."""
+    k: int = DEFAULT_K
+    seed: int = 0
+    min_overlap: float = 0.5
+    downsample: float | None = None
+    mask_values: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleReport:
+    """What was written, what every fold can use of it, and what was left out."""
+
+    examples: ExampleSet
+    per_fold: Mapping[int, Mapping[str, int]]
+    notes: tuple[str, ...]
+
+
+Found = tuple[NDArray[Any], Names, Names]
+"""Features, concepts and slides of patches."""
+
+
+def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleReport:
+    """Keep the examples in the cohort and make them its anchors."""
+    if request.k < 1 or request.seed < 0 or not 0 < request.min_overlap <= 1:
+        raise UsageError(
+            f"Examples need k of at least 1, a seed of at least 0 and an overlap in (0, 1], got {request.k}, {request.seed} "
+            f"and {request.min_overlap}."
+        )
+    notes: list[str] = []
+    examples = collect_examples(cohort, request, notes)
+    per_fold = {index: _usable(cohort, examples, index, notes) for index in fold_indices(cohort.folder)}
+    if not per_fold:
+        notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
+    card = cohort.card.model_copy(update={"anchors": EXAMPLES})
+    with locked_folder(cohort.folder):
+        write_examples(cohort.folder / EXAMPLES_FILE, examples)
+        written = card.model_dump(mode="json", exclude_defaults=True)
+        write_text(cohort.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
+    return ExampleReport(examples, per_fold, tuple(notes))
+
+
+def collect_examples(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> ExampleSet:
+    """Every example the source names, at most k of each slide and concept; what was left out goes into `notes`."""
+    if request.source.suffix.lower() in POOLS and not request.source.is_dir():
+        features, concepts, slides = _from_pool(cohort, request)
+    else:
+        features, concepts, slides = _from_slides(cohort, request, notes)
+    if features.shape[1] != cohort.card.feature_dim:
+        raise InputError(
+            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
+            "Examples come from the cohort's own encoder."
+        )
+    return ExampleSet(
+        features, concepts, slides, request.k, request.seed, cohort.card.encoder, request.source.name
+    )
+
+
+def _from_pool(cohort: Cohort, request: ExampleRequest) -> Found:
+    """Patches without slides, from a file of features with labels."""
+    pool = read_pool(request.source)
+    known = {pool.encoder, cohort.card.encoder}
+    if len(known) == 2 and "unknown" not in known:
+        raise InputError(
+            f"{request.source} was encoded by {pool.encoder}, the cohort by {cohort.card.encoder}. Encode the examples with the "
+            "cohort's own encoder."
+        )
+    return pool.features, pool.labels, np.full(len(pool.labels), "", dtype=np.str_)
+
+
+def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Found:
+    generator = np.random.default_rng(request.seed)
+    features, concepts, slides = [], [], []
+    strangers = []
+    for name, found in _named_slides(cohort, request, notes):
+        if found is None:
+            strangers.append(name)
+            continue
+        path, by_row = found
+        rows = _at_most(by_row, request.k, generator)
+        features.append(store.read(path, "features", np.array(rows, dtype=np.int64)))
+        concepts += [by_row[row] for row in rows]
+        slides += [name] * len(rows)
+    if strangers:
+        notes.append(
+            f"{len(strangers)} slides with examples are neither in the cohort nor in a folder given with --features, the first is "
+            f"'{strangers[0]}'."
+        )
+    if not concepts:
+        why = f" ({notes[-1]})" if notes else ""
+        raise InputError(
+            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are level-0 pixels, and a patch counts when "
+            f"{request.min_overlap:g} of it lies in a region."
+        )
+    if len({part.shape[1] for part in features}) > 1:
+        raise InputError(
+            f"Slides with examples have features of several widths. Encode them all with {cohort.card.encoder}."
+        )
+    return np.concatenate(features), np.array(concepts, dtype=np.str_), np.array(slides, dtype=np.str_)
+
+
+def _at_most(by_row: Mapping[int, str], k: int, generator: Generator) -> list[int]:
+    """Up to k rows of every concept, sorted."""
+    chosen: list[int] = []
+    for concept in sorted(set(by_row.values())):
+        own = [row for row, name in sorted(by_row.items()) if name == concept]
+        chosen += generator.permutation(own)[:k].tolist()
+    return sorted(chosen)
+
+
+Named = tuple[str, tuple[Path, dict[int, str]] | None]
+"""A slide, and its feature file with the concept of each named patch; None for a slide nobody knows."""
+
+
+def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Iterator[Named]:
+    """Every slide that the source speaks of."""
+    source = request.source
+    if not source.exists():
+        raise InputError(f"{source} does not exist. Give a file or a folder with examples.")
+    if not source.is_dir() and source.suffix.lower() in TABLES:
+        for name, shapes in read_point_table(source).items():
+            yield name, _patches(cohort, request, name, shapes, notes)
+        return
+    files = [source] if not source.is_dir() else sorted(path for path in source.iterdir() if path.is_file())
+    outlines = [path for path in files if path.suffix.lower() in OUTLINES]
+    if outlines:
+        for path in outlines:
+            name = slide_of(path)
+            yield name, _patches(cohort, request, name, read_named_shapes(path), notes)
+        return
+    masks = _mask_files(request)
+    if not masks:
+        raise InputError(
+            f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or .xml, <concept>/<slide>.png, "
+            "or an HDF5 file of features and labels."
+        )
+    for name, own in masks.items():
+        yield name, _masked(cohort, request, name, own)
+
+
+def slide_of(path: Path) -> str:
+    """The slide an annotation file speaks of: its name without its ending, without '_mask' and without the slide's ending."""
+    return plain_id(path.stem.removesuffix("_mask"))
+
+
+def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
+    """Slide → concept → mask: a folder per concept, or one mask per slide whose values are given."""
+    found: dict[str, dict[str, Path]] = {}
+    if not request.source.is_dir():
+        return found
+    if request.mask_values:
+        for path in sorted(request.source.iterdir()):
+            if path.suffix.lower() in MASKS:
+                found[slide_of(path)] = dict.fromkeys(request.mask_values, path)
+        return found
+    for folder in sorted(path for path in request.source.iterdir() if path.is_dir()):
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in MASKS:
+                found.setdefault(slide_of(path), {})[folder.name] = path
+    return found
+
+
+def _patches(
+    cohort: Cohort, request: ExampleRequest, name: str, shapes: NamedShapes, notes: list[str]
+) -> tuple[Path, dict[int, str]] | None:
+    """Patches of one slide inside outlines and under points."""
+    located = _grid(cohort, request, name)
+    if located is None:
+        return None
+    path, coords, size = located
+    found = named_patches(coords, size, shapes, request.min_overlap)
+    notes += [f"{name}: {note} left out." for note in shapes.notes]
+    if lost := sorted({*shapes.polygons, *shapes.points} - {*found.values()}):
+        notes.append(f"{name}: no patch shows {', '.join(lost)} as annotated.")
+    return path, found
+
+
+def _masked(
+    cohort: Cohort, request: ExampleRequest, name: str, masks: Mapping[str, Path]
+) -> tuple[Path, dict[int, str]] | None:
+    located = _grid(cohort, request, name)
+    if located is None:
+        return None
+    path, coords, size = located
+    found = masked_patches(
+        coords,
+        size,
+        masks,
+        downsample=request.downsample,
+        values=request.mask_values,
+        min_overlap=request.min_overlap,
+    )
+    return path, found
+
+
+def _grid(cohort: Cohort, request: ExampleRequest, name: str) -> tuple[Path, NDArray[np.int64], int] | None:
+    """Feature file, coordinates and patch size of a slide of the cohort or of the folder outside it."""
+    if any(row.slide_id == name for row in cohort.slides):
+        folder, card = cohort.folder, cohort.card
+    elif request.outside is not None and (request.outside / "features" / f"{name}.h5").is_file():
+        folder, card = request.outside, None
+    else:
+        return None
+    path = folder / "features" / f"{name}.h5"
+    coords = read_coords(path)
+    size = find_patch_size(folder, card, name, coords)
+    if size is None:
+        raise CohortError(f"{path}: the patch size is not known, so no region can be laid over its patches.")
+    return path, coords, size
+
+
+def _usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:
+    """How many examples of each concept a fold takes; one without any is refused."""
+    fold = read_fold(cohort, index)
+    chosen = choose_for_fold(examples, held_out_slides(fold.part_of))
+    if chosen.missing:
+        raise InputError(missing_example(chosen.missing[0], index, chosen.n_held_out))
+    counts = {name: len(rows) for name, rows in chosen.rows.items()}
+    if chosen.n_held_out:
+        notes.append(
+            f"fold {index}: {chosen.n_held_out} examples lie on slides it validates or tests on and are not used there."
+        )
+    if few := [f"{name} {count}" for name, count in counts.items() if count < examples.k]:
+        notes.append(f"fold {index}: fewer than {examples.k} examples of {', '.join(few)}.")
+    return counts
+
+
+def held_out_slides(part_of: Mapping[str, str]) -> list[str]:
+    return [name for name, part in part_of.items() if part != "train"]
+
+
+def missing_example(concept: str, fold: int, n_held_out: int) -> str:
+    """The sentence for a fold that has no example of a concept."""
+    return (
+        f"Fold {fold} has no example of '{concept}' on its training slides or outside the cohort ({n_held_out} examples lie on slides "
+        "it validates or tests on, which would leak). Name patches of this concept on more slides, or on slides outside the cohort."
+    )
+
+
+def summarise(report: ExampleReport) -> Sequence[str]:
+    """What was kept, in lines."""
+    counts = Counter(report.examples.concepts.tolist())
+    slides = len({name for name in report.examples.slides.tolist() if name})
+    where = f"on {slides} slides" if slides else "without slides"
+    return (
+        f"{len(counts)} concepts, {len(report.examples.concepts)} examples {where}: "
+        + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())),
+        *report.notes,
+    )

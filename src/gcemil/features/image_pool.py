@@ -1,0 +1,99 @@
+"""Labelled images of patches as a pool: one folder per class, every image encoded once.
+
+  PATCHES/<class>/**/*.png    also .jpg, .jpeg, .tif, .tiff; folders below a class mean nothing
+
+so NCT-CRC-HE (a folder per tissue), PatchCamelyon exported as pictures (0 and 1) and BreaKHis (benign and malignant above its
+many folders) are read as they are. Patients come from the names of the files: a pattern with one group, matched against
+the path below PATCHES, such as `_(\\d+-\\d+)-` for BreaKHis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from gcemil.errors import InputError, UsageError
+from gcemil.features.encoders import PatchEncoder
+from gcemil.files import read_picture
+from gcemil.simulation.patch_pool import Names, PatchPool
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
+BATCH = 32
+
+
+def find_images(folder: Path) -> dict[Path, str]:
+    """Every image below the folder with its class, the name of the folder at the top, in the order of their paths."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = {
+        image: own.name
+        for own in classes
+        for image in sorted(own.rglob("*"))
+        if image.suffix.lower() in ENDINGS and image.is_file()
+    }
+    if not found:
+        raise InputError(
+            f"{folder} holds no images in folders. Patches lie in one folder per class: {folder.name}/<class>/*.png."
+        )
+    return found
+
+
+def patients_of(images: Sequence[Path], folder: Path, pattern: str) -> Names:
+    """Whose tissue each image shows, by the first group of the pattern."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"'{pattern}' is no regular expression ({error}).") from error
+    if compiled.groups != 1:
+        raise UsageError(f"A pattern of patients has one group in brackets, got '{pattern}'.")
+    names = []
+    for image in images:
+        match = compiled.search(image.relative_to(folder).as_posix())
+        if match is None or not match.group(1):
+            raise InputError(
+                f"{image} does not match the pattern of patients '{pattern}'. Correct the pattern."
+            )
+        names.append(match.group(1))
+    return np.array(names, dtype=np.str_)
+
+
+def encode_pool(
+    folder: Path,
+    encoder: PatchEncoder,
+    *,
+    patient_pattern: str | None = None,
+    on_image: Callable[[int, int], None] | None = None,
+) -> PatchPool:
+    """The images of a folder as features with labels."""
+    found = find_images(folder)
+    images = list(found)
+    patients = None if patient_pattern is None else patients_of(images, folder, patient_pattern)
+    parts = []
+    for start in range(0, len(images), BATCH):
+        batch = np.stack([read_square(path, encoder.spec.input_px) for path in images[start : start + BATCH]])
+        parts.append(_as_half(encoder(batch), images[start]))
+        if on_image is not None:
+            on_image(min(start + BATCH, len(images)), len(images))
+    labels = np.array([*found.values()], dtype=np.str_)
+    return PatchPool(np.concatenate(parts), labels, patients, encoder.name, str(folder))
+
+
+def read_square(path: Path, side: int) -> UInt8[np.ndarray, "s s 3"]:
+    """An image in the encoder's pixels; one that is not square is cut to its middle."""
+    pixels = read_picture(path, "RGB")
+    short = min(pixels.shape[:2])
+    top, left = (pixels.shape[0] - short) // 2, (pixels.shape[1] - short) // 2
+    square = Image.fromarray(pixels[top : top + short, left : left + short])
+    return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def _as_half(features: Float32[np.ndarray, "b d"], first: Path) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        half = features.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise InputError(f"Features of the images from {first} on do not fit 16 bits. Use another encoder.")
+    return half

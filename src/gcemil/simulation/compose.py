@@ -1,0 +1,496 @@
+"""Bags composed from labelled patches of real tissue: features as an encoder gives them, evidence known by construction.
+
+A recipe says which classes of patches are background and which are evidence for which slide label (or move the hazard by
+how much). Plans, tissue outlines, regions and survival times are those of the simulator (plan.py, targets.py, layout.py); only
+the patches themselves are real. Patches are dealt to the parts of the cohort before any bag is filled, so no bag of one part
+holds a patch (or, where they are known, a patient) of another: training, validation and test never meet.
+
+A slide takes each patch of its part once if there are enough, else as evenly often as possible. What that means for the bags at
+hand is said in the notes, with all other assumptions.
+
+Held-out patches enter no bag. They are written as examples.h5 and, on request, as a stand-in for a text bank:
+  space    the leading principal axes of the held-out patches about their mean, turned by a random rotation
+  anchors  the mean of each class there, moved by `prompt_noise` times its length in a random direction
+  pairs    the held-out patches in feature space and in that space
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from gcemil import __version__
+from gcemil.bags import arrays, store
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.bags.folds import PARTS, Fold, make_folds, write_folds
+from gcemil.config import Settings
+from gcemil.errors import UsageError
+from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
+from gcemil.simulation.plan import CasePlan, Region, draw_outcomes, plan_classification, plan_survival, stream
+from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
+from gcemil.simulation.simulate import begin_folder
+
+GENERATION = 1
+"""Raised whenever equal arguments would give another cohort than before."""
+PATCH_SIZE = 256
+"""Grid step in level-0 pixels: where a patch lies on its composed slide, whatever it measured on the real one."""
+EXAMPLES = "examples.h5"
+
+
+class Recipe(Settings):
+    """What composed slides are made of."""
+
+    background: dict[str, float] = Field(
+        description="Classes of patches that mean nothing for the label, with their usual shares of a slide."
+    )
+    labels: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both.",
+    )
+    hazards: dict[str, float] = Field(
+        default_factory=dict,
+        description="Survival in place of labels: log-hazard weight of each evidence class, negative where it protects.",
+    )
+    slides: int = Field(150, ge=5, le=1_000_000)
+    patches: tuple[int, int] = Field(
+        (150, 900), description="Fewest and most patches of a slide, log-uniform."
+    )
+    evidence: tuple[float, float] = Field(
+        (0.01, 0.10), description="Smallest and largest share of a slide that is evidence."
+    )
+    regions_max: int = Field(3, ge=1, le=8, description="Most contiguous evidence regions on a slide.")
+    redundancy: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Chance of a second class of evidence for the same label, where it has one.",
+    )
+    region_scale: float = Field(6.0, ge=2, le=64, description="Width in patches of background regions.")
+    censoring: float = Field(0.4, ge=0, lt=1, description="Survival: share of cases whose event is not seen.")
+    folds: int = Field(5, ge=3, le=50, description="Folds of cross-validation.")
+    parts: tuple[int, int, int] | None = Field(
+        None, description="One split in place of folds: slides to train, validate and test on."
+    )
+    pool_shares: tuple[float, float, float] = Field(
+        (0.5, 0.15, 0.35), description="With parts: shares of the patches that each of the three gets."
+    )
+    examples_per_class: int = Field(
+        0, ge=0, le=100_000, description="Patches of each class held out as examples."
+    )
+    text_like: bool = Field(False, description="Write a stand-in for a text bank, with pairs.")
+    pairs: int = Field(300, ge=10, le=1_000_000, description="Further held-out patches for its pairs.")
+    anchor_dim: int = Field(96, ge=8, le=4096)
+    prompt_noise: float = Field(0.4, ge=0, le=4)
+
+    @field_validator("background", mode="before")
+    @classmethod
+    def _shares_may_be_left_out(cls, value: Any) -> Any:
+        return dict.fromkeys(value, 1.0) if isinstance(value, list | tuple) else value
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _one_class_needs_no_list(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            name: () if own is None else (own,) if isinstance(own, str) else own
+            for name, own in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Recipe:
+        if bool(self.labels) == bool(self.hazards):
+            raise ValueError("give either labels (classification) or hazards (survival)")
+        if not self.background or min(self.background.values()) <= 0:
+            raise ValueError("background needs at least one class, with a share above 0")
+        if self.labels and len(self.labels) < 2:
+            raise ValueError("slides need at least two labels")
+        if any(not own for own in [*self.labels.values()][1:]):
+            raise ValueError("only the first label may be without evidence: put it first")
+        if both := set(self.background) & set(self.evidence_classes):
+            raise ValueError(f"class '{min(both)}' is background and evidence at once")
+        causes = [cause for own in self.labels.values() for cause in own]
+        if len(set(causes)) < len(causes):
+            raise ValueError("a class is evidence for two labels")
+        for name in ("patches", "evidence"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} go from a smaller to a larger number above 0, got {low} to {high}")
+        if self.evidence[1] > 0.5:
+            raise ValueError(f"evidence is at most half of a slide, got {self.evidence[1]}")
+        if self.parts is not None and min(self.parts) < 1:
+            raise ValueError(
+                f"parts are slides to train, validate and test on, at least one each, got {self.parts}"
+            )
+        if min(self.pool_shares) <= 0:
+            raise ValueError(f"pool_shares lie above 0, got {self.pool_shares}")
+        if self.text_like and not self.examples_per_class:
+            raise ValueError("text_like needs examples_per_class, whose means its anchors are")
+        return self
+
+    @property
+    def evidence_classes(self) -> tuple[str, ...]:
+        """Every class that is evidence, in the order of first mention."""
+        named = [name for own in self.labels.values() for cause in own for name in cause.split("+")]
+        return tuple(dict.fromkeys([*named, *self.hazards]))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Every class of patches that is used; truth numbers them in this order."""
+        return (*self.background, *self.evidence_classes)
+
+    @property
+    def n_slides(self) -> int:
+        return self.slides if self.parts is None else sum(self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """The cohort that was written and everything that was assumed."""
+
+    cohort: Cohort
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ComposedSlide:
+    """One slide before its patches are chosen."""
+
+    row: SlideRow
+    n_patches: int
+    regions: tuple[Region, ...]
+    truth: dict[str, str | float]
+
+
+def compose(
+    pool: PatchPool,
+    recipe: Recipe,
+    out: Path,
+    *,
+    seed: int = 0,
+    replace_files: bool = True,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> Composition:
+    """Write a composed cohort with truth, folds and, where asked, examples and a stand-in for a text bank."""
+    _check_classes(pool, recipe)
+    if seed < 0:
+        raise UsageError(f"A seed is 0 or more, got {seed}.")
+    profile, dials = _as_profile(recipe), _as_dials(recipe)
+    slides = _plan_slides(profile, dials, recipe, seed)
+    cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
+    folds = (
+        _make_parts(cohort, recipe, seed)
+        if recipe.parts
+        else make_folds(cohort, n_folds=recipe.folds, seed=seed)
+    )
+    held = hold_out(
+        pool,
+        recipe.classes,
+        recipe.examples_per_class,
+        recipe.pairs if recipe.text_like else 0,
+        stream(seed, "held out"),
+    )
+    shares = recipe.pool_shares if recipe.parts else (1.0,) * (2 * recipe.folds)
+    part = deal_patches(pool, recipe.classes, np.concatenate(held), shares, stream(seed, "parts"))
+    part_of = _pool_part(folds, recipe)
+    notes = _assumptions(pool, recipe, slides, part, part_of, held)
+    if not replace_files and _is_whole(cohort):
+        return Composition(cohort, notes)
+    with begin_folder(out, cohort.card.model_dump(mode="json"), len(slides), replace_files) as begun:
+        for done, slide in enumerate(slides, start=1):
+            name = slide.row.slide_id
+            # The truth of a slide is written last.
+            if not (begun and cohort.truth_file(name).is_file()):
+                own = np.flatnonzero(part == part_of[name])
+                _write_slide(pool, profile, dials, slide, own, out, seed)
+            if on_slide is not None:
+                on_slide(done, len(slides))
+        _write_held_out(pool, recipe, held, out, seed)
+        write_folds(cohort, folds, kind="official" if recipe.parts else "partition")
+        cohort.save()
+    return Composition(cohort, notes)
+
+
+def _check_classes(pool: PatchPool, recipe: Recipe) -> None:
+    known = pool.classes
+    for name in recipe.classes:
+        if name not in known:
+            raise UsageError(f"{pool.source} has no patches of class '{name}'; it has: {', '.join(known)}.")
+
+
+def _as_profile(recipe: Recipe) -> Profile:
+    """The recipe as the simulator's planner reads it: every label as common as the next, no mimics and no distractors."""
+    return Profile(
+        name="composed",
+        dataset="composed",
+        source="patches of real tissue",
+        task="classification" if recipe.labels else "survival",
+        family="none",
+        unrelated_family="none",
+        slides=recipe.n_slides,
+        patches=recipe.patches,
+        kinds=dict.fromkeys(recipe.evidence_classes, "tumor"),
+        classes=tuple(
+            ClassRule(name=name, slides=1, causes=tuple(tuple(cause.split("+")) for cause in own))
+            for name, own in recipe.labels.items()
+        ),
+        factors=recipe.hazards,
+        tissues=tuple(
+            Tissue(name=name, kind="benign", share=share) for name, share in recipe.background.items()
+        ),
+    )
+
+
+def _as_dials(recipe: Recipe) -> Dials:
+    """Patches are what they are: nothing is mixed, mimicked or mislabelled."""
+    return Dials(
+        evidence_min=recipe.evidence[0],
+        evidence_max=recipe.evidence[1],
+        regions_max=recipe.regions_max,
+        redundancy=recipe.redundancy,
+        region_scale=recipe.region_scale,
+        censoring=recipe.censoring,
+        mimic_rate=0.0,
+        comorbidity=0.0,
+        border_mixing=0.0,
+        label_noise=0.0,
+    )
+
+
+def _plan_slides(profile: Profile, dials: Dials, recipe: Recipe, seed: int) -> list[ComposedSlide]:
+    """Every slide with its size, its regions and its target; a case is one slide."""
+    plan = plan_classification if recipe.labels else plan_survival
+    cases = plan(
+        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
+    )
+    return [
+        ComposedSlide(replace(row, slide_id=case.slide_ids[0]), case.n_patches[0], case.regions[0], truth)
+        for case, (row, truth) in zip(cases, _targets(profile, dials, cases, seed), strict=True)
+    ]
+
+
+def _targets(
+    profile: Profile, dials: Dials, cases: Sequence[CasePlan], seed: int
+) -> list[tuple[SlideRow, dict[str, str | float]]]:
+    """What slides.csv and the truth say of every case."""
+    if profile.classes:
+        labels = [profile.class_names[int(case.target)] for case in cases]
+        return [
+            (SlideRow("", case.case_id, label=label), {"label": label})
+            for case, label in zip(cases, labels, strict=True)
+        ]
+    risks = np.array([case.target for case in cases], dtype=float)
+    outcomes = draw_outcomes(risks, dials, stream(seed, "outcomes"))
+    return [
+        (SlideRow("", case.case_id, time=seen.time, event=seen.event), {"log_risk": float(case.target)})
+        for case, seen in zip(cases, outcomes, strict=True)
+    ]
+
+
+def _make_parts(cohort: Cohort, recipe: Recipe, seed: int) -> list[Fold]:
+    """One fold with the slides of each part as asked, labels (or events) in equal shares."""
+    generator = stream(seed, "slides of parts")
+    strata: dict[str, list[str]] = {}
+    for row in cohort.slides:
+        strata.setdefault(str(row.label if row.label is not None else row.event), []).append(row.slide_id)
+    # One stratum after the other, so that each is dealt in the shares of the parts.
+    dealt = [str(name) for _, names in sorted(strata.items()) for name in generator.permutation(names)]
+    wanted = np.array(recipe.parts)
+    placed = np.zeros(len(wanted), dtype=np.int64)
+    part_of = {}
+    for done, name in enumerate(dealt, start=1):
+        # The part that lags most behind its share of the slides placed so far.
+        behind = np.where(placed < wanted, wanted * done / wanted.sum() - placed, -np.inf)
+        part_of[name] = PARTS[int(np.argmax(behind))]
+        placed[PARTS.index(part_of[name])] += 1
+    return [Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})]
+
+
+def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
+    """The part of the patches that each slide may hold.
+
+    In cross-validation a slide belongs to the fold that tests it and to the half of that fold that validates or does not.
+    """
+    if recipe.parts:
+        return {name: PARTS.index(part) for name, part in folds[0].part_of.items()}
+    part_of = {}
+    for fold in folds:
+        before = folds[fold.index - 1]
+        for name in fold.slides("test"):
+            part_of[name] = 2 * fold.index + (before.part_of[name] == "val")
+    return part_of
+
+
+def _is_whole(cohort: Cohort) -> bool:
+    """Whether the folder holds this very cohort already."""
+    if not (cohort.folder / "cohort.yaml").is_file():
+        return False
+    found = Cohort.load(cohort.folder)
+    return found.card == cohort.card and found.slides == cohort.slides
+
+
+def _write_slide(
+    pool: PatchPool, profile: Profile, dials: Dials, slide: ComposedSlide, own: Rows, out: Path, seed: int
+) -> None:
+    """features/<slide>.h5 and truth/<slide>.h5; `own` are the patches that this slide may hold."""
+    name = slide.row.slide_id
+    layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
+    rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
+    offset = stream(seed, "offset", name).integers(4, 64, size=2)
+    # Cells are (row, column); coordinates are (x, y).
+    coords = ((layout.cells[:, ::-1] + offset) * PATCH_SIZE).astype(np.int64)
+    store.write(out / "features" / f"{name}.h5", {"features": pool.features[rows], "coords": coords})
+    truth: dict[str, NDArray[Any]] = {
+        "evidence": layout.evidence.astype(np.uint8),
+        "concept": layout.concept.astype(np.uint8),
+        "region": layout.region.astype(np.uint16),
+        "overlap": layout.overlap.astype(np.float32),
+        "patch": rows.astype(np.int64),
+    }
+    store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
+
+
+def _choose_patches(
+    pool: PatchPool, profile: Profile, concept: Parts, own: Rows, generator: Generator
+) -> Rows:
+    """A patch of the pool for every place, each as rarely as possible."""
+    rows = np.empty(len(concept), dtype=np.int64)
+    for index in np.unique(concept):
+        places = np.flatnonzero(concept == index)
+        candidates = own[pool.labels[own] == profile.concepts[index].name]
+        rounds = [generator.permutation(candidates) for _ in range(-(-len(places) // len(candidates)))]
+        rows[generator.permutation(places)] = np.concatenate(rounds)[: len(places)]
+    return rows
+
+
+def _write_held_out(pool: PatchPool, recipe: Recipe, held: tuple[Rows, Rows], out: Path, seed: int) -> None:
+    """examples.h5 and, where asked, the stand-in for a text bank."""
+    examples, more = held
+    if not recipe.examples_per_class:
+        return
+    patients = None if pool.patients is None else pool.patients[examples]
+    kept = replace(pool, features=pool.features[examples], labels=pool.labels[examples], patients=patients)
+    kept.write(out / EXAMPLES)
+    if recipe.text_like:
+        rows = np.concatenate([examples, more])
+        anchors, images = _text_like_bank(pool, recipe, rows, stream(seed, "text-like bank"))
+        arrays.write_anchors(out / "anchors.h5", anchors, recipe.classes, {"source": "class means, composed"})
+        store.write(out / "anchor_pairs.h5", {"features": pool.features[rows], "anchor_space": images})
+
+
+def _text_like_bank(
+    pool: PatchPool, recipe: Recipe, rows: Rows, generator: Generator
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """One anchor per class, and these patches in the anchors' space."""
+    centred = pool.features[rows].astype(np.float64)
+    centred -= centred.mean(axis=0)
+    axes = np.linalg.svd(centred, full_matrices=False)[2][: recipe.anchor_dim]
+    turned = np.linalg.qr(generator.standard_normal((recipe.anchor_dim, recipe.anchor_dim)))[0][
+        :, : len(axes)
+    ]
+    images = centred @ axes.T @ turned.T
+    means = np.stack([images[pool.labels[rows] == name].mean(axis=0) for name in recipe.classes])
+    noise = generator.standard_normal(means.shape)
+    noise *= (
+        recipe.prompt_noise
+        * np.linalg.norm(means, axis=1, keepdims=True)
+        / np.linalg.norm(noise, axis=1, keepdims=True)
+    )
+    return (means + noise).astype(np.float32), images.astype(np.float32)
+
+
+def _assumptions(
+    pool: PatchPool,
+    recipe: Recipe,
+    slides: Sequence[ComposedSlide],
+    part: Parts,
+    part_of: Mapping[str, int],
+    held: tuple[Rows, Rows],
+) -> tuple[str, ...]:
+    """Every choice that a reader of the results has to know, with its numbers."""
+    per_part = [
+        ", ".join(f"{name} {int(((part == own) & (pool.labels == name)).sum())}" for name in recipe.classes)
+        for own in range(int(part.max()) + 1)
+    ]
+    unit = "patch" if pool.patients is None else "patient"
+    if recipe.parts:
+        dealt = "; ".join(f"{name}: {text}" for name, text in zip(PARTS, per_part, strict=True))
+    else:
+        dealt = f"{len(per_part)} parts, two per fold (its validation half apart), the first of {per_part[0]}"
+    notes = [
+        f"patches: {len(pool.labels)} of {pool.source}, encoder {pool.encoder}; no {unit} is shared between parts ({dealt})",
+        "background: " + ", ".join(f"{name} {share:g}" for name, share in recipe.background.items()),
+        *(
+            f"label '{name}': {' or '.join(own) if own else 'background alone'}"
+            for name, own in recipe.labels.items()
+        ),
+        *(f"hazard of {name}: {weight:+g} per full dose" for name, weight in recipe.hazards.items()),
+        f"evidence: {recipe.evidence[0]:.1%} to {recipe.evidence[1]:.1%} of a slide in up to {recipe.regions_max} contiguous "
+        "regions; labels are equally frequent and never wrong",
+        f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a real patch stands anywhere "
+        "inside the region of its class, so neighbours of one class are as alike as any two patches of it",
+        _repeats(pool, recipe, slides, part, part_of),
+    ]
+    if pool.patients is None:
+        notes.append("patients: not known, so tissue of one patient may stand in several parts")
+    if unused := sorted(set(pool.classes) - set(recipe.classes)):
+        notes.append(f"left out: patches of {', '.join(unused)}")
+    if recipe.examples_per_class:
+        notes.append(
+            f"held out of all bags: {len(held[0])} examples ({recipe.examples_per_class} per class, {EXAMPLES})"
+            + (f" and {len(held[1])} patches for pairs" if recipe.text_like else "")
+        )
+    if recipe.text_like:
+        notes.append(
+            f"anchors.h5 stands in for a text bank: class means of held-out patches in a turned space of {recipe.anchor_dim} "
+            f"axes, moved by {recipe.prompt_noise:g} of their length; no text encoder was asked"
+        )
+    return tuple(notes)
+
+
+def _repeats(
+    pool: PatchPool,
+    recipe: Recipe,
+    slides: Sequence[ComposedSlide],
+    part: Parts,
+    part_of: Mapping[str, int],
+) -> str:
+    """How often one background patch stands on one slide and in all bags of its part."""
+    background = np.isin(pool.labels, [*recipe.background]) & (part != UNUSED)
+    available = np.bincount(part[background], minlength=int(part.max()) + 1)
+    ratios = [slide.n_patches / available[part_of[slide.row.slide_id]] for slide in slides]
+    uses = sum(slide.n_patches for slide in slides) / available.sum()
+    once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"
+    return f"repeats: on the largest slide for its part a background patch stands {once}, over all bags about {uses:.1f} times"
+
+
+def _cohort_card(pool: PatchPool, recipe: Recipe, seed: int) -> CohortCard:
+    """The card, with all it takes to compose the same cohort again."""
+    digest = hashlib.sha256(np.ascontiguousarray(pool.features).tobytes())
+    for column in (pool.labels, pool.patients):
+        digest.update(b"none" if column is None else "\n".join(column.tolist()).encode())
+    return CohortCard(
+        name="composed",
+        task="classification" if recipe.labels else "survival",
+        classes=tuple(recipe.labels),
+        feature_dim=int(pool.features.shape[1]),
+        encoder=pool.encoder,
+        patch_size_level0=PATCH_SIZE,
+        anchors="anchors.h5" if recipe.text_like else None,
+        provenance={
+            "composed": {"generation": GENERATION, "gcemil": __version__},
+            "patches": {"source": Path(pool.source).name, "sha256": digest.hexdigest()},
+            "seed": seed,
+            "concepts": list(recipe.classes),
+            "recipe": recipe.model_dump(mode="json"),
+        },
+    )

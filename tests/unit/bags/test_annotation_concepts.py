@@ -1,0 +1,173 @@
+"""Patches that somebody has named: outlines, masks and points by concept."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders import PATCH, grid_coords
+from gcemil.bags.annotations.concepts import (
+    masked_patches,
+    named_patches,
+    patches_at,
+    read_named_shapes,
+    read_point_table,
+)
+from gcemil.errors import InputError
+
+COORDS = grid_coords(16, width=4)
+
+
+def square(column, row, side=1):
+    """The outline of `side` x `side` patches whose first is at this cell."""
+    left, top, right, bottom = (PATCH * value for value in (column, row, column + side, row + side))
+    return [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
+
+
+def feature(concept, kind, coordinates):
+    return {
+        "type": "Feature",
+        "geometry": {"type": kind, "coordinates": coordinates},
+        "properties": {"objectType": "annotation", "classification": concept},
+    }
+
+
+def write_geojson(path, *features):
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": list(features)}))
+    return path
+
+
+def named_in(path, min_overlap=0.5):
+    return named_patches(COORDS, PATCH, read_named_shapes(path), min_overlap)
+
+
+def test_outlines_of_qupath_name_their_patches_and_holes_do_not(tmp_path):
+    path = write_geojson(
+        tmp_path / "s.geojson",
+        feature({"name": "tumour", "color": [1, 2, 3]}, "Polygon", [square(0, 0, 3), square(1, 1)]),
+        feature("stroma", "MultiPolygon", [[square(3, 0)], [square(3, 3)]]),
+    )
+    found = named_in(path)
+    assert {row for row, name in found.items() if name == "tumour"} == {0, 1, 2, 4, 6, 8, 9, 10}
+    assert {row for row, name in found.items() if name == "stroma"} == {3, 15}
+
+
+def test_a_patch_belongs_to_the_concept_that_covers_most_of_it(tmp_path):
+    part = [[0, 0], [0.6 * PATCH, 0], [0.6 * PATCH, PATCH], [0, PATCH]]
+    path = write_geojson(
+        tmp_path / "s.geojson", feature("less", "Polygon", [part]), feature("more", "Polygon", [square(0, 0)])
+    )
+    assert named_in(path) == {0: "more"}
+
+
+def test_a_patch_that_is_covered_too_little_is_no_example(tmp_path):
+    part = [[0, 0], [0.4 * PATCH, 0], [0.4 * PATCH, PATCH], [0, PATCH]]
+    path = write_geojson(tmp_path / "s.geojson", feature("tumour", "Polygon", [part]))
+    assert named_in(path) == {}
+    assert named_in(path, min_overlap=0.3) == {0: "tumour"}
+
+
+def test_points_name_the_patch_that_holds_them(tmp_path):
+    path = write_geojson(
+        tmp_path / "s.geojson",
+        feature("mitosis", "MultiPoint", [[1.5 * PATCH, 10], [PATCH * 50, 0]]),
+        feature("necrosis", "Point", [0, 0]),
+    )
+    assert named_in(path) == {1: "mitosis", 0: "necrosis"}
+
+
+def test_objects_without_a_class_are_counted(tmp_path):
+    shapes = read_named_shapes(
+        write_geojson(tmp_path / "s.geojson", feature(None, "Polygon", [square(0, 0)]))
+    )
+    assert shapes.notes == ("1 objects without a classification",)
+    assert not shapes.polygons
+
+
+def test_groups_of_asap_are_concepts_and_exclusions_are_cut_out(tmp_path):
+    def outline(group, corners):
+        points = "".join(
+            f'<Coordinate Order="{i}" X="{x}" Y="{y}"/>' for i, (x, y) in enumerate(corners[:-1])
+        )
+        return f'<Annotation Name="a" Type="Polygon" PartOfGroup="{group}"><Coordinates>{points}</Coordinates></Annotation>'
+
+    body = (
+        outline("necrosis", square(0, 0, 2)) + outline("normal", square(3, 3)) + outline("_2", square(1, 1))
+    )
+    path = tmp_path / "s.xml"
+    path.write_text(f"<ASAP_Annotations><Annotations>{body}</Annotations></ASAP_Annotations>")
+    assert named_in(path) == {0: "necrosis", 1: "necrosis", 4: "necrosis", 15: "normal"}
+
+
+def test_masks_by_concept_and_masks_with_values_say_the_same(tmp_path):
+    tumour, stroma = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
+    tumour[0, :2], stroma[3, 3] = 255, 255
+    for name, pixels in (("tumour", tumour), ("stroma", stroma)):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    Image.fromarray((tumour // 255 + 2 * (stroma // 255)).astype(np.uint8)).save(tmp_path / "both.png")
+    apart = masked_patches(
+        COORDS,
+        PATCH,
+        {name: tmp_path / f"{name}.png" for name in ("tumour", "stroma")},
+        downsample=PATCH,
+        values={},
+        min_overlap=0.5,
+    )
+    values = {"tumour": 1, "stroma": 2}
+    together = masked_patches(
+        COORDS,
+        PATCH,
+        dict.fromkeys(values, tmp_path / "both.png"),
+        downsample=PATCH,
+        values=values,
+        min_overlap=0.5,
+    )
+    assert apart == together == {0: "tumour", 1: "tumour", 15: "stroma"}
+
+
+def test_of_overlapping_patches_the_one_around_the_point_is_taken():
+    coords = np.array([[0, 0], [100, 0], [200, 0]])
+    assert patches_at(coords, 256, np.array([[230.0, 128.0], [600.0, 0.0]])).tolist() == [1, -1]
+
+
+def test_a_table_names_points_by_slide(tmp_path):
+    path = tmp_path / "examples.csv"
+    path.write_text("slide,x,y,concept\na,1,2,tumour\nb,3,4,stroma\na,5,6,tumour\n")
+    found = read_point_table(path)
+    assert found["a"].points["tumour"].tolist() == [[1, 2], [5, 6]]
+    assert found["b"].points["stroma"].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slide,x,y\na,1,2\n", "slide, x, y and concept"),
+        ("slide,x,y,concept\na,one,2,tumour\n", "line 2: slide 'a', x 'one'"),
+        ("slide,x,y,concept\na,1,2,\n", "needs a slide, two numbers and a concept"),
+        ("slide,x,y,concept\na,inf,2,tumour\n", "needs a slide, two numbers and a concept"),
+    ],
+)
+def test_a_table_that_names_nothing_is_refused(tmp_path, text, message):
+    path = tmp_path / "examples.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_point_table(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (3, "neither a FeatureCollection nor a list"),
+        ([1], "object 0 is no GeoJSON feature"),
+        ([feature("a", "Polygon", [])], "polygon without an outline"),
+        ([feature("a", "Polygon", [[[0, 0], [1, 1]]])], "not at least 3 finite pairs"),
+        ([feature("a", "Polygon", [[["x", 0], [1, 1], [2, 2]]])], "coordinates that are no numbers"),
+        ([feature("a", "Point", None)], "coordinates that are no numbers"),
+    ],
+)
+def test_geojson_that_is_none_is_refused(tmp_path, content, message):
+    path = tmp_path / "s.geojson"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        read_named_shapes(path)
