@@ -152,6 +152,7 @@ SCENES: dict[str, Scene] = {
         trained_run, ("diagnose", "run", "--only", "snr,budget", "--jobs", 2), kills=3
     ),
     "benchmark": Scene(a_grid, ("benchmark", "grid.yaml", "--out", "results", "--workers", 1)),
+    "explain": Scene(trained_run, ("explain", "run", "--slide", "nsclc-0001-s1", "--out", "explained")),
     "report": Scene(trained_run, ("report", "run")),
     "prefilter": Scene(drawn_run, ("prefilter", "run", "cohort/slides", "--risk", 0.9, "--epochs", 1)),
     "annotate": Scene(

@@ -6,11 +6,12 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency
 
 from builders import make_bag
 from gcemil import row_blocks
+from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics import attribution_gradients as gradient
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, supported_attributions
 from gcemil.diagnostics.cost import peak_bytes
 from gcemil.diagnostics.network_view import predict_bag
-from gcemil.explain import bag_tensors
+from gcemil.explain import bag_tensors, explain_slide
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, logarithm
 from gcemil.hosts.table import HOSTS
@@ -131,6 +132,14 @@ def test_a_stored_bag_in_blocks_has_the_evidence_of_the_wide_one(bridge, monkeyp
     parts = model(features, coords, step=PATCH)
     for name in ("gates", "scores", "responses", "coverage", "logits", "full_logits"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **CLOSE)
+
+
+def test_the_evidence_of_a_large_slide_is_found_without_a_wide_copy_of_it(monkeypatch):
+    features, coords = tensor_bag(1500, dim=1024)
+    bag = slide_bag("large", features.half().numpy(), coords.numpy(), PATCH)
+    model = wrapped(prepared_host("abmil", dim=1024))
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 100)
+    assert peak_bytes(lambda: explain_slide(model, bag)) < 1500 * 1024 * 4 / 2
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -120,12 +120,14 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
-    """One line, whole, also when several machines write."""
+    """One line of its own, also when several machines write, and after what a killed process left half written."""
     record = {
         "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
     }  # fmt: skip
-    with claim(results.lock("log"), wait=True), results.log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    with claim(results.lock("log"), wait=True), results.log.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        is_cut = file.read() not in (b"", b"\n")
+        file.write(b"\n" * is_cut + json.dumps(record).encode() + b"\n")
 
 
 def read_log(results: Results) -> list[Record]:

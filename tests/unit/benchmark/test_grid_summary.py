@@ -166,6 +166,16 @@ def test_a_line_left_half_written_is_no_record(results):
     assert [record["event"] for record in read_log(results)] == ["start"]
 
 
+def test_a_line_left_half_written_does_not_swallow_the_next(results):
+    for event in ("start", "fail"):
+        append_log(results, CohortKey("a"), event, whole=True)
+        with results.log.open("a") as file:
+            file.write('{"key": "coh')
+    append_log(results, CohortKey("a"), "end", seconds=1.0, whole=True)
+    assert [record["event"] for record in read_log(results)] == ["start", "fail", "end"]
+    assert results.log.read_text().count("\n") == 5
+
+
 @pytest.fixture
 def fake_work(monkeypatch):
     """Work that takes no time; the keys named in `fails` fail."""
