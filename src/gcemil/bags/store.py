@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from gcemil.bags.strangers import REMEDY, look_first
+from gcemil.bags.strangers import REMEDY, look_at_texts, look_first
 from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
 
@@ -103,6 +103,8 @@ def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
     """Attributes of the file root or of one dataset, as plain Python values."""
     with opened(path) as file:
         holder = file if dataset is None else _dataset(file, path, dataset)
+        if any(holder.attrs.get_id(key).dtype.hasobject for key in holder.attrs):
+            look_at_texts(path, _plain_extents(file, path))
         return {key: _attribute(holder, key, path) for key in holder.attrs}
 
 
@@ -136,22 +138,9 @@ def read_texts(path: Path, dataset: str) -> list[str]:
     """A list of texts, however they were stored: of fixed or variable length, as ASCII or UTF-8."""
     with opened(path) as file:
         source = _dataset(file, path, dataset)
-        layout = _layout(source)
-        if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
-            raise StoreError(
-                f"{path}: '{dataset}' is {layout.dtype} of shape {layout.shape}, not a list of texts."
-            )
-        _refuse_oversized(layout, path, dataset)
-        texts: list[str] = []
-        room = MAX_TEXT_BYTES
-        # One by one: texts of variable length may all stand for the same huge one.
-        for index in range(layout.shape[0]):
-            value = source[index]
-            texts.append(value.decode() if isinstance(value, bytes) else str(value))
-            room -= 1 + len(texts[-1])
-            if room < 0:
-                raise StoreError(f"{path}: '{dataset}' holds more than {MAX_TEXT_BYTES:,} letters.")
-        return texts
+        if source.dtype.hasobject:
+            look_at_texts(path, _plain_extents(file, path))
+        return _texts(source, path, dataset)
 
 
 def walk(path: Path) -> None:
@@ -166,6 +155,8 @@ def walk(path: Path) -> None:
                 if isinstance(item := _member(file, path, name), h5py.Dataset):
                     _refuse_elsewhere(item, path, name)
                     _walk_attributes(item, path)
+                    if h5py.check_string_dtype(item.dtype):
+                        _texts(item, path, name)
                     _walk_values(_Numbers(file, path, name))
 
 
@@ -337,6 +328,35 @@ def _attribute(holder: Any, key: str, path: Path) -> Any:
     if many_texts or count * stated.dtype.itemsize > MAX_ATTRIBUTE_BYTES:
         raise StoreError(f"{path}: its attribute '{key}' of shape {stated.shape} is too large to be read.")
     return _plain(holder.attrs[key])
+
+
+def _texts(source: h5py.Dataset, path: Path, name: str) -> list[str]:
+    layout = _layout(source)
+    if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
+        raise StoreError(f"{path}: '{name}' is {layout.dtype} of shape {layout.shape}, not a list of texts.")
+    _refuse_oversized(layout, path, name)
+    texts: list[str] = []
+    room = MAX_TEXT_BYTES
+    # One by one: texts of variable length may all stand for the same huge one.
+    for index in range(layout.shape[0]):
+        value = source[index]
+        texts.append(value.decode() if isinstance(value, bytes) else str(value))
+        room -= 1 + len(texts[-1])
+        if room < 0:
+            raise StoreError(f"{path}: '{name}' holds more than {MAX_TEXT_BYTES:,} letters.")
+    return texts
+
+
+def _plain_extents(file: h5py.File, path: Path) -> list[tuple[int, int]]:
+    """Where the bytes of contiguous numbers begin and end."""
+    found = []
+    for name in file:
+        with suppress(StoreError, LookupError, TypeError):  # a link, or nothing that has a place
+            item = _member(file, path, name)
+            if isinstance(item, h5py.Dataset) and item.chunks is None and is_number_type(item.dtype):
+                start = item.id.get_offset()
+                found.append((start, start + item.id.get_storage_size()))
+    return found
 
 
 def _walk_attributes(holder: Any, path: Path) -> None:
