@@ -308,7 +308,11 @@ def checked(
     try:
         if finite:
             refuse_wild_numbers(value)
-        found: T = _adapter(cast(Hashable, shape)).validate_python(value)
+        adapter = _adapter(cast(Hashable, shape))
+        found: T = adapter.validate_python(value)
+        if finite:
+            # Once more: a text such as 'inf' has become a number where the shape has one.
+            refuse_wild_numbers(adapter.dump_python(found, warnings=False))
         return found
     except ValidationError as fault:
         raise error(f"{source} is not what it should be: {readable(fault)}. {remedy}") from fault

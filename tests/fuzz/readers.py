@@ -789,8 +789,9 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
         )
         if saved is not None:
             optimizer = create_optimizer(ingredients.network, 1e-3, settings)
-            loop.checkpoint.load_optimizer(optimizer, saved)
-            torch.set_rng_state(saved["rng"])
+            with loop.checkpoint.fitting(fold / "resume.safetensors"):
+                loop.checkpoint.load_optimizer(optimizer, saved)
+                torch.set_rng_state(saved["rng"])
 
     def evaluated(fold: Path) -> None:
         ingredients, _ = load_network(fold / "checkpoint.safetensors")

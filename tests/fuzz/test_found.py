@@ -174,7 +174,9 @@ def test_rows_of_folds_leave_out_what_is_no_number() -> None:
     assert join_rows(rows).values["gap"] == pytest.approx(0.3)
 
 
-def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path) -> None:
-    fold = SimpleNamespace(folder=tmp_path, findings={"snr": SimpleNamespace(slides=({"bag_id": "a"},))})
+@pytest.mark.parametrize("names", [None, "a", [["a"]], [{"a": 1}]])
+def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: object) -> None:
+    slides = ({"bag_id": "a", "slide_ids": names},)
+    fold = SimpleNamespace(folder=tmp_path, findings={"snr": SimpleNamespace(slides=slides)})
     with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
         _named_slides(fold, "snr")  # type: ignore[arg-type]

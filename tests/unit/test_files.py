@@ -15,6 +15,7 @@ from PIL import Image
 from gcemil import files
 from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
+    checked,
     locked_folder,
     parse_json,
     parse_yaml,
@@ -209,6 +210,13 @@ def test_a_record_of_another_shape_is_named_with_what_is_wrong(tmp_path, text, m
     path = write_text(tmp_path / "toy.json", text)
     with pytest.raises(RunError, match=rf"toy\.json .*{message}.* Train again\."):
         read_record(path, Toy, error=RunError, remedy="Train again.")
+
+
+@pytest.mark.parametrize("text", ["inf", "-Infinity", "nan", "1e200"])
+def test_a_text_that_becomes_a_wild_number_is_refused(text):
+    assert checked({"auc": "0.5"}, dict[str, float], "metrics.json") == {"auc": pytest.approx(0.5)}
+    with pytest.raises(InputError, match=r"metrics\.json is not what it should be \(.* (finite|larger)"):
+        checked({"auc": text}, dict[str, float], "metrics.json")
 
 
 def test_a_small_picture_that_unpacks_to_a_huge_one_is_refused(tmp_path):

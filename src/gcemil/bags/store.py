@@ -35,7 +35,7 @@ from gcemil.bags.hdf5 import (
     to_native,
     to_plain_value,
 )
-from gcemil.bags.untrusted import REMEDY, examine_first
+from gcemil.bags.untrusted import REMEDY, examine_first, examine_texts
 from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
 
@@ -97,6 +97,8 @@ def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
     """Attributes of the file root or of one dataset, as plain Python values."""
     with _open_file(path) as file:
         holder = file if dataset is None else get_dataset(file, path, dataset)
+        if any(holder.attrs.get_id(key).dtype.hasobject for key in holder.attrs):
+            examine_texts(path, _find_plain_extents(file, path))
         return {key: read_attribute(holder, key, path) for key in holder.attrs}
 
 
@@ -131,22 +133,9 @@ def read_texts(path: Path, dataset: str) -> list[str]:
     """A list of texts, however they were stored: of fixed or variable length, as ASCII or UTF-8."""
     with _open_file(path) as file:
         source = get_dataset(file, path, dataset)
-        layout = layout_of(source)
-        if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
-            raise StoreError(
-                f"{path}: '{dataset}' is {layout.dtype} of shape {layout.shape}, not a list of texts."
-            )
-        refuse_oversized(layout, path, dataset)
-        texts: list[str] = []
-        room = MAX_TEXT_BYTES
-        # One by one: texts of variable length may all stand for the same huge one.
-        for index in range(layout.shape[0]):
-            value = source[index]
-            texts.append(value.decode() if isinstance(value, bytes) else str(value))
-            room -= 1 + len(texts[-1])
-            if room < 0:
-                raise StoreError(f"{path}: '{dataset}' holds more than {MAX_TEXT_BYTES:,} letters.")
-        return texts
+        if source.dtype.hasobject:
+            examine_texts(path, _find_plain_extents(file, path))
+        return _read_text_list(source, path, dataset)
 
 
 def walk(path: Path) -> None:
@@ -161,6 +150,8 @@ def walk(path: Path) -> None:
                 if isinstance(item := get_member(file, path, name), h5py.Dataset):
                     refuse_external_data(item, path, name)
                     _walk_attributes(item, path)
+                    if h5py.check_string_dtype(item.dtype):
+                        _read_text_list(item, path, name)
                     _walk_values(NumberDataset(file, path, name))
 
 
@@ -180,6 +171,35 @@ def _translate_faults(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} may not be read. Check its permissions.") from error
     except FAULTS as error:
         raise StoreError(f"{path} cannot be read as HDF5 ({error_text(error)}). {REMEDY}") from error
+
+
+def _read_text_list(source: h5py.Dataset, path: Path, name: str) -> list[str]:
+    layout = layout_of(source)
+    if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
+        raise StoreError(f"{path}: '{name}' is {layout.dtype} of shape {layout.shape}, not a list of texts.")
+    refuse_oversized(layout, path, name)
+    texts: list[str] = []
+    room = MAX_TEXT_BYTES
+    # One by one: texts of variable length may all stand for the same huge one.
+    for index in range(layout.shape[0]):
+        value = source[index]
+        texts.append(value.decode() if isinstance(value, bytes) else str(value))
+        room -= 1 + len(texts[-1])
+        if room < 0:
+            raise StoreError(f"{path}: '{name}' holds more than {MAX_TEXT_BYTES:,} letters.")
+    return texts
+
+
+def _find_plain_extents(file: h5py.File, path: Path) -> list[tuple[int, int]]:
+    """Where the bytes of contiguous numbers begin and end."""
+    found = []
+    for name in file:
+        with suppress(StoreError, LookupError, TypeError):  # a link, or nothing that has a place
+            item = get_member(file, path, name)
+            if isinstance(item, h5py.Dataset) and item.chunks is None and is_number_type(item.dtype):
+                start = item.id.get_offset()
+                found.append((start, start + item.id.get_storage_size()))
+    return found
 
 
 def _walk_attributes(holder: h5py.HLObject, path: Path) -> None:
@@ -342,9 +362,20 @@ def _verify_dataset(file: h5py.File, path: Path, name: str, expected: Iterator[A
     for block in expected:
         stop = start + (len(block) if block.shape else 1)
         found = to_native(dataset[start:stop] if dataset.shape else dataset[()])
-        if found.shape != block.shape or found.tobytes() != to_native(block).tobytes():
+        if found.shape != block.shape or not _holds_same_bytes(found, to_native(block)):
             raise _write_error(path, f"'{name}' was not stored as it was given")
         start = stop
+
+
+def _holds_same_bytes(found: Array, given: Array) -> bool:
+    # Texts of variable length are references, which differ where the texts do not.
+    if found.dtype.hasobject:
+        texts = (
+            [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
+            for array in (found, given)
+        )
+        return next(texts) == next(texts)
+    return found.tobytes() == given.tobytes()
 
 
 def _verify_attributes(holder: h5py.HLObject, expected: Mapping[str, Any], path: Path) -> None:

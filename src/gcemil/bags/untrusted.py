@@ -18,12 +18,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -39,6 +40,9 @@ _EXIT_WAIT_S = 1.0
 READY, TAKEN, HARMLESS = "ready", "taken", "done"
 """What the helper says when it has started, before it opens a file, and when that did no harm."""
 _MEMORY_LIMIT = 2 * 2**30
+_SEARCHED_BYTES = 2**20
+"""Of a file that is searched for heaps; in larger ones the helper looks."""
+HEAP = b"GCOL"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FIRST_WITH_CHECKSUMS = 2
 """Version of the superblock, which follows the signature."""
@@ -62,6 +66,46 @@ def examine_first(path: Path, *, seconds: float = _COMPUTING_LIMIT_S) -> None:
     """Have the helper look at a file that could harm this process; one that harms the helper is a StoreError."""
     if _all_are_strange.get() or not _has_checksums(path):
         _HELPER.look_at(path, seconds)
+
+
+def examine_texts(path: Path, occupied: Sequence[tuple[int, int]]) -> None:
+    """Have the helper look at a file whose heaps of texts could harm this process.
+
+    Texts of variable length lie in heaps, the one part of newer files that has no checksums: an object of no size keeps
+    libhdf5 busy for ever. `occupied` are the first and last bytes of plain data, which is no heap and is not searched.
+    """
+    if not _heaps_are_sound(path, occupied):
+        _HELPER.look_at(path, _COMPUTING_LIMIT_S)
+
+
+def _heaps_are_sound(path: Path, occupied: Sequence[tuple[int, int]]) -> bool:
+    """Whether every heap can be walked to its end; False where that is not seen without reading much."""
+    with path.open("rb", buffering=0) as file:
+        size, place, searched = file.seek(0, os.SEEK_END), 0, 0
+        for start, stop in (*sorted(occupied), (size, size)):
+            searched += max(0, start - place)
+            if searched > _SEARCHED_BYTES:
+                return False
+            file.seek(place)
+            between = file.read(max(0, start - place))
+            if not all(_ends(between[found.start() :]) for found in re.finditer(HEAP, between)):
+                return False
+            place = max(place, stop)
+    return True
+
+
+def _ends(heap: bytes) -> bool:
+    """Whether the objects of a heap follow each other to its end: number, references, size, and the bytes themselves."""
+    length = int.from_bytes(heap[8:16], "little")
+    place = 16
+    while place + 16 <= min(length, len(heap)):
+        number, size = heap[place : place + 2], int.from_bytes(heap[place + 8 : place + 16], "little")
+        # The last object is the free space, whose size counts its own head.
+        step = size if number == b"\0\0" else 16 + -(-size // 8) * 8
+        if step < 16:
+            return False
+        place += step
+    return place == length or length - place < 16
 
 
 def _has_checksums(path: Path) -> bool:

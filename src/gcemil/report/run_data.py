@@ -229,9 +229,13 @@ def read_run_data(folder: Path) -> RunData:
 def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
     """The slides of a finding, which must say which they are."""
     slides = fold.findings[name].slides
-    if any(not isinstance(record.get("slide_ids"), list) or "bag_id" not in record for record in slides):
+    if not all(_has_names(record.get("slide_ids")) and "bag_id" in record for record in slides):
         raise RunError(
             f"{fold.folder / 'diagnostics' / name}.json: a slide has no 'slide_ids' or 'bag_id'. "
             "Measure it again with 'gcemil diagnose --again'."
         )
     return slides
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

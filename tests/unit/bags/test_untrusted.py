@@ -202,3 +202,84 @@ def test_the_helper_goes_when_its_parent_is_killed(tmp_path):
         assert is_running(pid)
         parent.kill()
     assert wait_until_gone(pid)
+
+
+def write_texts(path):
+    """A file in the newer format with texts in a heap: an attribute of the root, one of a dataset, and a list."""
+    prompts = np.array(["gland", "necrosis"], dtype=h5py.string_dtype())
+    datasets = {"coords": np.arange(6).reshape(3, 2), "prompts": prompts}
+    store.write(path, datasets, {"encoder": "toy"}, dataset_attributes={"coords": {"name": "a"}})
+    return path
+
+
+def empty_heaps(path):
+    """Leave the heads of the heaps and nothing in them, as a disk that loses a block does."""
+    content = bytearray(path.read_bytes())
+    place = content.find(untrusted.HEAP)
+    assert place > 0
+    while place >= 0:
+        end = place + int.from_bytes(content[place + 8 : place + 16], "little")
+        content[place + 16 : end] = bytes(end - place - 16)
+        place = content.find(untrusted.HEAP, end)
+    path.write_bytes(content)
+    return path
+
+
+def read_everything(path):
+    return store.attributes(path), store.attributes(path, "coords"), store.read_texts(path, "prompts")
+
+
+def test_texts_in_sound_heaps_are_read_without_a_helper(tmp_path, helper):
+    path = write_texts(tmp_path / "a.h5")
+    assert read_everything(path) == ({"encoder": "toy"}, {"name": "a"}, ["gland", "necrosis"])
+    assert helper._process is None
+
+
+READS = {
+    "root": store.attributes,
+    "dataset": lambda path: store.attributes(path, "coords"),
+    "list": lambda path: store.read_texts(path, "prompts"),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_before_texts_are_read_their_heaps_are_looked_at(tmp_path, monkeypatch, read):
+    def refuse(path, occupied):
+        raise StoreError(f"{path} was looked at")
+
+    path = write_texts(tmp_path / "a.h5")
+    assert store.describe(path).keys() == {"coords", "prompts"}
+    monkeypatch.setattr(store, "examine_texts", refuse)
+    assert store.read(path, "coords").shape == (3, 2)
+    with pytest.raises(StoreError, match="was looked at"):
+        read(path)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("place", ["attribute", "list"])
+def test_a_heap_without_an_end_is_refused(tmp_path, helper, monkeypatch, libver, place):
+    path = tmp_path / "anchors.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        if place == "attribute":
+            file.attrs["encoder"] = "toy"
+        else:
+            file["prompts"] = np.array(["gland", "necrosis"], dtype=h5py.string_dtype())
+    untrusted.examine_texts(path, [])
+    empty_heaps(path)
+    monkeypatch.setattr(untrusted, "_COMPUTING_LIMIT_S", 2.0)
+    with pytest.raises(StoreError, match=r"anchors\.h5 .* \(reading its structure does not come to an end"):
+        untrusted.examine_texts(path, [])
+
+
+def test_where_heaps_could_lie_anywhere_the_helper_looks(tmp_path, helper, monkeypatch):
+    monkeypatch.setattr(untrusted, "_SEARCHED_BYTES", 1000)
+    assert store.attributes(write_texts(tmp_path / "a.h5")) == {"encoder": "toy"}
+    assert helper._process is not None
+
+
+def test_plain_numbers_are_not_searched_for_heaps(tmp_path, helper):
+    path = tmp_path / "a.h5"
+    numbers = np.frombuffer(untrusted.HEAP * 2**20, dtype=np.uint8)
+    store.write(path, {"features": numbers}, {"encoder": "toy"})
+    assert store.attributes(path) == {"encoder": "toy"}
+    assert helper._process is None
