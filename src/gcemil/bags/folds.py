@@ -80,6 +80,33 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     return folds
 
 
+def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Generator) -> Fold:
+    """One fold of whole cases with so many to train, validate and test on, every stratum in these shares.
+
+    Where test cases cost nothing, as in a simulated cohort, a large test part says more than five small ones.
+    """
+    groups: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in cohort.slides:
+        groups[row.case_id].append(row)
+    if min(sizes) < 1 or sum(sizes) != len(groups):
+        raise UsageError(
+            f"{cohort.folder} has {len(groups)} cases, so three parts of at least one case that add up to that are wanted, "
+            f"got {', '.join(map(str, sizes))}."
+        )
+    wanted, placed = np.array(sizes), np.zeros(len(PARTS), dtype=np.int64)
+    part_of: dict[str, Part] = {}
+    strata = _group_by_stratum(groups)
+    # One stratum after the other, so that each is dealt in the shares of the parts.
+    dealt = [str(name) for key in sorted(strata) for name in generator.permutation(sorted(strata[key]))]
+    for done, name in enumerate(dealt, start=1):
+        # The part that lags most behind its share of the cases placed so far.
+        behind = np.where(placed < wanted, wanted * done / wanted.sum() - placed, -np.inf)
+        chosen = int(np.argmax(behind))
+        placed[chosen] += 1
+        part_of |= {row.slide_id: PARTS[chosen] for row in groups[name]}
+    return Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})
+
+
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:
     """All folds at once, in place of those that were there: a kill leaves the old ones or the new ones."""
     if not folds:

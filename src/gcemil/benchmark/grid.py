@@ -38,7 +38,14 @@ PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-SIMULATION: dict[str, Any] = {"size": "default", "seed": 0, "slides": None, "dim": None, "dials": {}}
+SIMULATION: dict[str, Any] = {
+    "size": "default",
+    "seed": 0,
+    "slides": None,
+    "parts": None,
+    "dim": None,
+    "dials": {},
+}
 """What a cohort folder leaves at its default."""
 
 Overrides = dict[str, Any]
@@ -56,6 +63,10 @@ class CohortSettings(Settings):
     )
     seed: int = Field(0, ge=0, description="Seed of the simulated world and of its folds.")
     slides: int | None = Field(None, ge=5, description="In place of the size's number of slides.")
+    parts: tuple[int, int, int] | None = Field(
+        None,
+        description="Slides to train, validate and test on, in place of slides and of five folds: fold 0 alone.",
+    )
     dim: int | None = Field(None, ge=8, description="In place of the size's feature width.")
     dials: dict[str, float | int] = Field(default_factory=dict, description="Dials of the simulator.")
     dataset: str | None = Field(
@@ -73,7 +84,14 @@ class CohortSettings(Settings):
         simulation = [name for name in SIMULATION if getattr(self, name) != SIMULATION[name]]
         if self.folder is not None and simulation:
             raise ValueError(f"a cohort folder is not simulated: remove {', '.join(simulation)}")
+        if self.parts is not None and (self.slides is not None or min(self.parts) < 1):
+            raise ValueError(f"parts are three numbers of slides in place of 'slides', got {self.parts}")
         return self
+
+    @property
+    def n_slides(self) -> int | None:
+        """Slides to simulate; None leaves it to the size."""
+        return self.slides if self.parts is None else sum(self.parts)
 
 
 class Resources(Settings):

@@ -265,7 +265,7 @@ def simulated_shape(settings: CohortSettings) -> Shape:
     """Patch counts are log-uniform, so their mean is known."""
     profile, rung = load_profile(str(settings.profile)), find_size(settings.size)
     fewest, most = patch_bounds(profile, settings.size)
-    slides = settings.slides or rung.slides or profile.slides
+    slides = settings.n_slides or rung.slides or profile.slides
     per_case = resolve_dials(profile.dials, settings.dials).slides_per_case
     joined = per_case if profile.task == "survival" else 1.0
     return Shape(

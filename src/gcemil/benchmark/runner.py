@@ -16,10 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
-from gcemil.bags.folds import fold_indices, make_folds, write_folds
+from gcemil.bags.folds import fold_indices, make_folds, make_parts, write_folds
 from gcemil.bags.guards import select_errors, validate
 from gcemil.benchmark.grid import (
     CohortKey,
@@ -246,11 +248,15 @@ def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
             aside,
             size=settings.size,
             seed=settings.seed,
-            slides=settings.slides,
+            slides=settings.n_slides,
             dim=settings.dim,
             dials=settings.dials,
         )
-        write_folds(cohort, make_folds(cohort, seed=settings.seed))
+        if settings.parts is None:
+            write_folds(cohort, make_folds(cohort, seed=settings.seed))
+        else:
+            generator = np.random.default_rng(settings.seed)
+            write_folds(cohort, [make_parts(cohort, settings.parts, generator=generator)], kind="official")
 
 
 def cohort_folder(grid: Grid, results: Results, name: str) -> Path:

@@ -65,6 +65,7 @@ def compose(
     Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
     """
     from gcemil.cli.console import print_json, progress, say
+    from gcemil.cli.options import parse_parts
     from gcemil.files import locked_folder
     from gcemil.simulation.compose import compose as compose_cohort
 
@@ -78,7 +79,7 @@ def compose(
             "patches": _range(bag, int, "--bag"),
             "evidence": _range(evidence, float, "--evidence"),
             "folds": folds,
-            "parts": _parts(parts),
+            "parts": None if parts is None else parse_parts(parts),
             "examples_per_class": 30 if text_like and examples_per_class is None else examples_per_class,
             "text_like": text_like or None,
         },
@@ -193,17 +194,3 @@ def _range(text: str | None, kind: type[int] | type[float], option: str) -> tupl
         return kind(low), kind(high if sign else low)
     except ValueError as error:
         raise UsageError(f"{option} is written low-high, got '{text}'.") from error
-
-
-def _parts(text: str | None) -> list[int] | None:
-    from gcemil.errors import UsageError
-
-    if text is None:
-        return None
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.") from error
-    if len(found) != 3:
-        raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.")
-    return found

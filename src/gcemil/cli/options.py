@@ -65,3 +65,14 @@ def parse_folds(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"--folds is 'all' or numbers such as 0,2; got '{text}'.") from error
+
+
+def parse_parts(text: str) -> tuple[int, int, int]:
+    """Sizes of the three parts of a split, from '90,30,300'."""
+    from gcemil.errors import UsageError
+
+    numbers = text.split(",")
+    if len(numbers) != 3 or not all(number.strip().isdigit() for number in numbers):
+        raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.")
+    train, val, test = map(int, numbers)
+    return train, val, test

@@ -23,6 +23,10 @@ def split(
     ),
     seed: int = typer.Option(0, help="Seed of the assignment."),
     force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
+    parts: str | None = typer.Option(
+        None,
+        help="One fold of so many cases to train, validate and test on, such as 90,30,300, in place of --folds.",
+    ),
     official: bool = typer.Option(
         False,
         "--official",
@@ -33,9 +37,12 @@ def split(
 
     Example: gcemil split cohorts/bracs --folds 5
     """
+    import numpy as np
+
     from gcemil.bags import folds as fold_maker
     from gcemil.bags.cohort import Cohort
     from gcemil.cli.console import print_table
+    from gcemil.cli.options import parse_parts
     from gcemil.errors import CohortError, UsageError
 
     loaded = Cohort.load(cohort)
@@ -49,12 +56,15 @@ def split(
         return
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
-    made = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
+    if parts is not None:
+        made = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
+    else:
+        made = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
     if leaks := sorted({case for fold in made for case in fold_maker.leaking_cases(loaded, fold)}):
         raise CohortError(
             f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
             "so the test set would not be unseen. Use --unit case."
         )
-    fold_maker.write_folds(loaded, made)
+    fold_maker.write_folds(loaded, made, kind="partition" if parts is None else "official")
     rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in made]
     print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)

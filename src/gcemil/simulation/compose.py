@@ -30,7 +30,7 @@ from pydantic import Field, field_validator, model_validator
 from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.folds import PARTS, Fold, make_folds, write_folds
+from gcemil.bags.folds import PARTS, Fold, make_folds, make_parts, write_folds
 from gcemil.config import Settings
 from gcemil.errors import UsageError
 from gcemil.simulation.layout import draw_layout
@@ -188,7 +188,7 @@ def compose(
     slides = _plan_slides(profile, dials, recipe, seed)
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
     folds = (
-        _make_parts(cohort, recipe, seed)
+        [make_parts(cohort, recipe.parts, generator=stream(seed, "slides of parts"))]
         if recipe.parts
         else make_folds(cohort, n_folds=recipe.folds, seed=seed)
     )
@@ -294,25 +294,6 @@ def _targets(
         (SlideRow("", case.case_id, time=seen.time, event=seen.event), {"log_risk": float(case.target)})
         for case, seen in zip(cases, outcomes, strict=True)
     ]
-
-
-def _make_parts(cohort: Cohort, recipe: Recipe, seed: int) -> list[Fold]:
-    """One fold with the slides of each part as asked, labels (or events) in equal shares."""
-    generator = stream(seed, "slides of parts")
-    strata: dict[str, list[str]] = {}
-    for row in cohort.slides:
-        strata.setdefault(str(row.label if row.label is not None else row.event), []).append(row.slide_id)
-    # One stratum after the other, so that each is dealt in the shares of the parts.
-    dealt = [str(name) for _, names in sorted(strata.items()) for name in generator.permutation(names)]
-    wanted = np.array(recipe.parts)
-    placed = np.zeros(len(wanted), dtype=np.int64)
-    part_of = {}
-    for done, name in enumerate(dealt, start=1):
-        # The part that lags most behind its share of the slides placed so far.
-        behind = np.where(placed < wanted, wanted * done / wanted.sum() - placed, -np.inf)
-        part_of[name] = PARTS[int(np.argmax(behind))]
-        placed[PARTS.index(part_of[name])] += 1
-    return [Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})]
 
 
 def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:

@@ -4,12 +4,13 @@ import sys
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from builders import left_behind, make_cohort
 from gcemil import files
 from gcemil.bags import folds as folds_module
-from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, read_fold, write_folds
+from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
 
 
@@ -167,3 +168,21 @@ def test_folds_killed_at_any_moment_are_all_old_or_all_new(tmp_path, kill):
     assert [read_fold(cohort, index) for index in found] == make_folds(cohort, n_folds=len(found))
     write_folds(cohort, make_folds(cohort))
     assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
+
+
+def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=60, n_patches=4)
+    fold = make_parts(cohort, (30, 10, 20), generator=np.random.default_rng(0))
+    assert [len(fold.slides(part)) for part in ("train", "val", "test")] == [30, 10, 20]
+    labels = {row.slide_id: row.label for row in cohort.slides}
+    for part, share in (("train", 1 / 2), ("val", 1 / 6), ("test", 1 / 3)):
+        for label in set(labels.values()):
+            of_label = [name for name, found in labels.items() if found == label]
+            placed = sum(labels[name] == label for name in fold.slides(part))
+            assert abs(placed - share * len(of_label)) <= 1
+
+
+def test_parts_that_do_not_add_up_are_refused(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=12, n_patches=4)
+    with pytest.raises(UsageError, match="has 12 cases, so three parts .* got 6, 3, 4"):
+        make_parts(cohort, (6, 3, 4), generator=np.random.default_rng(0))
