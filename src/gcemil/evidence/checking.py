@@ -12,7 +12,7 @@ every slide on which one of the rankings is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -55,18 +55,30 @@ class Check:
 
 
 @torch.no_grad()
-def check_subset(ask: Ask, full: Logits, selected: Selected, tolerances: Tolerances) -> Check:
-    """Keep the patches, remove them, compare; the whole bag is never necessary, since it leaves nothing behind."""
-    kept = ask(selected)
-    removed = None if bool(selected.all()) else ask(~selected)
-    kept_gap = output_gap(full, kept, tolerances.unit)
-    removed_gap = 0.0 if removed is None else output_gap(full, removed, tolerances.unit)
+def check_subset(
+    ask: Ask, full: Logits, selected: Selected, tolerances: Tolerances, *, better_than: Check | None = None
+) -> Check | None:
+    """Keep the patches, remove them, compare; the whole bag is never necessary, since it leaves nothing behind.
+
+    None where keeping them shows that they cannot be `better_than` another check: removing them, most of the cost, is spared.
+    """
     classifies = len(full) > 1
-    return Check(
-        is_sufficient=kept_gap <= tolerances.sufficiency,
-        is_necessary=removed is not None and removed_gap >= tolerances.necessity,
+    kept = ask(selected)
+    found = Check(
+        is_sufficient=output_gap(full, kept, tolerances.unit) <= tolerances.sufficiency,
+        is_necessary=True,
         keeps_class=not classifies or int(kept.argmax()) == int(full.argmax()),
-        changes_class=classifies and removed is not None and int(removed.argmax()) != int(full.argmax()),
+        changes_class=classifies,
+    )
+    if better_than is not None and found.merit <= better_than.merit:
+        return None
+    if bool(selected.all()):
+        return replace(found, is_necessary=False, changes_class=False)
+    removed = ask(~selected)
+    return replace(
+        found,
+        is_necessary=output_gap(full, removed, tolerances.unit) >= tolerances.necessity,
+        changes_class=classifies and int(removed.argmax()) != int(full.argmax()),
     )
 
 
@@ -84,10 +96,10 @@ def choose_ranking(
         if key in seen:
             continue
         seen.add(key)
-        found = check_subset(ask, full, selected, tolerances)
-        if found.is_faithful:
+        found = check_subset(ask, full, selected, tolerances, better_than=best and best[1])
+        if found is not None and found.is_faithful:
             return name, found
-        if best is None or found.merit > best[1].merit:
+        if found is not None and (best is None or found.merit > best[1].merit):
             best = name, found
     if best is None:
         raise ValueError("There is no ranking to choose from.")

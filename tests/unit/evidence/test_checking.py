@@ -40,7 +40,11 @@ def test_the_whole_bag_is_never_necessary():
 
 
 def test_the_first_ranking_that_passes_is_taken():
-    rankings = {"wrong": ranking(0.0, 1.0, 2.0), "right": ranking(2.0, 1.0, 0.0), "also": ranking(3.0, 0.0, 1.0)}
+    rankings = {
+        "wrong": ranking(0.0, 1.0, 2.0),
+        "right": ranking(2.0, 1.0, 0.0),
+        "also": ranking(3.0, 0.0, 1.0),
+    }
     name, found = choose_ranking(rankings, 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
     assert name == "right"
     assert found.is_faithful
@@ -66,6 +70,20 @@ def test_equal_subsets_are_asked_once():
     assert len(asked) == 2
 
 
+def test_patches_that_keep_less_than_the_best_so_far_are_not_removed():
+    asked = []
+    ask = voting_host([2.0, 2.0, 0.0])
+
+    def counted(selected):
+        asked.append(selected)
+        return ask(selected)
+
+    # The first is redundant and keeps the class; the second is empty, says nothing, and cannot be better.
+    rankings = {"redundant": ranking(1.0, 0.0, 0.0), "empty": ranking(0.0, 0.0, 1.0)}
+    assert choose_ranking(rankings, 1, counted, FULL, TOLERANCES)[0] == "redundant"
+    assert [int(selected.sum()) for selected in asked] == [1, 2, 1]
+
+
 def test_a_risk_is_compared_in_its_unit():
     full, other = torch.tensor([1.0]), torch.tensor([1.5])
     assert output_gap(full, other, unit=5.0) == pytest.approx(0.1)
@@ -83,6 +101,9 @@ def test_rankings_lead_from_the_mixture_to_what_the_host_itself_ranks_by():
     found = led_rankings(mixture, attention, contributions)
     assert next(iter(found)) == MIXTURE
     assert len(found) == 1 + 2 * len(LEADS)
-    for name, own in (("attention", standardised_attention(attention)), ("contribution", normal_rank(contributions))):
+    for name, own in (
+        ("attention", standardised_attention(attention)),
+        ("contribution", normal_rank(contributions)),
+    ):
         assert torch.equal(found[f"{name} 100%"].argsort(), own.argsort())
     assert list(led_rankings(mixture, None, None)) == [MIXTURE]
