@@ -41,12 +41,13 @@ class GateOutput:
     gates: Gates
     selected: Selected
 
-
     def shut(self) -> "GateOutput":
         """The same with every gate below SHUT at 0; open patches stay as they are."""
         is_shut = (self.gates < SHUT) & ~self.selected
         return GateOutput(
-            self.log_gates.masked_fill(is_shut, -torch.inf), self.gates.masked_fill(is_shut, 0.0), self.selected
+            self.log_gates.masked_fill(is_shut, -torch.inf),
+            self.gates.masked_fill(is_shut, 0.0),
+            self.selected,
         )
 
 
