@@ -15,7 +15,6 @@ from torch import Tensor
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Features
 
-
 SquaredNorms = Callable[[], Tensor]
 """|h_i|^2, computed when a fold asks for it: a pass over the bag that some do without."""
 
