@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.evidence.fold import Fold
+from gcemil.evidence.fold import Fold, SquaredNorms
 from gcemil.shapes import Features
 
 
@@ -50,7 +50,7 @@ class LowRankAdapter(nn.Module):
     def _normalised(
         self,
         products: Float[Tensor, "n r"],
-        squared_norms: Float[Tensor, "n"],
+        squared_norms: SquaredNorms,
         *,
         overlap_gram: Float[Tensor, "k k"],
         constant: Float[Tensor, "h"],
@@ -59,7 +59,7 @@ class LowRankAdapter(nn.Module):
         outputs, z, overlap, means = torch.split(products, [len(constant), rank, rank, 1], dim=1)
         # Tensor.var would be exact however far the mean lies, and forty times slower than the norm; features of an
         # encoder are near enough to centred for the difference |h|^2 - d mean^2 to keep its digits.
-        squared = squared_norms - self.in_dim * means.squeeze(1).square()
+        squared = squared_norms() - self.in_dim * means.squeeze(1).square()
         squared = squared + ((2 * overlap + z @ overlap_gram) * z).sum(dim=1)
         scale = (squared.clamp_min(0) / self.in_dim + self.norm.eps).rsqrt()
         return torch.addcmul(constant, outputs, scale.unsqueeze(1))

@@ -7,8 +7,8 @@
   identity    B(h) = h, for anchors that live in feature space (prototypes)
 
 Folded: no bridge ever forms B(h) for a cosine. The M inner products need M folded vectors. The norm needs R h and the
-q x q Gram matrix of L (affine kinds); |h| alone (isometry: identity, and orthogonal where a >= d); or |h| and the d - a
-directions that Q does not see (orthogonal where a < d).
+q x q Gram matrix of L (affine kinds; outside training its triangular root is folded into R); |h| alone (isometry:
+identity, and orthogonal where a >= d); or |h| and the d - a directions that Q does not see (orthogonal where a < d).
 """
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.alignment import FactoredFit, procrustes_fit, reduced_rank_fit
-from gcemil.evidence.fold import Fold, squared_norm, unfolded
+from gcemil.evidence.fold import Fold, SquaredNorms, squared_norm, unfolded
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
 DEFAULT_BRIDGE_RANK = 128
@@ -91,7 +91,10 @@ class IdentityBridge(Bridge):
         return features
 
     def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
-        return Fold(directions, directions.new_zeros(len(directions)), _quotient)
+        def finish(inner: Responses, squared_norms: SquaredNorms) -> Responses:
+            return _quotient(inner, squared_norms())
+
+        return Fold(directions, directions.new_zeros(len(directions)), finish)
 
 
 class FreeBridge(Bridge):
@@ -119,15 +122,30 @@ class FreeBridge(Bridge):
         return (features @ self.right.T) @ self.left.T + self.bias
 
     def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        if not torch.is_grad_enabled():
+            return self._settled_cosines(directions)
         onto_anchors = self.left.T @ directions.T
         on_bias = directions @ self.bias
         gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
 
-        def finish(reduced: Float[Tensor, "n q"], _: Scores) -> Responses:
+        def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
             squared = ((reduced @ gram + 2 * cross) * reduced).sum(dim=1) + constant
             return _quotient(reduced @ onto_anchors + on_bias, squared)
 
         return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
+
+    def _settled_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        """The same while nothing is learned: L = Q T, so |L x + b|^2 = |T x + Q^T b|^2 + |b - Q Q^T b|^2, a plain norm."""
+        frame, triangle = torch.linalg.qr(self.left)
+        on_frame = frame.T @ self.bias
+        beyond = (self.bias - frame @ on_frame).square().sum()
+        rows = torch.cat([triangle, directions @ self.left]) @ self.right
+        n_frame = len(triangle)
+
+        def finish(products: Float[Tensor, "n r"], _: SquaredNorms) -> Responses:
+            return _quotient(products[:, n_frame:], squared_norm(products[:, :n_frame]) + beyond)
+
+        return Fold(rows, torch.cat([on_frame, directions @ self.bias]), finish)
 
     @torch.no_grad()
     def fit(
@@ -236,7 +254,7 @@ class OrthogonalBridge(Bridge):
         on_mean = directions @ self.anchor_mean
         m = len(directions)
 
-        def finish(products: Float[Tensor, "n r"], squared_norms: Scores) -> Responses:
+        def finish(products: Float[Tensor, "n r"], squared_norms: SquaredNorms) -> Responses:
             inner, along_mean = products[:, :m] + on_mean, products[:, m]
             seen = self._seen(squared_norms, products[:, m + 1], products[:, m + 2 :])
             squared = self.scale**2 * seen + 2 * along_mean + self.anchor_mean @ self.anchor_mean
@@ -252,12 +270,12 @@ class OrthogonalBridge(Bridge):
     def _sees_less(self) -> bool:
         return self.anchor_dim <= len(self.complement)
 
-    def _seen(self, squared_norms: Scores, onto_mean: Scores, products: Float[Tensor, "n r"]) -> Scores:
+    def _seen(self, squared_norms: SquaredNorms, onto_mean: Scores, products: Float[Tensor, "n r"]) -> Scores:
         """|Q x|^2; a rotation inside the smaller space does not change it, so the fitted frame serves."""
         if self._sees_less:
             return squared_norm(products)
         # |h|^2 = |x|^2 + 2 x . mean + |mean|^2
-        whole = squared_norms - 2 * onto_mean - self.feature_mean @ self.feature_mean
+        whole = squared_norms() - 2 * onto_mean - self.feature_mean @ self.feature_mean
         return whole if self.anchor_dim >= self.in_dim else whole - squared_norm(products)
 
     def _pulled_back(self, vectors: Float[Tensor, "v a"]) -> Float[Tensor, "v d"]:

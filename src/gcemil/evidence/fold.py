@@ -6,6 +6,7 @@ with a few rows and perhaps |h_i|^2. Stacking the rows reads the bag once and ho
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,9 @@ from torch import Tensor
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Features
 
+SquaredNorms = Callable[[], Tensor]
+"""|h_i|^2, computed when a fold asks for it: a pass over the bag that some do without."""
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -21,7 +25,7 @@ class Fold:
 
     rows: Float[Tensor, "r d"]
     offsets: Float[Tensor, "r"]
-    finish: Callable[[Tensor, Tensor], Tensor]
+    finish: Callable[[Tensor, SquaredNorms], Tensor]
 
 
 def unfolded(features: Features, folds: Sequence[Fold]) -> tuple[Tensor, ...]:
@@ -33,7 +37,7 @@ def unfolded(features: Features, folds: Sequence[Fold]) -> tuple[Tensor, ...]:
 
     def finished(patches: Features) -> list[Tensor]:
         products = torch.split(torch.addmm(offsets, patches, columns), widths, dim=1)
-        squared_norms = squared_norm(patches)
+        squared_norms = cache(lambda: squared_norm(patches))
         return [fold.finish(part, squared_norms) for fold, part in zip(folds, products, strict=True)]
 
     return tuple(mapped_rows(finished, features))

@@ -52,6 +52,9 @@ def test_folded_cosines_are_the_cosines_of_the_mapped_patches(
     features = torch.randn(30, in_dim, dtype=torch.float64)
     anchors = 5 * torch.randn(8, anchor_dim, dtype=torch.float64)
     torch.testing.assert_close(bridge.cosines(features, anchors), plain_cosines(bridge, features, anchors))
+    with torch.no_grad():
+        settled = bridge.cosines(features, anchors)
+    torch.testing.assert_close(settled, plain_cosines(bridge, features, anchors))
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,20 @@ def test_equal_subsets_are_asked_once():
     assert len(asked) == 2
 
 
+def test_patches_that_keep_less_than_the_best_so_far_are_not_removed():
+    asked = []
+    ask = voting_host([2.0, 2.0, 0.0])
+
+    def counted(selected):
+        asked.append(selected)
+        return ask(selected)
+
+    # The first is redundant and keeps the class; the second is empty, says nothing, and cannot be better.
+    rankings = {"redundant": ranking(1.0, 0.0, 0.0), "empty": ranking(0.0, 0.0, 1.0)}
+    assert choose_ranking(rankings, 1, counted, FULL, TOLERANCES)[0] == "redundant"
+    assert [int(selected.sum()) for selected in asked] == [1, 2, 1]
+
+
 def test_a_risk_is_compared_in_its_unit():
     full, other = torch.tensor([1.0]), torch.tensor([1.5])
     assert output_gap(full, other, unit=5.0) == pytest.approx(0.1)
