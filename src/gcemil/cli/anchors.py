@@ -21,7 +21,9 @@ def embed(
         help="A family (breast endometrial gastric lung prostate renal generic), or your own YAML file."
     ),
     out: Path = typer.Option(..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."),
-    encoder: str = typer.Option("minilm", help="minilm (offline), titan or conch (gated)."),
+    encoder: str = typer.Option(
+        "minilm", help="minilm (offline), plip, quiltnet, or titan, conch, musk (gated)."
+    ),
     templates: Path | None = typer.Option(
         None, help="A text file with one template per line, {} where the prompt goes."
     ),
