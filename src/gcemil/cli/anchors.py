@@ -23,7 +23,9 @@ app = typer.Typer(help="Anchors from text, and the bridge from features to them.
 def embed(
     prompts: str = typer.Argument(help=f"A family ({FAMILIES}), or your own YAML file."),
     out: Path = typer.Option(..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."),
-    encoder: str = typer.Option("minilm", help="minilm (offline), titan or conch (gated)."),
+    encoder: str = typer.Option(
+        "minilm", help="minilm (offline), plip, quiltnet, or titan, conch, musk (gated)."
+    ),
     templates: Path | None = typer.Option(
         None, help="A text file with one template per line, {} where the prompt goes."
     ),

