@@ -240,7 +240,9 @@ class GceMil(nn.Module):
     def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
         """How much the predicted logit falls without each patch, where the host has this in closed form."""
         closed_form = shortcut(self.host, "closed_form")
-        found = None if closed_form is None or self.n_outputs == 1 else closed_form()
+        # A bag of one patch has nothing left without it.
+        is_possible = closed_form is not None and self.n_outputs > 1 and len(full.scores) > 1
+        found = closed_form() if is_possible else None
         return None if found is None else -found.without(embedded, coords, int(full.logits.argmax()))
 
     def _contributions(self, full: HostOutput) -> Scores | None:

@@ -5,10 +5,12 @@ import pytest
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.training.optimizer import (
+    READ_TEMPERATURE,
     annealed_temperature,
     base_learning_rate,
     evidence_weight,
     final_temperature,
+    reading_temperature,
     scheduled_rate,
 )
 
@@ -57,6 +59,18 @@ def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(
     assert final_temperature(settings) == pytest.approx(end)
 
 
-def test_gates_are_read_at_the_last_temperature_whichever_epoch_was_chosen(classification_runs):
+def test_gates_around_an_untaught_host_are_read_cold_whichever_epoch_was_chosen(classification_runs):
     model = TrainedFold.open(classification_runs.gce, 0).model
-    assert float(model.temperature) == pytest.approx(0.1)
+    assert float(model.temperature) == pytest.approx(READ_TEMPERATURE)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "read_at"),
+    [
+        (EvidenceSettings(), READ_TEMPERATURE),
+        (EvidenceSettings(teaches_host=True), 0.1),
+        (EvidenceSettings(temperature_end=0.4), 0.4),
+    ],
+)
+def test_gates_that_taught_are_read_as_they_taught(evidence, read_at):
+    assert reading_temperature(TrainSettings(evidence=evidence)) == pytest.approx(read_at)
