@@ -113,6 +113,10 @@ def fit_completeness(variations: Sequence[Variation]) -> Completeness | None:
     )
 
 
+ROUNDING = 1e-6
+"""Gates that are 0 and 1 leave no distance, and a gap of rounding alone does not break a bound of 0."""
+
+
 def recoverability_figures(
     model: GceMil,
     bench: FoldBag,
@@ -133,7 +137,7 @@ def recoverability_figures(
         "gate_distance": distance,
         "margin_bound": bound,
         "margin_slack": slack,
-        "margin_broken": None if slack is None else slack < 0,
+        "margin_broken": None if slack is None else slack < -ROUNDING,
     }
 
 

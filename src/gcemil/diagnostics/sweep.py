@@ -100,7 +100,7 @@ def sweep_bag(
 def recover_at(
     model: GceMil, explanation: Explanation, *, threshold: float, coverage_target: float | None
 ) -> Recovery:
-    """The evidence of the run's gates under another threshold and target."""
+    """The evidence of the run's gates under another threshold and target, what repair adds unchecked."""
     output, settings = explanation.output, model.settings.recovery
     nobody = torch.zeros_like(output.opened)
     return recover(

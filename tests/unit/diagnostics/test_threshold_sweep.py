@@ -8,7 +8,7 @@ from gcemil.diagnostics import sweep
 from gcemil.diagnostics.sweep import SubsetCache, recover_at, sweep_bag
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.explain import explain_bag
+from gcemil.explain import explain_bag, recover_evidence
 from run_builders import TrainedRuns
 
 
@@ -22,13 +22,16 @@ def first_bag(classification_runs: TrainedRuns):
     return fold, next(iter(fold.bags()))
 
 
-def test_the_runs_own_settings_give_the_runs_own_evidence(first_bag):
+def test_the_runs_own_settings_give_its_evidence_before_repair_is_checked(first_bag):
     fold, bag = first_bag
     own = fold.model.settings.recovery
     found = recover_at(
         fold.model, bag.explanation, threshold=own.threshold, coverage_target=own.coverage_target
     )
-    assert found.selected.equal(bag.explanation.recovery.selected)
+    unchecked = own.model_copy(update={"checked": False})
+    fold.model.settings = fold.model.settings.model_copy(update={"recovery": unchecked})
+    expected = recover_evidence(fold.model, bag.explanation.output, bag.coords)
+    assert found.selected.equal(expected.selected)
 
 
 def test_without_a_target_nothing_is_repaired(first_bag):
