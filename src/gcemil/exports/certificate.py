@@ -5,7 +5,7 @@
   recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      the gates and the patches say the same       (Definition 3)
 
 Phi is the probability of the class predicted on X, or the risk in units of the training risks. Verdicts are made in
-gcemil.diagnostics.verdicts; here they are kept, put into words and written.
+gcemil.diagnostics.snr; here they are kept, put into words and written.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def test_what_somebody_else_is_at_is_left_to_him(results):
 
 def test_a_claim_dies_with_its_process(results):
     code = (
-        "import sys, time; from pathlib import Path; from gcemil.benchmark.results import claimed\n"
-        "with claimed(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from gcemil.benchmark.results import claim\n"
+        "with claim(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
     )
     path = results.lock("x")
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as holder:
@@ -184,7 +184,7 @@ def fake_work(monkeypatch):
             runner.check_needs(grid, results, key)
             write_snr(results, key.run, cd_gap=0.1)
 
-    monkeypatch.setattr(runner, "do", do)
+    monkeypatch.setattr(runner, "do_work", do)
     return fails
 
 
