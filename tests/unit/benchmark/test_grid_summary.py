@@ -194,7 +194,7 @@ def fake_work(monkeypatch):
             runner.check_needs(grid, results, key)
             write_snr(results, key.run, cd_gap=0.1)
 
-    monkeypatch.setattr(runner, "do", do)
+    monkeypatch.setattr(runner, "do_work", do)
     return fails
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gcemil.diagnostics import attribution as ablation
+from gcemil.diagnostics import attribution as attribution_table
 from gcemil.diagnostics.attribution import (
     ATTRIBUTIONS,
     block_occlusion,
@@ -137,7 +137,7 @@ def test_blocks_of_one_patch_are_the_loop_over_patches(name):
 
 
 def test_blocks_are_squares_of_the_grid_as_small_as_their_number_allows(monkeypatch):
-    monkeypatch.setattr(ablation, "MAX_BLOCKS", 4)
+    monkeypatch.setattr(attribution_table, "MAX_BLOCKS", 4)
     _, coords = tensor_bag(36)
     blocks = patch_blocks(coords, 36).view(6, 6)
     # Six by six patches in at most four blocks: squares of three.
@@ -146,13 +146,13 @@ def test_blocks_are_squares_of_the_grid_as_small_as_their_number_allows(monkeypa
 
 
 def test_blocks_without_coordinates_are_runs_of_rows(monkeypatch):
-    monkeypatch.setattr(ablation, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(attribution_table, "MAX_BLOCKS", 3)
     assert patch_blocks(None, 6).tolist() == [0, 0, 1, 1, 2, 2]
     assert patch_blocks(None, 2).tolist() == [0, 1]
 
 
 def test_a_patch_has_the_score_of_its_block(monkeypatch):
-    monkeypatch.setattr(ablation, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(attribution_table, "MAX_BLOCKS", 2)
     features = torch.tensor([[1.0], [3.0], [5.0], [7.0]])
     bag = predict_bag(mean_host(), features, None)
     assert block_single(bag).tolist() == pytest.approx([2, 2, 6, 6], abs=1e-6)

@@ -147,7 +147,7 @@ def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
 
 def same_budget_short_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
-    return same_budget_rows("same_budget_short", measured, paper.table("same_budget_main"), rules)
+    return rules_at_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
 
 
 def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
@@ -162,10 +162,12 @@ def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         "gce_discrete",
         "oracle",
     )
-    return same_budget_rows("same_budget", measured, paper.table("same_budget"), rules)
+    return rules_at_budget_table("same_budget", measured, paper.table("same_budget"), rules)
 
 
-def same_budget_rows(name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]) -> Table:
+def rules_at_budget_table(
+    name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]
+) -> Table:
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
     columns = [kept_column("macro_f1", "Macro-F1"), *gap_columns(), necessity_column()]
     if SUFFICIENCY in table.columns:
