@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
 CODE := src tests benchmarks
 
-.PHONY: install demo test test-all fuzz faults browser check clean
+.PHONY: install demo test test-all bench fuzz faults browser check clean
 
 install: $(INSTALLED)
 
@@ -34,6 +34,10 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search
+
+# The table of docs/performance.md, into results/bench.json; about a quarter of an hour of a quiet machine, QUICK=--quick for less.
+bench: install
+	$(BIN)/python benchmarks/bench.py $(QUICK)
 
 # Damaged, hostile and huge files at every reader, a quarter of an hour of one core: make fuzz INPUTS=2000 SEED=1
 INPUTS ?= 20000

@@ -15,7 +15,7 @@ Hosts that pool by attention have both in closed form, exact at about one pass:
 
 How the means are taken without losing digits stands in hosts/attention.py; what each host needs besides, in its own
 `closed_form`. transmil and camil have none, since every patch changes every other, nor has dtfd with max or maxmin. Their
-tables use blocks: at most 32 square pieces of the patch grid (runs of rows where a bag has no coordinates), each removed
+tables use blocks: at most 29 square pieces of the patch grid (runs of rows where a bag has no coordinates), each removed
 or kept alone, and every patch of a block gets its score.
 
 `leave_one_out` and `keep_one` are one pass per patch, `captum_occlusion` the same through captum's FeatureAblation: the
@@ -81,7 +81,8 @@ def find_closed_form(host: Host) -> ClosedForm:
     return form
 
 
-MAX_BLOCKS = 32
+MAX_BLOCKS = 29
+"""With the whole bag, 30 passes."""
 
 
 @torch.no_grad()
@@ -199,8 +200,8 @@ ATTRIBUTIONS: dict[str, Attribution] = {
         Attribution("integrated_gradients", integrated_gradients, is_differentiable, "17, 16 backward"),
         Attribution("occlusion", occlusion, has_closed_form, "about 1, closed form"),
         Attribution("single", single, has_closed_form, "about 1, closed form"),
-        Attribution("occlusion_blocks", block_occlusion, lacks_closed_form, "1 per block, at most 32"),
-        Attribution("single_blocks", block_single, lacks_closed_form, "1 per block, at most 32"),
+        Attribution("occlusion_blocks", block_occlusion, lacks_closed_form, "1 per block, at most 29"),
+        Attribution("single_blocks", block_single, lacks_closed_form, "1 per block, at most 29"),
         Attribution("lrp", lrp, has_lrp_rules, "2, one backward"),
     )
 }
