@@ -190,6 +190,7 @@ class Undisturbed:
 
     code: int
     seconds: float
+    computed: float
     operations: tuple[str, ...]
     files: dict[str, str]
 
@@ -209,7 +210,7 @@ class Stage:
             ended = run_command(scene.arguments, folder)
             assert ended.code == 0, ended.output
             self._undisturbed[scene] = Undisturbed(
-                ended.code, ended.seconds, ended.operations, snapshot(folder)
+                ended.code, ended.seconds, ended.computed, ended.operations, snapshot(folder)
             )
         return self._undisturbed[scene]
 

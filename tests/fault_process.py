@@ -1,8 +1,8 @@
 """Commands in processes of their own that are killed, denied the disk, or robbed of a file at a chosen moment.
 
 A process is forked from one that has everything loaded, so that a command starts in milliseconds and a random moment
-falls into its work. Moments are of two kinds: a share of the time the command takes, or a file operation. Operations
-are heard through Python's audit events; what HDF5 and safetensors write by themselves goes into temporary files only.
+falls into its work. Moments are of two kinds: a share of what the command computes, which does not depend on how busy the
+machine is, or a file operation. Operations are heard through Python's audit events; what HDF5 and safetensors write by themselves goes into temporary files only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, Literal
 import gcemil
 
 TIMEOUT_S = 300.0
+POLL_S = 0.01
 ORPHAN_S = 15.0
 """How long workers may live on after their parent was killed."""
 UNTIMED = (
@@ -72,6 +73,8 @@ class Ended:
     code: int
     output: str
     seconds: float
+    computed: float
+    """Seconds of the processor, workers included; 0 for one that was killed."""
     operations: tuple[str, ...]
     orphans: tuple[int, ...]
 
@@ -105,7 +108,7 @@ def run_command(
     """Run `gcemil ARGUMENTS` in this folder to its end, which may come early."""
     with started_command(arguments, folder, fault=fault) as running:
         if kill_after is not None:
-            running.process.join(kill_after)
+            running.wait_until_computed(kill_after)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.process.pid, signal.SIGKILL)
         if interrupt_after is not None:
@@ -130,9 +133,15 @@ class Running:
             self.process.exitcode,
             self._output(),
             seconds,
+            float(_text(beside(self.folder, f"computed.{self.process.pid}")) or 0),
             tuple(_text(beside(self.folder, f"operations.{self.process.pid}")).splitlines()),
             _orphans(self.process.pid),
         )
+
+    def wait_until_computed(self, seconds: float) -> None:
+        """Until the command and its workers have computed so long, or it has ended."""
+        while self.process.is_alive() and _computed(self.process.pid) < seconds:
+            self.process.join(POLL_S)
 
     def _output(self) -> str:
         return _text(beside(self.folder, f"output.{self.process.pid}"))
@@ -155,7 +164,7 @@ def started_command(
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-        for name in ("output", "operations"):
+        for name in ("output", "operations", "computed"):
             beside(folder, f"{name}.{process.pid}").unlink(missing_ok=True)
         process.close()
 
@@ -165,7 +174,10 @@ def _child(ready: Any, arguments: list[str], folder: Path, fault: Fault | None) 
     os.setsid()
     sys.addaudithook(_Ear(folder, fault))
     ready.send_bytes(b"ready")
-    become_command(arguments, folder, beside(folder, f"output.{os.getpid()}"))
+    try:
+        become_command(arguments, folder, beside(folder, f"output.{os.getpid()}"))
+    finally:
+        beside(folder, f"computed.{os.getpid()}").write_text(str(sum(os.times()[:4])))
 
 
 def become_command(arguments: Sequence[str], folder: Path, output: Path) -> None:
@@ -253,13 +265,21 @@ def _orphans(session: int) -> tuple[int, ...]:
 
 
 def _members(session: int) -> tuple[int, ...]:
-    found = []
+    return tuple(pid for pid, state, _ in _processes(session) if state != "Z")
+
+
+def _computed(session: int) -> float:
+    return sum(ticks for _, _, ticks in _processes(session)) / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(session: int) -> Iterator[tuple[int, str, int]]:
+    """Number, state and ticks of the processor, with those of children that ended, of every process of a session."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, _, _, of_session = path.read_text().rpartition(")")[2].split()[:4]
-            if int(of_session) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return tuple(found)
+            # What stands behind the name in brackets, which may hold anything.
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                yield int(path.parent.name), fields[0], sum(map(int, fields[11:15]))
 
 
 # What is on the disk

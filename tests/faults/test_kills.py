@@ -1,6 +1,6 @@
 """SIGKILL at any moment of a command, then the same command again: the same bytes as undisturbed, and nothing else.
 
-Moments are drawn from a seed: file operations, before which the process ends, and shares of the undisturbed time.
+Moments are drawn from a seed: file operations, before which the process ends, and shares of what is computed undisturbed.
 """
 
 from typing import Any
@@ -31,10 +31,10 @@ def test_kills_before_many_file_operations_are_mended(stage, name, record_proper
 @pytest.mark.parametrize("name", SCENES)
 def test_kills_at_random_moments_are_mended(stage, name, record_property):
     scene = SCENES[name]
-    seconds = stage.undisturbed(scene).seconds
+    computed = stage.undisturbed(scene).computed
     trials = Trials(stage, scene)
     for share in draws(name, 1).random(scene.kills or KILLS):
-        trials.kill(f"at {share:.3f} of the time", kill_after=share * seconds)
+        trials.kill(f"at {share:.3f} of what it computes", kill_after=share * computed)
     trials.report(record_property, name, "killed at a random moment")
 
 

@@ -206,9 +206,11 @@ def test_the_helper_goes_when_its_parent_is_killed(tmp_path):
 
 def write_texts(path):
     """A file in the newer format with texts in a heap: an attribute of the root, one of a dataset, and a list."""
-    prompts = np.array(["gland", "necrosis"], dtype=h5py.string_dtype())
-    datasets = {"coords": np.arange(6).reshape(3, 2), "prompts": prompts}
-    store.write(path, datasets, {"encoder": "toy"}, dataset_attributes={"coords": {"name": "a"}})
+    with h5py.File(path, "w", libver="latest") as file:
+        file["coords"] = np.arange(6).reshape(3, 2)
+        file["prompts"] = np.array(["gland", "necrosis"], dtype=h5py.string_dtype())
+        file["coords"].attrs["name"] = "a"
+        file.attrs["encoder"] = "toy"
     return path
 
 
