@@ -35,8 +35,8 @@ import wrapper
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.diagnostics.attribution.ablation import block_occlusion
-from gcemil.diagnostics.attribution.predicted import predicted
+from gcemil.diagnostics.attribution import block_occlusion
+from gcemil.diagnostics.network_view import predict_bag
 from gcemil.evidence.losses import NullTarget
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.interventions import Interventions
@@ -227,7 +227,7 @@ def measure_occlusion(options: argparse.Namespace) -> Iterator[Line]:
             detail=f"largest difference {found.difference:.0e}",
         )  # fmt: skip
     host = create_host("transmil", in_dim=64, n_outputs=2, options={"width": 64, "landmarks": 16}).eval()
-    bag = predicted(host, *wrapper.make_bag(1_000, 64))
+    bag = predict_bag(host, *wrapper.make_bag(1_000, 64))
     passes = 0
     pool = host.pool
 

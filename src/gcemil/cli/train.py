@@ -41,7 +41,9 @@ def train(
         False, "--freeze-host", help="Never change the host: only the evidence around it learns."
     ),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
-    recipe: Recipe = typer.Option(Recipe.default, help="Ours; ours with the host taught by its evidence; or the paper read literally."),
+    recipe: Recipe = typer.Option(
+        Recipe.default, help="Ours; ours with the host taught by its evidence; or the paper read literally."
+    ),
     preset: Preset = typer.Option(
         Preset.common, help="The common recipe, or how the authors of the host train it."
     ),
