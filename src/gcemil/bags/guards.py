@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
@@ -158,6 +157,9 @@ def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
 
 def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
     """Follow-up ends with censoring, so censored times are the longer ones; the clear reverse is suspicious."""
+    # Loading scipy.stats takes longer than most commands that import this module.
+    from scipy.stats import mannwhitneyu
+
     if happened.mean() <= 0.5 or (~happened).sum() < 5:
         return False
     return bool(mannwhitneyu(times[happened], times[~happened], alternative="greater").pvalue < 1e-3)
