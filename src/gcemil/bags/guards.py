@@ -18,6 +18,7 @@ import numpy as np
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import CohortCard, columns_of, read_card
+from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, read_examples
 from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.bags.untrusted import untrusted_files
@@ -373,6 +374,12 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
                 widths[name] = read_anchors(path)[0].shape[1]
             except StoreError as fault:
                 yield _error(name, str(fault), "Write the anchors again with 'gcemil anchors embed'.")
+    path = folder / EXAMPLES_FILE
+    if path.exists() or card.anchors == EXAMPLES:
+        try:
+            read_examples(path, card.feature_dim)
+        except InputError as fault:
+            yield _error(path.name, str(fault), "Write them again with 'gcemil anchors from-examples'.")
     path = folder / "anchor_pairs.h5"
     if not path.exists():
         return

@@ -110,15 +110,19 @@ def describe_origin(
     run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int
 ) -> dict[str, Any]:
     """Versions, seed, and the fingerprints of every network a finding depends on."""
-    networks = {"run": run, **({"against": against} if against else {})}
-    networks |= {f"other_{number}": path for number, path in enumerate(others)}
-    inputs = {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
+    inputs = _hash_networks(run, fold, against, others)
     device = torch.device("cpu")
     return {
         **describe_environment(seed=seed, device=device, inputs=inputs),
         "fold": fold,
         "settings_hash": read_run(run).settings.hash,
     }
+
+
+def _hash_networks(run: Path, fold: int, against: Path | None, others: Sequence[Path]) -> dict[str, str]:
+    networks = {"run": run, **({"against": against} if against else {})}
+    networks |= {f"other_{number}": path for number, path in enumerate(others)}
+    return {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
 
 
 @dataclass(frozen=True)
@@ -199,9 +203,9 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
     if not path.is_file():
         return False
     provenance = read_finding(path).provenance
-    networks = [comparison.run, *([comparison.against] if comparison.against else []), *comparison.others]
-    expected = [content_hash(RunFolder(folder).fold(fold).checkpoint) for folder in networks]
-    return provenance.get("seed") == comparison.seed and list(provenance["inputs"].values()) == expected
+    # By name: a file keeps its names in alphabetical order.
+    expected = _hash_networks(comparison.run, fold, comparison.against, comparison.others)
+    return provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 
 def make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:

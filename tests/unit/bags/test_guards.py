@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from builders import grid_coords, make_cohort, write_slide
+from gcemil.bags import store
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.guards import select_errors, validate
 
@@ -267,6 +268,19 @@ def test_slow_chunks_are_a_warning_with_the_command(cohort):
         file["coords"] = grid_coords(12)
     where, _, remedy = the_one(cohort.folder, "warning")
     assert (where, remedy) == ("s003_0", "Rewrite them with 'gcemil repack'.")
+
+
+def test_examples_that_the_card_names_have_to_be_there_and_fit(cohort):
+    card = cohort.folder / "cohort.yaml"
+    card.write_text(card.read_text() + "anchors: examples\n")
+    assert "Name some patches with 'gcemil anchors from-examples'" in the_one(cohort.folder)[1]
+    columns = {"concepts": np.array([b"a"]), "slides": np.array([b"s"])}
+    attributes = {"k": 1, "seed": 0}
+    path = cohort.folder / "anchors_examples.h5"
+    store.write(path, {"features": np.ones((1, 5), np.float32), **columns}, attributes)
+    assert "width 5, but the cohort has width 8" in the_one(cohort.folder)[1]
+    store.write(path, {"features": np.ones((1, 8), np.float32), **columns}, attributes)
+    assert found(cohort.folder) == set()
 
 
 def test_a_file_that_no_line_names_is_a_warning(cohort):
