@@ -64,6 +64,9 @@ class Line:
     wall: float | None = None
     """The same figure of wall time."""
     detail: str = ""
+    series: str = ""
+    """The curve this is a point of, at `size` patches or slides."""
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def main() -> None:
         for line in MEASUREMENTS[name](options):
             lines.append(replace(line, measurement=name))
             print(table_row(lines[-1]), flush=True)
-    write_results(options, lines)
+            write_results(options, lines)
+    print("; ".join(f"{name} {importlib.metadata.version(name)}" for name in PEERS))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -368,16 +372,17 @@ def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
                 costs[name, n_slides] = command_cost(words)
     few, many = sizes[-2:]
     for name in dict.fromkeys(name for name, _ in costs):
-        small, large = costs[name, few], costs[name, many]
-        first = costs[name, sizes[0]]
-        growth = (large.cpu - first.cpu) / max(1e-9, small.cpu - first.cpu) if few != sizes[0] else None
-        memory = large.gib - first.gib
-        yield Line(
-            "", f"{many:,} slides: {name}", "not measured", "linear, memory flat",
-            f"{large.cpu:.0f} s, {large.gib:.2f} GiB", memory < 0.5 and (growth is None or growth < 1.3 * many / few),
-            large.cpu, large.wall,
-            "; ".join(f"{n:,}: {costs[name, n].cpu:.1f} s, {costs[name, n].gib:.2f} GiB" for n in sizes),
-        )  # fmt: skip
+        fewest, large = costs[name, sizes[0]], costs[name, many]
+        growth = (large.cpu - fewest.cpu) / max(1e-9, costs[name, few].cpu - fewest.cpu)
+        is_linear = few == sizes[0] or growth < 1.3 * many / few
+        for n_slides in sizes:
+            cost = costs[name, n_slides]
+            is_judged = n_slides == many
+            yield Line(
+                "", f"{n_slides:,} slides: {name}", "not measured", "linear, memory flat" if is_judged else "-",
+                f"{cost.cpu:.1f} s, {cost.gib:.2f} GiB", is_linear and large.gib - fewest.gib < 0.5 if is_judged else None,
+                cost.cpu, cost.wall, series=name, size=n_slides,
+            )  # fmt: skip
 
 
 def write_many(folder: Path, n_slides: int) -> None:
@@ -402,11 +407,14 @@ def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
     for name in ("abmil", *TOKEN_HOSTS):
         for patches in sizes:
             asked = argparse.Namespace(**{**vars(options), "patches": patches, "width": 256})
-            alone, both = wrapper.arms(asked, name, "proximal", True)
+            alone, both = inference_arms(asked, name, checked=False)
             for what, run in {"host": alone, "wrapped": both}.items():
-                wall, cpu = zip(*(wrapper.clocked(run) for _ in range(2)), strict=True)
+                wall, cpu = zip(
+                    *(wrapper.clocked(run) for _ in range(2 if patches <= 20_000 else 1)), strict=True
+                )
                 yield Line(
-                    "", f"{what}, {patches:,} x 256: {name}", "-", "linear", f"{min(cpu):.2f} s", None, min(cpu), min(wall)
+                    "", f"{what}, {patches:,} x 256: {name}", "-", "linear", f"{min(cpu):.2f} s", None, min(cpu), min(wall),
+                    series=f"{name} {what}", size=patches,
                 )  # fmt: skip
 
 
@@ -467,11 +475,11 @@ def table_row(line: Line) -> str:
 
 def write_results(options: argparse.Namespace, lines: list[Line]) -> None:
     versions = {name: importlib.metadata.version(name) for name in PEERS}
-    print("; ".join(f"{name} {version}" for name, version in versions.items()))
     kept: list[dict[str, Any]] = []
     if options.json.is_file():
         earlier = json.loads(options.json.read_text())
-        kept = [one for one in earlier["lines"] if one["measurement"] not in options.only]
+        begun = {line.measurement for line in lines}
+        kept = [one for one in earlier["lines"] if one["measurement"] not in begun]
     order = list(MEASUREMENTS)
     found = kept + [asdict(line) | {"quick": options.quick} for line in lines]
     found.sort(key=lambda one: order.index(one["measurement"]))
