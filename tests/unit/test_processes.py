@@ -122,7 +122,7 @@ def test_workers_end_with_their_parent(tmp_path, kind):
             time.sleep(0.05)
         pids = [int((tmp_path / name).read_text()) for name in ("a", "b")]
         parent.send_signal(kind)
-        parent.wait(20)
+        parent.wait(60)
         deadline = time.monotonic() + 10
         while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
