@@ -140,9 +140,6 @@ def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: Trai
     found = estimate_completeness(wrapped)
     assert 0 < found.eta < math.inf
     assert found.output_slope > 0
-<<<<<<< HEAD
-=======
     without_validation = replace(wrapped, parts=replace(wrapped.parts, val=[]))
     assert estimate_completeness(without_validation) is None
->>>>>>> housediag
     assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None
