@@ -24,6 +24,8 @@ import yaml
 
 Mutation = Callable[[Random, Path], None]
 
+LARGEST_COPY = 2**27
+"""A file that was grown takes no room; what is read of it and written elsewhere would fill the disk."""
 NAMES = (
     "x[/foo]y", "[bold red]hid[/]", "\x1b[31mred", "../../etc/passwd", "/etc/passwd", "..", ".", "", " ", "a/b", "a\\b", "a\nb", "a\0b",
     "x" * 300, "é" * 150, "\u202egnp", "CON", "-rf", "--help", "{0}", "%s", "'; DROP", "<script>alert(1)</script>", "NaN", "None", "null",
@@ -162,8 +164,8 @@ def no_permission(random: Random, path: Path) -> None:
 def another_file(random: Random, path: Path) -> None:
     """The content of another file of the same folder."""
     others = sorted(other for other in path.parent.rglob("*") if other.is_file() and other != path)
-    if others:
-        shutil.copyfile(random.choice(others), path)
+    if others and (source := random.choice(others)).stat().st_size <= LARGEST_COPY:
+        shutil.copyfile(source, path)
 
 
 ANY: tuple[Mutation, ...] = (
@@ -808,7 +810,7 @@ def mutate(random: Random, paths: Sequence[Path]) -> tuple[list[Path], list[str]
         # What is damaged already can crash or choke whoever opens it by its format.
         inside = () if path in damaged else BY_SUFFIX.get(path.suffix, ())
         damaged[path] = None
-        if not path.is_file() or path.is_symlink() or path.stat().st_size > 2**27:
+        if not path.is_file() or path.is_symlink() or path.stat().st_size > LARGEST_COPY:
             continue
         mutation = random.choice(inside) if inside and random.random() < 0.65 else random.choice(ANY)
         try:

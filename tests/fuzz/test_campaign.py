@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from fuzz import mutations
 from fuzz import worker as limits
 from fuzz.worker import Outcome, Worker, is_supported
 from gcemil.errors import InputError
@@ -105,6 +107,17 @@ def test_an_outcome_is_a_finding_unless_read_or_refused() -> None:
         True,
         True,
     ]
+
+
+def test_a_file_that_takes_no_room_is_not_written_out(tmp_path: Path) -> None:
+    path, grown = tmp_path / "a.txt", tmp_path / "b.txt"
+    path.write_text("a")
+    grown.write_text("b")
+    mutations.another_file(Random(0), path)
+    assert path.read_text() == "b"
+    os.truncate(grown, mutations.LARGEST_COPY + 1)
+    mutations.another_file(Random(0), path)
+    assert path.stat().st_size == 1
 
 
 def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
