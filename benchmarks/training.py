@@ -89,13 +89,13 @@ def gcemil_epoch(cohort: Cohort):
         host=HostSettings(options={"dropout": 0.0}), evidence=None, bags_per_step=1, epochs=100
     )
     parts = FoldParts(cohort.bags, (), ())
-    ingredients = create_network(cohort, parts.train, settings, torch.device("cpu"))
-    optimizer = create_optimizer(ingredients.network, 2e-4, settings)
+    loaded = create_network(cohort, parts.train, settings, torch.device("cpu"))
+    optimizer = create_optimizer(loaded.network, 2e-4, settings)
     task = create_task(cohort, settings)
 
     def run(epoch: int) -> None:
         train_epoch(
-            ingredients, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
+            loaded, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
             stage=Stage("train"), stage_number=0, epoch=epoch,
         )  # fmt: skip
 

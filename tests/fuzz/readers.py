@@ -737,20 +737,20 @@ def build_networks(folder: Path) -> None:
     cohort = build_cohort(folder / "cohort", cases=6)
     for name, evidence in (("gce", TINY), ("host", None)):
         settings = TrainSettings(host=HostSettings(name="abmil"), evidence=evidence, epochs=1)
-        ingredients = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
+        loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
         fold = folder / name / "fold_0"
         fold.mkdir(parents=True)
-        save_network(fold / "checkpoint.safetensors", ingredients, cohort, settings)
+        save_network(fold / "checkpoint.safetensors", loaded, cohort, settings)
         null = create_null(settings.evidence, 2) if settings.evidence else torch.nn.Identity()
-        optimizer = create_optimizer(ingredients.network, 1e-3, settings)
-        sum(parameter.sum() for parameter in ingredients.network.parameters()).backward()
+        optimizer = create_optimizer(loaded.network, 1e-3, settings)
+        sum(parameter.sum() for parameter in loaded.network.parameters()).backward()
         optimizer.step()
         progress = loop.Progress(epoch=1, history=[])
         loop._save(
             fold / "resume.safetensors",
-            {"network": ingredients.network, "null": null},
+            {"network": loaded.network, "null": null},
             optimizer,
-            ingredients.network.state_dict(),
+            loaded.network.state_dict(),
             progress,
         )
         config = {
@@ -782,21 +782,19 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
             host=HostSettings(name="abmil"), evidence=TINY if fold.parent.name == "gce" else None, epochs=2
         )
         cohort = Cohort.load(folder / "cohort")
-        ingredients = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
+        loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
         null = create_null(settings.evidence, 2) if settings.evidence else torch.nn.Identity()
-        _, _, saved = loop._resumed(
-            fold / "resume.safetensors", {"network": ingredients.network, "null": null}
-        )
+        _, _, saved = loop._resumed(fold / "resume.safetensors", {"network": loaded.network, "null": null})
         if saved is not None:
-            optimizer = create_optimizer(ingredients.network, 1e-3, settings)
+            optimizer = create_optimizer(loaded.network, 1e-3, settings)
             with loop.checkpoint.fitting(fold / "resume.safetensors"):
                 loop.checkpoint.load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
 
     def evaluated(fold: Path) -> None:
-        ingredients, _ = load_network(fold / "checkpoint.safetensors")
+        loaded, _ = load_network(fold / "checkpoint.safetensors")
         cohort = Cohort.load(folder / "cohort")
-        evaluate_bags(ingredients, cohort, cohort.bags[:1], modes=("full",))
+        evaluate_bags(loaded, cohort, cohort.bags[:1], modes=("full",))
 
     for path in damaged:
         fold = path.parent
@@ -817,10 +815,10 @@ def build_weights(folder: Path) -> None:
     """One host as its authors save it and as we do."""
     cohort = build_cohort(folder / "cohort", cases=4, truth=False)
     settings = TrainSettings(host=HostSettings(name="abmil"), evidence=None, epochs=1)
-    ingredients = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
+    loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
     (folder / "weights").mkdir()
-    save_network(folder / "weights" / "ours.safetensors", ingredients, cohort, settings)
-    torch.save(ingredients.host.state_dict(), folder / "weights" / "theirs.pt")
+    save_network(folder / "weights" / "ours.safetensors", loaded, cohort, settings)
+    torch.save(loaded.host.state_dict(), folder / "weights" / "theirs.pt")
 
 
 def read_weights(folder: Path, damaged: Sequence[Path]) -> None:

@@ -274,7 +274,7 @@ def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
 
 def _wrapped_model(one: FoldModel) -> GceMil:
     """The wrapper of a fold; plain hosts were refused when the run was opened."""
-    model: GceMil = one.ingredients.model  # type: ignore[assignment]
+    model: GceMil = one.loaded.model  # type: ignore[assignment]
     return model
 
 

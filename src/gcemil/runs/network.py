@@ -67,7 +67,7 @@ class NetworkRecord(BaseModel):
 
 
 @dataclass(frozen=True)
-class Ingredients:
+class LoadedNetwork:
     """A network, trained or about to be: `model` is None for the plain host."""
 
     host: AnyHost
@@ -80,7 +80,7 @@ class Ingredients:
         return self.model if self.model is not None else self.host
 
 
-def save_network(path: Path, ingredients: Ingredients, cohort: Cohort, settings: TrainSettings) -> None:
+def save_network(path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings) -> None:
     """Weights, and what is needed to build the network again without the cohort."""
     meta: dict[str, Any] = {
         "settings": settings.model_dump(mode="json"),
@@ -91,13 +91,13 @@ def save_network(path: Path, ingredients: Ingredients, cohort: Cohort, settings:
         "patch_size_level0": cohort.card.patch_size_level0,
         "encoder": cohort.card.encoder,
     }
-    if ingredients.model is not None:
-        bank = ingredients.model.bank
+    if loaded.model is not None:
+        bank = loaded.model.bank
         meta["bank"] = {"prompts": list(bank.prompts), "provenance": bank.provenance, "hash": bank.hash}
-    checkpoint.save(path, ingredients.network.state_dict(), meta)
+    checkpoint.save(path, loaded.network.state_dict(), meta)
 
 
-def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingredients, dict[str, Any]]:
+def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network from its checkpoint alone, in evaluation mode, and what was saved beside it."""
     tensors, meta = checkpoint.load(path)
     remedy = "Remove it to train the fold again."
@@ -108,14 +108,14 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Ingred
             # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
             with torch.device("meta"):
                 _refuse_other_shapes(_build_network(record, tensors).network, tensors)
-        ingredients = _build_network(record, tensors)
-        ingredients.network.load_state_dict(tensors)
+        loaded = _build_network(record, tensors)
+        loaded.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
             f"{path} does not hold the network its header describes ({error}). {remedy}"
         ) from error
-    ingredients.network.to(device).eval()
-    return ingredients, meta
+    loaded.network.to(device).eval()
+    return loaded, meta
 
 
 def _import_own_host(name: str, path: Path) -> None:
@@ -129,7 +129,7 @@ def _import_own_host(name: str, path: Path) -> None:
         raise RunError(f"{path} cannot be opened without its host. {error}") from error
 
 
-def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingredients:
+def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> LoadedNetwork:
     settings = record.settings
     host = create_host(
         settings.host.name,
@@ -139,9 +139,9 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Ingr
         options=settings.host.options,
     )
     if settings.evidence is None or record.bank is None:
-        return Ingredients(host, None, None)
+        return LoadedNetwork(host, None, None)
     bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
-    return Ingredients(host, GceMil(host, bank, in_dim=record.in_dim, settings=settings.evidence), None)
+    return LoadedNetwork(host, GceMil(host, bank, in_dim=record.in_dim, settings=settings.evidence), None)
 
 
 def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.records import SlideEvidence
 from gcemil.runs.evidence_files import Representations, write_representations
 from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
-from gcemil.runs.network import Ingredients, load_network
+from gcemil.runs.network import LoadedNetwork, load_network
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
@@ -36,7 +36,7 @@ class FoldModel:
     """One trained fold, built from its checkpoint alone."""
 
     folder: Path
-    ingredients: Ingredients
+    loaded: LoadedNetwork
     meta: dict[str, Any]
 
     @property
@@ -56,17 +56,17 @@ class FoldModel:
 
     def answer(self, bag: Bag, mode: Mode) -> tuple[Logits, SlideEvidence | None]:
         """What the fold says of a bag of one slide, and on what evidence."""
-        logits, explanation = _predict_bag(self.ingredients, bag, modes=("full", "soft", "discrete"))
-        if explanation is None or self.ingredients.model is None:
+        logits, explanation = _predict_bag(self.loaded, bag, modes=("full", "soft", "discrete"))
+        if explanation is None or self.loaded.model is None:
             return logits[mode], None
-        return logits[mode], slide_evidence(self.ingredients.model, bag, explanation)[0]
+        return logits[mode], slide_evidence(self.loaded.model, bag, explanation)[0]
 
 
 def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or one."""
     folds = [RunFolder(run).fold(fold)] if fold is not None else RunFolder(run).trained_folds()
     models = tuple(FoldModel(one.path, *load_network(one.checkpoint)) for one in folds)
-    if needs_evidence and any(one.ingredients.model is None for one in models):
+    if needs_evidence and any(one.loaded.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
     return models
 
@@ -114,13 +114,13 @@ def _read_slide(path: Path, meta: dict[str, Any]) -> Bag:
     return slide_bag(path.stem, features, coords, None if size is None else LevelZeroPx(size))
 
 
-def available_modes(ingredients: Ingredients) -> tuple[Mode, ...]:
+def available_modes(loaded: LoadedNetwork) -> tuple[Mode, ...]:
     """How this network can see a bag."""
-    return ("full",) if ingredients.model is None else ("full", "soft", "discrete")
+    return ("full",) if loaded.model is None else ("full", "soft", "discrete")
 
 
 def evaluate_bags(
-    ingredients: Ingredients,
+    loaded: LoadedNetwork,
     cohort: Cohort,
     bags: Sequence[BagSpec],
     *,
@@ -129,9 +129,9 @@ def evaluate_bags(
 ) -> dict[Mode, Tensor]:
     """Logits (bags, outputs) per mode, all patches, in the order given."""
     rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
-    ingredients.network.eval()
+    loaded.network.eval()
     for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        logits, explanation = _predict_bag(ingredients, bag, modes=modes)
+        logits, explanation = _predict_bag(loaded, bag, modes=modes)
         for mode in modes:
             rows[mode].append(logits[mode].float().cpu())
         if on_explained and explanation is not None:
@@ -143,20 +143,20 @@ def evaluate_bags(
 
 @torch.no_grad()
 def _predict_bag(
-    ingredients: Ingredients, bag: Bag, *, modes: Sequence[Mode]
+    loaded: LoadedNetwork, bag: Bag, *, modes: Sequence[Mode]
 ) -> tuple[dict[Mode, Tensor], Explanation | None]:
     """Logits by mode; the subset is recovered only where the discrete mode is asked for."""
-    device = next(ingredients.network.parameters()).device
-    if ingredients.model is None:
-        return {"full": ingredients.host(*bag_tensors(bag, device)).logits}, None
+    device = next(loaded.network.parameters()).device
+    if loaded.model is None:
+        return {"full": loaded.host(*bag_tensors(bag, device)).logits}, None
     if "discrete" in modes:
-        found = explain_bag(ingredients.model, bag)
+        found = explain_bag(loaded.model, bag)
         return {
             "full": found.output.full_logits,
             "soft": found.output.logits,
             "discrete": found.discrete.logits,
         }, found
-    output = ingredients.model(*bag_tensors(bag, device), step=bag.patch_size)
+    output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
     return {"full": output.full_logits, "soft": output.logits}, None
 
 
@@ -189,21 +189,21 @@ def _represent_bags(
     fold: FoldFolder, cohort: Cohort, specs: Sequence[BagSpec], on_bag: Callable[[int], None] | None
 ) -> dict[str, np.ndarray]:
     """Bag features (bags, d) by mode, all patches of every bag."""
-    ingredients, _ = load_network(fold.checkpoint)
+    loaded, _ = load_network(fold.checkpoint)
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
-        for mode, feature in _read_bag_features(ingredients, bag).items():
+        for mode, feature in _read_bag_features(loaded, bag).items():
             rows.setdefault(mode, []).append(feature)
         if on_bag:
             on_bag(done)
     return {mode: np.stack(found) for mode, found in rows.items()}
 
 
-def _read_bag_features(ingredients: Ingredients, bag: Bag) -> dict[str, np.ndarray]:
+def _read_bag_features(loaded: LoadedNetwork, bag: Bag) -> dict[str, np.ndarray]:
     """What the head sees of all patches, of the gated ones, and of the evidence alone."""
-    if ingredients.model is None:
-        return {"full": ingredients.host(*bag_tensors(bag)).bag_feature.flatten().numpy()}
-    found = explain_bag(ingredients.model, bag)
+    if loaded.model is None:
+        return {"full": loaded.host(*bag_tensors(bag)).bag_feature.flatten().numpy()}
+    found = explain_bag(loaded.model, bag)
     outputs = {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}
     return {mode: output.bag_feature.flatten().numpy() for mode, output in outputs.items()}
 

@@ -27,7 +27,7 @@ from gcemil.runs.folder import (
     read_training_cohort,
     write_summary,
 )
-from gcemil.runs.network import Ingredients, save_network
+from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
@@ -137,9 +137,9 @@ def _adopt_fold(
         options=settings.host.options,
     )
     network.load_state_dict(given.tensors)
-    ingredients = Ingredients(network.to(pick_device(settings.device)).eval(), None, None)
+    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval(), None, None)
     with working_in(folder.path):
-        save_network(folder.checkpoint, ingredients, cohort, settings)
+        save_network(folder.checkpoint, loaded, cohort, settings)
         details = {
             "warnings": [UNKNOWN_TRAINING],
             "anchors": None,
@@ -148,5 +148,5 @@ def _adopt_fold(
         run = folder.run.path
         check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
         task = create_task(cohort, settings)
-        evaluate_fold(ingredients, cohort, parts, task, folder, details, before_saving=check_unchanged)
+        evaluate_fold(loaded, cohort, parts, task, folder, details, before_saving=check_unchanged)
     return adopted

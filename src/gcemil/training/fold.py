@@ -36,7 +36,7 @@ from gcemil.processes import LAST_WORDS_S
 from gcemil.runs.environment import pick_device
 from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
-from gcemil.runs.network import Ingredients, save_network
+from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
@@ -80,7 +80,7 @@ def _train_fold(
     task = training_task(cohort, settings, parts.train)
     seed_torch(stream_seed(settings.seed, index, 99))
     given = given_host_of_fold(settings, cohort, index)
-    ingredients = create_network(
+    loaded = create_network(
         cohort, parts.train, settings, pick_device(settings.device), None if given is None else given.tensors
     )
     check_unchanged()
@@ -92,20 +92,20 @@ def _train_fold(
             on_epoch(record)
 
     progress = train(
-        ingredients, cohort, parts, task, settings, folder,
+        loaded, cohort, parts, task, settings, folder,
         fold=index, on_epoch=report, before_saving=check_unchanged,
     )  # fmt: skip
     tracker.close()
-    save_network(fold.checkpoint, ingredients, cohort, settings)
+    save_network(fold.checkpoint, loaded, cohort, settings)
     details = {
         "best_epoch": progress.best_epoch,
         "validation": progress.best,
         "warnings": sorted({text for record in progress.history for text in record["warnings"]}),
-        "anchors": None if ingredients.model is None else ingredients.model.bank.provenance,
+        "anchors": None if loaded.model is None else loaded.model.bank.provenance,
     }
     if given is not None:
         details["weights"] = given.record
-    evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
+    evaluate_fold(loaded, cohort, parts, task, fold, details, before_saving=check_unchanged)
     write_json(fold.timing, {"seconds": time.monotonic() - started})
 
 
@@ -118,7 +118,7 @@ def create_network(
     settings: TrainSettings,
     device: torch.device,
     host_weights: Mapping[str, Tensor] | None = None,
-) -> Ingredients:
+) -> LoadedNetwork:
     """Fresh weights from torch's current seed, those of the host as given; anchors, bridge and responses from training patches."""
     host = create_host(
         settings.host.name,
@@ -130,7 +130,7 @@ def create_network(
     if host_weights is not None:
         host.load_state_dict(host_weights)
     if settings.evidence is None:
-        return Ingredients(host.to(device), None, None)
+        return LoadedNetwork(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
     fit = None
     if _takes_examples(cohort, settings.evidence):
@@ -143,7 +143,7 @@ def create_network(
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.fit_bridge(*read_pairs(cohort))
     model.calibrate(reference)
-    return Ingredients(host.to(device), model.to(device), reference.to(device))
+    return LoadedNetwork(host.to(device), model.to(device), reference.to(device))
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
@@ -226,7 +226,7 @@ def reference_patches(cohort: Cohort, bags: Sequence[BagSpec], *, seed: int) -> 
 
 
 def evaluate_fold(
-    ingredients: Ingredients,
+    loaded: LoadedNetwork,
     cohort: Cohort,
     parts: FoldParts,
     task: Task,
@@ -236,13 +236,13 @@ def evaluate_fold(
     before_saving: Callable[[], object],
 ) -> None:
     """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete."""
-    modes = available_modes(ingredients)
+    modes = available_modes(loaded)
     model_hash = content_hash(folder.checkpoint)
 
     def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
-        if ingredients.model is None or spec not in tested:
+        if loaded.model is None or spec not in tested:
             return
-        for evidence in slide_evidence(ingredients.model, bag, explanation):
+        for evidence in slide_evidence(loaded.model, bag, explanation):
             hashes = {
                 "model": model_hash,
                 "features": content_hash(cohort.feature_file(evidence.slide_id)),
@@ -251,7 +251,7 @@ def evaluate_fold(
 
     tested = set(parts.test)
     evaluated = [*parts.val, *parts.test]
-    logits = evaluate_bags(ingredients, cohort, evaluated, modes=modes, on_explained=keep_evidence)
+    logits = evaluate_bags(loaded, cohort, evaluated, modes=modes, on_explained=keep_evidence)
     for mode in modes:
         values = task.prediction(logits[mode])
         _write_predictions(folder.predictions(mode, modes), cohort, evaluated, len(parts.val), values, task)
@@ -260,7 +260,7 @@ def evaluate_fold(
         mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
     }
     if cohort.card.task == "survival":
-        risks = evaluate_bags(ingredients, cohort, parts.train, modes=("full",))["full"].flatten()
+        risks = evaluate_bags(loaded, cohort, parts.train, modes=("full",))["full"].flatten()
         details = {
             **details,
             "risk_mean": float(risks.mean()),

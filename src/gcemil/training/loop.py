@@ -34,7 +34,7 @@ from gcemil.hosts.host import Stage
 from gcemil.model import Evidence
 from gcemil.runs import checkpoint
 from gcemil.runs.folder import FoldParts
-from gcemil.runs.network import Ingredients
+from gcemil.runs.network import LoadedNetwork
 from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
@@ -74,7 +74,7 @@ class Progress:
 
 
 def train(
-    ingredients: Ingredients,
+    loaded: LoadedNetwork,
     cohort: Cohort,
     parts: FoldParts,
     task: Task,
@@ -90,27 +90,27 @@ def train(
 
     `before_saving` may refuse an epoch, such as one that read features which are no longer the cohort's.
     """
-    device = next(ingredients.network.parameters()).device
+    device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
-    modules = {"network": ingredients.network, "null": null}
+    modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
     resume_file = folder / "resume.safetensors"
     progress, best, saved = _resumed(resume_file, modules)
 
-    stages = training_stages(ingredients.host, settings)
+    stages = training_stages(loaded.host, settings)
     for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
         if progress.finished:
             break
         if progress.epoch == 0:
             seed_torch(stream_seed(settings.seed, fold, number))
             n_steps = settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0))
-            begin_stage(ingredients.host, stage, settings, cohort, parts, n_steps)
+            begin_stage(loaded.host, stage, settings, cohort, parts, n_steps)
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
-        ingredients.network.zero_grad(set_to_none=True)
+        loaded.network.zero_grad(set_to_none=True)
         if settings.host.is_frozen:
             # Here, since a host may free some of its weights when it loads them.
-            ingredients.host.requires_grad_(False)
-        optimizer = create_optimizer(ingredients.network, base_rate, settings)
+            loaded.host.requires_grad_(False)
+        optimizer = create_optimizer(loaded.network, base_rate, settings)
         if saved is not None:
             with checkpoint.fitting(resume_file):
                 checkpoint.load_optimizer(optimizer, saved)
@@ -118,16 +118,16 @@ def train(
             saved = None
         for epoch in range(progress.epoch, settings.epochs):
             record = train_epoch(
-                ingredients, null, cohort, parts, task, settings, optimizer,
+                loaded, null, cohort, parts, task, settings, optimizer,
                 stage=stage, stage_number=number, epoch=epoch, on_bag=on_bag,
             )  # fmt: skip
             is_last_stage = number == len(stages) - 1
             if is_last_stage or stage.keeps_best:
                 # The wrapper has no part in a preparing stage.
-                judged = Ingredients(ingredients.host, None, None) if stage.prepares else ingredients
+                judged = LoadedNetwork(loaded.host, None, None) if stage.prepares else loaded
                 record |= validate(judged, cohort, parts.val, task)
                 if epoch + 1 >= math.ceil(settings.chosen_from * settings.epochs):
-                    best = _keep_best(progress, record, ingredients.network, best, settings.chosen_by)
+                    best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
             done = epoch + 1 == settings.epochs or stops
             progress.history.append(record)
@@ -136,7 +136,7 @@ def train(
             if before_saving:
                 before_saving()
             if done and not is_last_stage and best is not None:
-                ingredients.network.load_state_dict(best)
+                loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
             _save(resume_file, modules, optimizer, best, progress)
             write_history(folder / "history.jsonl", progress.history)
@@ -146,15 +146,15 @@ def train(
                 break
     if best is None:
         raise RunError(f"{folder}: training ended without a chosen epoch.")
-    ingredients.network.load_state_dict(best)
-    if ingredients.model is not None:
+    loaded.network.load_state_dict(best)
+    if loaded.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
-        ingredients.model.set_temperature(reading_temperature(settings))
+        loaded.model.set_temperature(reading_temperature(settings))
         if cohort.n_outputs == 1:
             risks = evaluate_bags(
-                Ingredients(ingredients.host, None, None), cohort, parts.train, modes=("full",)
+                LoadedNetwork(loaded.host, None, None), cohort, parts.train, modes=("full",)
             )
-            ingredients.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
+            loaded.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
     return progress
 
 
@@ -179,7 +179,7 @@ def begin_stage(
 
 
 def train_epoch(
-    ingredients: Ingredients,
+    loaded: LoadedNetwork,
     null: nn.Module,
     cohort: Cohort,
     parts: FoldParts,
@@ -193,7 +193,7 @@ def train_epoch(
     on_bag: OnBag | None = None,
 ) -> EpochRecord:
     """Every training bag once, one optimiser step per window."""
-    network, model = ingredients.network, None if stage.prepares else ingredients.model
+    network, model = loaded.network, None if stage.prepares else loaded.model
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
     rule = SampleRule(settings.max_patches, settings.sampling, stream_seed(settings.seed, stage_number))
@@ -204,12 +204,12 @@ def train_epoch(
         epoch=epoch,
         ahead=2 * max(map(len, windows)),
     )
-    if model is not None and ingredients.reference is not None:
-        model.calibrate(ingredients.reference)
+    if model is not None and loaded.reference is not None:
+        model.calibrate(loaded.reference)
     network.train()
     frozen = settings.host.is_frozen
     if frozen:
-        ingredients.host.eval()
+        loaded.host.eval()
     sums, gates, norms = LossMeans(), GateStatistics(), GradientNorms()
     done = 0
     for position, window in enumerate(windows):
@@ -225,7 +225,7 @@ def train_epoch(
         outputs: Sequence[Evidence] = []
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             if model is None:
-                terms = host_terms(ingredients.host, task, drawn)
+                terms = host_terms(loaded.host, task, drawn)
             else:
                 weight = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
                 terms, outputs = evidence_terms(model, null, task, drawn, weight=weight, frozen=frozen)  # type: ignore[arg-type]
@@ -239,10 +239,10 @@ def train_epoch(
         loss = torch.stack([term.float() for term in terms.values()]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norms.add(clip_gradients(ingredients, settings.clip), settings.clip)
+        norms.add(clip_gradients(loaded, settings.clip), settings.clip)
         optimizer.step()
         if not frozen:
-            ingredients.host.after_step()
+            loaded.host.after_step()
         sums.add(terms)
         gates.add(outputs)
     if any(True for _ in bags):
@@ -268,15 +268,15 @@ def epoch_windows(
     return task.windows(targets, window_size=size, generator=generator)
 
 
-def validate(ingredients: Ingredients, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
+def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
     """Task metric and loss on all patches of the validation bags; of a taught host, the mean of gated and ungated.
 
     A host that is not taught is chosen as the plain one is, or it would not be the same. Of a taught one both predictions
     are wanted, and a dozen validation bags judged twice choose more steadily than judged once.
     """
-    is_taught = ingredients.model is not None and ingredients.model.settings.teaches_host
+    is_taught = loaded.model is not None and loaded.model.settings.teaches_host
     modes: tuple[Mode, ...] = ("soft", "full") if is_taught else ("full",)
-    logits = evaluate_bags(ingredients, cohort, bags, modes=modes)
+    logits = evaluate_bags(loaded, cohort, bags, modes=modes)
     targets = stacked_targets(bags)
     losses = [task.loss(logits[mode], targets) for mode in modes]
     metrics = {mode: task.metrics(targets, task.prediction(logits[mode])) for mode in modes}
@@ -297,8 +297,8 @@ def bag_features(host: nn.Module, cohort: Cohort, bags: Sequence[BagSpec]) -> Te
     """One row per bag under the host's current weights, all patches."""
     host.eval()
     device = next(host.parameters()).device
-    loaded = load_bags(cohort, bags, rule=SampleRule())
-    return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in loaded])
+    drawn = load_bags(cohort, bags, rule=SampleRule())
+    return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in drawn])
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

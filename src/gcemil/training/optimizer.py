@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gcemil.config import TrainSettings
 from gcemil.hosts.table import host_spec
-from gcemil.runs.network import Ingredients
+from gcemil.runs.network import LoadedNetwork
 
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128
@@ -115,17 +115,17 @@ def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -
     return kind(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
 
 
-def clip_gradients(ingredients: Ingredients, largest: float | None) -> dict[str, Tensor]:
+def clip_gradients(loaded: LoadedNetwork, largest: float | None) -> dict[str, Tensor]:
     """Clip the host and the wrapper each by its own norm; the norms before, of those that learn.
 
     Gates pass far larger gradients than a host does. Under one norm for both, the host would learn at a fraction of
     its rate.
     """
-    host = [weight for weight in ingredients.host.parameters() if weight.grad is not None]
+    host = [weight for weight in loaded.host.parameters() if weight.grad is not None]
     known = {id(weight) for weight in host}
     wrapper = [
         weight
-        for weight in ingredients.network.parameters()
+        for weight in loaded.network.parameters()
         if weight.grad is not None and id(weight) not in known
     ]
     limit = math.inf if largest is None else largest

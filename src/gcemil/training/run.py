@@ -92,7 +92,7 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
         task = create_task(cohort, card.settings)
         folds = RunFolder(run).trained_folds()
         for done, fold in enumerate(folds, start=1):
-            ingredients, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
+            loaded, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
             known = is_file(fold.metrics)
             details = (
@@ -100,7 +100,7 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
                 if known
                 else {"warnings": [], "anchors": None}
             )
-            evaluate_fold(ingredients, cohort, parts, task, fold, details, before_saving=check_unchanged)
+            evaluate_fold(loaded, cohort, parts, task, fold, details, before_saving=check_unchanged)
             if on_fold:
                 on_fold(done, len(folds))
         return write_summary(run)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gcemil.runs.network import Ingredients
+from gcemil.runs.network import LoadedNetwork
 from gcemil.training.epochs import GradientNorms, find_failures
 from gcemil.training.optimizer import clip_gradients
 from wrapper_builders import prepared_host, wrapped
@@ -17,12 +17,12 @@ def filled(*, host, wrapper):
         weight.grad = torch.zeros_like(weight)
     next(model.host.parameters()).grad.view(-1)[0] = host
     next(weight for weight in model.parameters() if id(weight) not in own).grad.view(-1)[0] = wrapper
-    return Ingredients(model.host, model, None), model
+    return LoadedNetwork(model.host, model, None), model
 
 
 def test_a_huge_gradient_of_the_wrapper_leaves_the_host_its_own():
-    ingredients, model = filled(host=2.0, wrapper=1e6)
-    norms = clip_gradients(ingredients, 5.0)
+    loaded, model = filled(host=2.0, wrapper=1e6)
+    norms = clip_gradients(loaded, 5.0)
     assert float(norms["host"]) == 2.0
     assert float(norms["wrapper"]) == 1e6
     host = torch.stack([weight.grad.norm() for weight in model.host.parameters()]).norm()
@@ -32,9 +32,9 @@ def test_a_huge_gradient_of_the_wrapper_leaves_the_host_its_own():
 
 
 def test_without_a_limit_nothing_is_clipped_and_norms_are_still_told():
-    ingredients, _ = filled(host=2.0, wrapper=1e6)
+    loaded, _ = filled(host=2.0, wrapper=1e6)
     norms = GradientNorms()
-    norms.add(clip_gradients(ingredients, None), None)
+    norms.add(clip_gradients(loaded, None), None)
     found = norms.summary()
     assert (found["host_gradient"], found["wrapper_gradient"]) == (2.0, 1e6)
     assert (found["host_clipped"], found["wrapper_clipped"]) == (0.0, 0.0)

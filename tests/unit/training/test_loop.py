@@ -34,16 +34,16 @@ class Watched:
         self.losses = iter(losses or [1.0] * len(values))
         original = loop.train_epoch
 
-        def train_epoch(ingredients, *arguments, **options):
-            record = original(ingredients, *arguments, **options)
-            self.weights.append({k: v.clone() for k, v in ingredients.network.state_dict().items()})
+        def train_epoch(loaded, *arguments, **options):
+            record = original(loaded, *arguments, **options)
+            self.weights.append({k: v.clone() for k, v in loaded.network.state_dict().items()})
             return record
 
         monkeypatch.setattr(loop, "train_epoch", train_epoch)
         monkeypatch.setattr(loop, "validate", self.validate)
 
-    def validate(self, ingredients, *arguments):
-        self.judged.append(ingredients.model is not None)
+    def validate(self, loaded, *arguments):
+        self.judged.append(loaded.model is not None)
         return {"val": next(self.values), "val_loss": next(self.losses)}
 
 
