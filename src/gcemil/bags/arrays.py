@@ -24,6 +24,9 @@ from gcemil.errors import StoreError
 
 _LARGEST_COORDINATE = 10**9
 """Thousands of times the longest side of a scanned slide."""
+_BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
+"""Attributes of a feature file that say where the image that QuPath shows begins."""
+Bounds = tuple[int, int]
 _LARGEST_SHARE = 1.001
 """An overlap is a quotient of areas, which rounding may carry past 1."""
 
@@ -79,6 +82,22 @@ def stated_number(attributes: Mapping[str, Any], name: str) -> float | None:
     except (ValueError, OverflowError):
         return None
     return found if 0 < found <= _LARGEST_COORDINATE else None
+
+
+def stated_bounds(attributes: Mapping[str, Any], where: str) -> Bounds | None:
+    """The bounds among the attributes of a feature file; None where it has none."""
+    for across, down in _BOUNDS_KEYS:
+        # TRIDENT writes None as a string.
+        if attributes.get(across) in (None, "None") or attributes.get(down) in (None, "None"):
+            continue
+        try:
+            return int(attributes[across]), int(attributes[down])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise StoreError(
+                f"{where}: '{across}' is '{attributes[across]}' and '{down}' is '{attributes[down]}'; both must be "
+                "whole pixels. Give --bounds-x and --bounds-y instead."
+            ) from error
+    return None
 
 
 def features_problem(layout: store.Layout) -> str | None:

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_patch_layout, stated_number
+from gcemil.bags.arrays import Bounds, read_patch_layout, stated_bounds, stated_number
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.config import LARGEST_SIZE
@@ -227,6 +227,12 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
         return {}
     on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
     return {**store.attributes(path), **on_coords}
+
+
+def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
+    """Where the image that QuPath shows begins, as the feature file says; else nothing to move by."""
+    where = str(folder / "features" / f"{slide_id}.h5")
+    return stated_bounds(read_slide_attributes(folder, slide_id), where) or (0, 0)
 
 
 def find_patch_size(folder: Path, card: CohortCard | None, slide_id: str, coords: CoordRows) -> int | None:

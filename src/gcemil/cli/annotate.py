@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def annotate(
     cohort: Path = typer.Argument(help="A cohort folder with coordinates."),
     annotations: Path = typer.Argument(
-        help="A folder with <slide>.xml (ASAP), or <slide>_mask or <slide> as .tif, .tiff or .png."
+        help="A folder with <slide>.xml (ASAP), <slide>.geojson (QuPath), or <slide>_mask or <slide> as .tif, .tiff or .png."
     ),
     negative_class: str | None = typer.Option(
         None, help="The class whose slides have no lesion, such as normal; their files may be missing."
@@ -24,7 +24,9 @@ def annotate(
         0.01, help="Share of a patch inside the annotation that makes it evidence."
     ),
     group: list[str] = typer.Option(
-        [], help="What a group of an ASAP file means, as name=tumour or name=exclusion; may be repeated."
+        [],
+        help="What a group of an ASAP file or a class of a GeoJSON file means, as name=tumour or name=exclusion; may be repeated. "
+        "All classes of a GeoJSON file are tumour until one is named so.",
     ),
     downsample: float | None = typer.Option(
         None, help="Level-0 pixels per pixel of a mask; a pyramid knows it by itself."

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Int, Real
 
 from gcemil.bags import store
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.arrays import Bounds
+from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, judge_subset
@@ -35,14 +36,12 @@ from gcemil.exports.geojson import (
     ATTENTION,
     EVIDENCE,
     UNSELECTED,
-    Bounds,
     EvidenceList,
     PatchClass,
     PatchCollection,
     collect_patches,
     list_evidence,
     name_measurements,
-    stated_bounds,
     write_geojson,
 )
 from gcemil.exports.overlay import choose_thumbnail, draw_overlay, write_overlay
@@ -228,8 +227,7 @@ def write_explanation(
 
 def read_bounds(cohort: Cohort, slide_id: str) -> Bounds:
     """Where the image that QuPath shows begins, as the feature file says; else nothing to subtract."""
-    where = str(cohort.feature_file(slide_id))
-    return stated_bounds(cohort.slide_attributes(slide_id), where) or (0, 0)
+    return read_slide_bounds(cohort.folder, slide_id)
 
 
 def _choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> int:

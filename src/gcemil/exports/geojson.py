@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from gcemil.errors import BagError, StoreError, UsageError
+from gcemil.bags.arrays import Bounds
+from gcemil.errors import BagError, UsageError
 from gcemil.files import whole_file
 from gcemil.records import SlideEvidence
 from gcemil.rules import RULES
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
-BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
-"""Attributes of a feature file that say where the image shown by QuPath begins."""
 BLOCK = 1024
 """Objects whose text is made at once."""
 VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
@@ -41,7 +40,6 @@ ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}
 
 PerPatch = Real[np.ndarray, "n"]
-Bounds = tuple[int, int]
 
 
 def _parse_color(color: str) -> tuple[int, int, int]:
@@ -184,22 +182,6 @@ def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
         # Two anchors may carry one prompt, two measurements may not carry one name.
         found[name if name not in found else f"{name} ({anchor})"] = evidence.responses[:, anchor]
     return found
-
-
-def stated_bounds(attributes: Mapping[str, Any], where: str) -> Bounds | None:
-    """The bounds among the attributes of a feature file; None where it has none."""
-    for across, down in BOUNDS_KEYS:
-        # TRIDENT writes None as a string.
-        if attributes.get(across) in (None, "None") or attributes.get(down) in (None, "None"):
-            continue
-        try:
-            return int(attributes[across]), int(attributes[down])
-        except (ValueError, TypeError, OverflowError) as error:
-            raise StoreError(
-                f"{where}: '{across}' is '{attributes[across]}' and '{down}' is '{attributes[down]}'; both must be "
-                "whole pixels. Give --bounds-x and --bounds-y instead."
-            ) from error
-    return None
 
 
 def _make_uuids(slide_id: str, model: str, patches: Iterable[int]) -> Iterator[str]:

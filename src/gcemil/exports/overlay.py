@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
-from gcemil.bags.arrays import stated_number
+from gcemil.bags.arrays import stated_bounds, stated_number
 from gcemil.bags.cohort import read_slide_attributes
 from gcemil.errors import InputError, UsageError
-from gcemil.exports.geojson import EVIDENCE, PatchClass, stated_bounds
+from gcemil.exports.geojson import EVIDENCE, PatchClass
 from gcemil.files import read_picture, write_bytes
 
 Canvas = UInt8[np.ndarray, "height width 3"]

@@ -26,12 +26,12 @@ from gcemil.bags.annotations.concepts import (
     named_patches,
     read_named_shapes,
     read_point_table,
+    slide_of,
 )
-from gcemil.bags.arrays import read_coords
-from gcemil.bags.cohort import Cohort, find_patch_size
+from gcemil.bags.arrays import Bounds, read_coords
+from gcemil.bags.cohort import Cohort, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
 from gcemil.bags.folds import fold_indices, read_fold
-from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import locked_folder, write_text
 from gcemil.simulation.patch_pool import read_pool
@@ -176,7 +176,12 @@ def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> 
     if outlines:
         for path in outlines:
             name = slide_of(path)
-            yield name, _patches(cohort, request, name, read_named_shapes(path), notes)
+            yield (
+                name,
+                _patches(
+                    cohort, request, name, read_named_shapes(path, _origin(cohort, request, name)), notes
+                ),
+            )
         return
     masks = _mask_files(request)
     if not masks:
@@ -186,11 +191,6 @@ def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> 
         )
     for name, own in masks.items():
         yield name, _masked(cohort, request, name, own)
-
-
-def slide_of(path: Path) -> str:
-    """The slide an annotation file speaks of: its name without its ending, without '_mask' and without the slide's ending."""
-    return plain_id(path.stem.removesuffix("_mask"))
 
 
 def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
@@ -245,18 +245,30 @@ def _masked(
 
 def _grid(cohort: Cohort, request: ExampleRequest, name: str) -> tuple[Path, NDArray[np.int64], int] | None:
     """Feature file, coordinates and patch size of a slide of the cohort or of the folder outside it."""
-    if any(row.slide_id == name for row in cohort.slides):
-        folder, card = cohort.folder, cohort.card
-    elif request.outside is not None and (request.outside / "features" / f"{name}.h5").is_file():
-        folder, card = request.outside, None
-    else:
+    folder = _folder(cohort, request, name)
+    if folder is None:
         return None
+    card = cohort.card if folder == cohort.folder else None
     path = folder / "features" / f"{name}.h5"
     coords = read_coords(path)
     size = find_patch_size(folder, card, name, coords)
     if size is None:
         raise CohortError(f"{path}: the patch size is not known, so no region can be laid over its patches.")
     return path, coords, size
+
+
+def _folder(cohort: Cohort, request: ExampleRequest, name: str) -> Path | None:
+    """The folder that holds the slide's features; None for a slide nobody knows."""
+    if any(row.slide_id == name for row in cohort.slides):
+        return cohort.folder
+    outside = request.outside
+    return outside if outside is not None and (outside / "features" / f"{name}.h5").is_file() else None
+
+
+def _origin(cohort: Cohort, request: ExampleRequest, name: str) -> Bounds:
+    """Where the image that QuPath shows of this slide begins."""
+    folder = _folder(cohort, request, name)
+    return (0, 0) if folder is None else read_slide_bounds(folder, name)
 
 
 def _usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:

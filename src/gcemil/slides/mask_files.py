@@ -6,7 +6,7 @@ any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -15,21 +15,20 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gcemil.errors import InputError
-from gcemil.files import read_json, read_picture
+from gcemil.files import read_picture
 from gcemil.slides.contours import trace_outlines
+from gcemil.slides.geojson import read_objects
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
 _MASK_MPP = 8.0
 SUFFIXES = (".png", ".geojson", ".json")
 _SHAPE_TOLERANCE = 0.02
-_FARTHEST = 1e9
-"""Level-0 pixels; beyond any slide."""
 _TISSUE_COLOR = [0, 170, 90]
 
 Mask = Bool[np.ndarray, "h w"]
-Corners = Float[np.ndarray, "k 2"]
-Polygon = list[list[tuple[float, float]]]
+Corners = Float[np.ndarray, "_ 2"]
+Polygon = list[Corners]
 """Rings of one polygon, the outer one first."""
 
 
@@ -61,19 +60,20 @@ def rasterise_polygons(polygons: Iterable[Polygon], bounds: Bounds, *, downsampl
     kept = np.zeros((height, width), dtype=bool)
     for rings in polygons:
         corners = [np.asarray(ring, dtype=np.float64) * scale for ring in rings]
-        begin = np.concatenate(corners)
-        end = np.concatenate([np.roll(ring, -1, axis=0) for ring in corners])
-        top = int(np.clip(np.floor(begin[:, 1].min()), 0, height))
-        bottom = int(np.clip(np.ceil(begin[:, 1].max()), 0, height))
-        kept[top:bottom] |= _fill_rings(begin - (0, top), end - (0, top), bottom - top, width)
+        heights = np.concatenate(corners)[:, 1]
+        top = int(np.clip(np.floor(heights.min()), 0, height))
+        bottom = int(np.clip(np.ceil(heights.max()), 0, height))
+        kept[top:bottom] |= fill_rings([ring - (0, top) for ring in corners], bottom - top, width)
     return kept
 
 
-def _fill_rings(begin: Corners, end: Corners, height: int, width: int) -> Mask:
-    """Pixels whose centre lies inside these edges by the even-odd rule, so holes cut themselves out.
+def fill_rings(rings: Sequence[Corners], height: int, width: int) -> Mask:
+    """Pixels whose centre lies inside these rings by the even-odd rule, so holes cut themselves out.
 
     Every edge marks the first centre to its right in each row it crosses; a pixel is inside after an odd number of marks.
     """
+    begin, end = np.concatenate(rings), np.concatenate([np.roll(ring, -1, axis=0) for ring in rings])
+    # An edge crosses the rows whose centre lies in [upper, lower): a shared vertex counts once.
     upper, lower = np.minimum(begin[:, 1], end[:, 1]), np.maximum(begin[:, 1], end[:, 1])
     first = np.clip(np.ceil(upper - 0.5), 0, height).astype(np.int64)
     counts = np.clip(np.ceil(lower - 0.5), 0, height).astype(np.int64) - first
@@ -88,23 +88,13 @@ def _fill_rings(begin: Corners, end: Corners, height: int, width: int) -> Mask:
 
 
 def read_polygons(path: Path) -> list[Polygon]:
-    """Every polygon of a GeoJSON file: a collection, a bare list, one feature or one geometry."""
-    content = read_json(path)
-    try:
-        found = [polygon for geometry in _walk_geometries(content) for polygon in _read_rings(geometry)]
-        checked = [
-            [[(_check_coordinate(x), _check_coordinate(y)) for x, y, *_ in ring] for ring in polygon]
-            for polygon in found
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    """Every polygon of a GeoJSON file, whatever its class."""
+    found = [list(rings) for one in read_objects(path) for rings in one.polygons]
+    if not found:
         raise InputError(
-            f"{path} is no GeoJSON of polygons ({error}). Export it from QuPath again."
-        ) from error
-    if not checked or any(not polygon or any(len(ring) < 3 for ring in polygon) for polygon in checked):
-        raise InputError(
-            f"{path} holds no polygon of three points or more. Mark the tissue as an annotation and export it again."
+            f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
         )
-    return checked
+    return found
 
 
 def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
@@ -140,31 +130,3 @@ def _read_picture_mask(path: Path, bounds: Bounds) -> Mask:
             "It must show the whole slide, in any size."
         )
     return kept
-
-
-def _walk_geometries(content: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(content, list):
-        for entry in content:
-            yield from _walk_geometries(entry)
-    elif content["type"] == "FeatureCollection":
-        yield from _walk_geometries(content["features"])
-    elif content["type"] == "Feature":
-        yield from _walk_geometries(content["geometry"])
-    elif content["type"] == "GeometryCollection":
-        yield from _walk_geometries(content["geometries"])
-    else:
-        yield content
-
-
-def _check_coordinate(number: Any) -> float:
-    """A coordinate that a slide can have."""
-    if not abs(value := float(number)) < _FARTHEST:
-        raise ValueError(f"{value} is no position on a slide")
-    return value
-
-
-def _read_rings(geometry: dict[str, Any]) -> list[Any]:
-    """Rings of every polygon; points and lines mark no area and are passed over."""
-    if geometry["type"] == "Polygon":
-        return [geometry["coordinates"]]
-    return list(geometry["coordinates"]) if geometry["type"] == "MultiPolygon" else []

@@ -77,6 +77,24 @@ def test_points_name_the_patch_that_holds_them(tmp_path):
     assert named_in(path) == {1: "mitosis", 0: "necrosis"}
 
 
+def test_the_image_of_qupath_may_begin_inside_the_slide(tmp_path):
+    path = write_geojson(
+        tmp_path / "s.geojson",
+        feature("tumour", "Polygon", [square(0, 0)]),
+        feature("mitosis", "Point", [PATCH, 0]),
+    )
+    found = named_patches(COORDS, PATCH, read_named_shapes(path, origin=(PATCH, 2 * PATCH)), 0.5)
+    assert found == {9: "tumour", 10: "mitosis"}
+
+
+def test_an_island_in_a_hole_counts(tmp_path):
+    path = write_geojson(
+        tmp_path / "s.geojson",
+        feature("tumour", "MultiPolygon", [[square(0, 0, 4), square(1, 1, 2)], [square(1, 1)]]),
+    )
+    assert set(range(16)) - set(named_in(path)) == {6, 9, 10}
+
+
 def test_objects_without_a_class_are_counted(tmp_path):
     shapes = read_named_shapes(
         write_geojson(tmp_path / "s.geojson", feature(None, "Polygon", [square(0, 0)]))

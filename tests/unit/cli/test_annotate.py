@@ -134,3 +134,99 @@ def test_a_damaged_file_is_named_and_existing_truth_stays(cohort, annotations):
     (annotations / "s003_0.xml").write_text("<ASAP_Annotations>")
     assert "s003_0.xml is not valid XML" in str(run(*common, "--force").exception)
     assert evidence_of(cohort, "s003_0") == [0]
+
+
+def qupath_object(name, *rings, kind="Polygon"):
+    coordinates = [[[x, y] for x, y in [*ring, ring[0]]] for ring in rings]
+    classification = None if name is None else {"name": name, "color": [200, 0, 0]}
+    return {
+        "type": "Feature",
+        "geometry": {"type": kind, "coordinates": coordinates},
+        "properties": {"objectType": "annotation", "classification": classification},
+    }
+
+
+def cells(column, row, columns=1, rows=1):
+    """The outline of so many patches from this cell on."""
+    left, top, right, bottom = (PATCH * value for value in (column, row, column + columns, row + rows))
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def draw(folder, *objects):
+    for path in folder.glob("s001_0*"):
+        path.unlink()
+    (folder / "s001_0.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": objects}))
+
+
+def point(name, x, y):
+    found = qupath_object(name)
+    return {**found, "geometry": {"type": "Point", "coordinates": [x, y]}}
+
+
+def test_classes_of_qupath_are_evidence_and_what_was_left_out_is_counted(cohort, annotations):
+    line = {**qupath_object("Tumor"), "geometry": {"type": "LineString", "coordinates": [[0, 0], [9, 9]]}}
+    draw(
+        annotations,
+        qupath_object("Tumor", cells(0, 0)),
+        qupath_object("Necrosis", cells(2, 0)),
+        qupath_object("Ignore*", cells(4, 0)),
+        qupath_object(None, cells(5, 0)),
+        point("Mitosis", 6.5 * PATCH, 10),
+        line,
+    )
+    result = run(cohort.folder, annotations, "--negative-class", "normal")
+    assert result.exit_code == 0, result.output
+    assert evidence_of(cohort, "s001_0") == [0, 2, 6]
+    assert "s001_0: evidence: 'Tumor' (2), 'Necrosis' (1), 'Mitosis' (1)." in result.output
+    assert "s001_0: left out: 'Ignore*' (1)." in result.output
+    assert "s001_0: 1 objects without a classification left out." in result.output
+    assert "s001_0: 1 objects of kind 'LineString' left out." in result.output
+
+
+@pytest.mark.parametrize(
+    ("groups", "evidence"),
+    [
+        (("Tumor=tumour",), [0, 1, 2]),
+        (("Necrosis=exclusion",), [0, 2, 5]),
+        (("Tumor=tumour", "Necrosis=exclusion"), [0, 2]),
+        (("unclassified=tumour",), [7]),
+        (("Ignore*=tumour",), [5]),
+    ],
+)
+def test_which_classes_count_is_an_option(cohort, annotations, groups, evidence):
+    draw(
+        annotations,
+        qupath_object("Tumor", cells(0, 0, columns=3)),
+        qupath_object("Necrosis", cells(1, 0)),
+        qupath_object("Other" if "Ignore*=tumour" not in groups else "Ignore*", cells(5, 0)),
+        qupath_object(None, cells(7, 0)),
+    )
+    options = [word for group in groups for word in ("--group", group)]
+    result = run(cohort.folder, annotations, "--negative-class", "normal", *options)
+    assert result.exit_code == 0, result.output
+    assert evidence_of(cohort, "s001_0") == evidence
+
+
+def test_a_hole_is_cut_out_of_its_own_outline_alone(cohort, annotations):
+    # A ring of two rows of patches with an island in its hole, as QuPath's brush leaves them.
+    ring = qupath_object("Tumor", cells(0, 0, columns=5, rows=2), cells(1, 0, columns=3, rows=2))
+    draw(annotations, ring, qupath_object("Tumor", cells(2, 0)))
+    assert run(cohort.folder, annotations, "--negative-class", "normal").exit_code == 0
+    assert evidence_of(cohort, "s001_0") == [0, 2, 4, 8, 12]
+
+
+def test_geojson_counts_from_the_part_of_the_slide_that_qupath_shows(cohort, annotations):
+    path = cohort.feature_file("s001_0")
+    values = {name: store.read(path, name) for name in ("features", "coords")}
+    store.write(path, values, {"bounds_x": 2 * PATCH, "bounds_y": PATCH})
+    draw(annotations, qupath_object("Tumor", cells(0, 0)))
+    assert run(cohort.folder, annotations, "--negative-class", "normal").exit_code == 0
+    assert evidence_of(cohort, "s001_0") == [10]
+
+
+def test_damaged_geojson_is_one_sentence_and_leaves_no_truth(cohort, annotations):
+    draw(annotations, qupath_object("Tumor", [(0, 0)]))
+    refused = run(cohort.folder, annotations, "--negative-class", "normal")
+    assert isinstance(refused.exception, InputError)
+    assert "s001_0.geojson: object 0 has coordinates of shape (2, 2)" in str(refused.exception)
+    assert not list((cohort.folder / "truth").glob("*.h5"))

@@ -4,6 +4,7 @@ import uuid
 import numpy as np
 import pytest
 
+from gcemil.bags.arrays import stated_bounds
 from gcemil.errors import BagError, StoreError, UsageError
 from gcemil.exports.geojson import (
     ATTENTION,
@@ -14,7 +15,6 @@ from gcemil.exports.geojson import (
     collect_patches,
     name_measurements,
     round_numbers,
-    stated_bounds,
     write_geojson,
 )
 from gcemil.records import SlideEvidence

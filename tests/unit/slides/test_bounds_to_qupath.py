@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from gcemil.bags import patching, store
+from gcemil.bags.arrays import stated_bounds
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.bags.patching import PatchingRules, patch_slide, patches_path, read_patch_file
-from gcemil.exports.geojson import collect_patches, stated_bounds
+from gcemil.exports.geojson import collect_patches
 from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.slides.grid import PatchSettings
 from slide_builders import ArraySlide, glass, tissue_image

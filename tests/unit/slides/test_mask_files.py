@@ -35,6 +35,10 @@ def polygon(*rings):
     return {"type": "Polygon", "coordinates": [[*ring, ring[0]] for ring in rings]}
 
 
+def rings(*corners):
+    return [np.array(ring, dtype=np.float64) for ring in corners]
+
+
 SQUARE = [[160, 80], [480, 80], [480, 320], [160, 320]]
 HOLE = [[320, 160], [400, 160], [400, 240], [320, 240]]
 
@@ -92,14 +96,13 @@ def test_every_form_of_geojson_is_read(tmp_path, form):
         "geometries": {"type": "GeometryCollection", "geometries": [polygon(SQUARE)]},
         "bare": polygon(SQUARE),
     }[form]
-    assert read_polygons(write_geojson(tmp_path / "s.geojson", content)) == [
-        [[(x, y) for x, y in [*SQUARE, SQUARE[0]]]]
-    ]
+    ((ring,),) = read_polygons(write_geojson(tmp_path / "s.geojson", content))
+    assert ring.tolist() == [*SQUARE, SQUARE[0]]
 
 
 def test_a_hole_of_one_polygon_does_not_cut_another():
-    far = [[(0, 0), (800, 0), (800, 400), (0, 400)], [(100, 100), (300, 100), (300, 300), (100, 300)]]
-    near = [[(150, 150), (250, 150), (250, 250), (150, 250)]]
+    far = rings([(0, 0), (800, 0), (800, 400), (0, 400)], [(100, 100), (300, 100), (300, 300), (100, 300)])
+    near = rings([(150, 150), (250, 150), (250, 250), (150, 250)])
     kept = rasterise_polygons([far, near], Bounds(0, 0, 800, 400), downsample=10)
     assert kept[17:23, 17:23].all()
     assert not kept[12:14, 12:14].any()
@@ -108,7 +111,7 @@ def test_a_hole_of_one_polygon_does_not_cut_another():
 def test_a_polygon_is_filled_as_scikit_image_fills_it():
     draw = pytest.importorskip("skimage.draw")
     corners = np.random.default_rng(1).uniform(0, 100, size=(9, 2))
-    kept = rasterise_polygons([[[(x, y) for x, y in corners.tolist()]]], Bounds(0, 0, 100, 100), downsample=1)
+    kept = rasterise_polygons([[corners]], Bounds(0, 0, 100, 100), downsample=1)
     # Its pixels have their centres at whole numbers.
     rows, columns = draw.polygon(corners[:, 1] - 0.5, corners[:, 0] - 0.5, (100, 100))
     expected = np.zeros((100, 100), bool)
@@ -118,22 +121,27 @@ def test_a_polygon_is_filled_as_scikit_image_fills_it():
 
 def test_a_polygon_that_leaves_the_slide_is_cut_off():
     ring = [(-50.0, -50.0), (40.0, -50.0), (40.0, 500.0), (-50.0, 500.0)]
-    kept = rasterise_polygons([[ring]], Bounds(0, 0, 100, 100), downsample=10)
+    kept = rasterise_polygons([rings(ring)], Bounds(0, 0, 100, 100), downsample=10)
     assert kept[:, :4].all()
     assert not kept[:, 4:].any()
     outside = [(200.0, 200.0), (300.0, 200.0), (300.0, 300.0)]
-    assert not rasterise_polygons([[outside]], Bounds(0, 0, 100, 100), downsample=10).any()
+    assert not rasterise_polygons([rings(outside)], Bounds(0, 0, 100, 100), downsample=10).any()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        ('{"features": []}', "is no GeoJSON of polygons"),
+        ('{"features": []}', "holds no polygon"),
+        ("3", "neither a FeatureCollection nor a list of features"),
         ('{"type": "FeatureCollection", "features": []}', "holds no polygon"),
         ('{"type": "Point", "coordinates": [1, 2]}', "holds no polygon"),
-        ('{"type": "Polygon", "coordinates": [[["a", 2], [1, 2], [3, 4]]]}', "is no GeoJSON of polygons"),
-        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "three points or more"),
+        (
+            '{"type": "Polygon", "coordinates": [[["a", 2], [1, 2], [3, 4]]]}',
+            "object 0 has coordinates that are no numbers",
+        ),
+        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "not at least 3 finite pairs"),
+        ('{"type": "Polygon", "coordinates": [[[1e9, 2], [1, 2], [3, 4]]]}', "farther than any slide"),
     ],
 )
 def test_geojson_without_polygons_is_refused(tmp_path, text, message):

@@ -1,23 +1,23 @@
 """Which patches of a slide somebody has named: outlines, masks and points, by concept.
 
-  outlines  <slide>.geojson (QuPath: the classification is the concept, holes are holes) or <slide>.xml (ASAP: the group is the
+  outlines  <slide>.geojson (QuPath: the class is the concept; read by slides/geojson.py) or <slide>.xml (ASAP: the group is the
             concept; _2, Exclusion and None cut out of all others)
   masks     <concept>/<slide>.png (or .tif), white on black; or <slide>.png with the value of each concept given
   points    GeoJSON points, or a table of slide, x, y, concept: the patch that holds the point
 
 A patch is an example of the concept that covers most of it, if that is at least `min_overlap` of the patch. All positions
-are level-0 pixels.
+are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath shows, and is moved by the slide's bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from gcemil.bags.annotations.shapes import (
@@ -28,12 +28,13 @@ from gcemil.bags.annotations.shapes import (
     read_asap,
     read_mask,
 )
+from gcemil.bags.arrays import Bounds
+from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_raw_table
 from gcemil.errors import InputError
-from gcemil.files import read_json
+from gcemil.slides.geojson import GeoObject, Points, count_ignored, read_objects
 
 Corners = Int[np.ndarray, "n 2"]
-Points = Float[np.ndarray, "p 2"]
 ROLES: dict[str, Role] = {"normal": "tumour"}
 """Normal tissue is a concept as any other here."""
 NO_CONCEPT = -1
@@ -46,6 +47,7 @@ class NamedShapes:
     polygons: Mapping[str, tuple[AnnotatedPolygon, ...]]
     points: Mapping[str, Points]
     notes: tuple[str, ...] = ()
+    """What was left out."""
 
 
 def named_patches(
@@ -104,11 +106,16 @@ def patches_at(coords: Corners, patch_size: int, points: Points) -> Int[np.ndarr
     return rows
 
 
-def read_named_shapes(path: Path) -> NamedShapes:
-    """The outlines of a GeoJSON or ASAP file."""
-    if path.suffix.lower() == ".xml":
-        return _read_asap_groups(path)
-    return _read_geojson(path)
+def read_named_shapes(path: Path, origin: Bounds = (0, 0)) -> NamedShapes:
+    """The outlines of an ASAP file, or of a GeoJSON file whose image begins at `origin`."""
+    return (
+        _read_asap_groups(path) if path.suffix.lower() == ".xml" else name_shapes(read_objects(path), origin)
+    )
+
+
+def slide_of(path: Path) -> str:
+    """The slide an annotation file speaks of: its name without its ending, without '_mask' and without the slide's ending."""
+    return plain_id(path.stem.removesuffix("_mask"))
 
 
 def _read_asap_groups(path: Path) -> NamedShapes:
@@ -122,71 +129,33 @@ def _read_asap_groups(path: Path) -> NamedShapes:
     return NamedShapes(polygons, {}, found.skipped)
 
 
-def _read_geojson(path: Path) -> NamedShapes:
-    content = read_json(path)
-    features = content.get("features") if isinstance(content, dict) and "features" in content else content
-    if isinstance(features, dict):
-        features = [features]
-    if not isinstance(features, list):
-        raise InputError(
-            f"{path} is no GeoJSON: it holds neither a FeatureCollection nor a list of features."
-        )
+def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedShapes:
+    """What the objects of a GeoJSON file mark, by class; `origin` is where the image that QuPath shows begins."""
     polygons: dict[str, list[AnnotatedPolygon]] = {}
     points: dict[str, list[Points]] = {}
-    unnamed = 0
-    for position, feature in enumerate(features):
-        concept, kind, coordinates = _feature_parts(feature, path, position)
-        if not concept:
-            unnamed += 1
-        elif kind in ("Point", "MultiPoint"):
-            rows = [coordinates] if kind == "Point" else coordinates
-            points.setdefault(concept, []).append(_positions(rows, path, position, 1))
-        elif kind in ("Polygon", "MultiPolygon"):
-            for rings in [coordinates] if kind == "Polygon" else coordinates:
-                polygons.setdefault(concept, []).extend(_rings(rings, concept, path, position))
+    shift = np.array(origin, dtype=np.float64)
+    for position, one in enumerate(objects):
+        if not one.class_name:
+            continue
+        for outline, *holes in one.polygons:
+            own = AnnotatedPolygon(
+                f"object {position}",
+                one.class_name,
+                "tumour",
+                outline + shift,
+                tuple(hole + shift for hole in holes),
+            )
+            polygons.setdefault(one.class_name, []).append(own)
+        if len(one.points):
+            points.setdefault(one.class_name, []).append(one.points + shift)
+    unnamed = sum(not one.class_name for one in objects)
     notes = [f"{unnamed} objects without a classification"] if unnamed else []
+    notes += [f"{count} objects of kind '{kind}'" for kind, count in count_ignored(objects).items()]
     return NamedShapes(
         {name: tuple(own) for name, own in polygons.items()},
         {name: np.concatenate(own) for name, own in points.items()},
         tuple(notes),
     )
-
-
-def _feature_parts(feature: Any, path: Path, position: int) -> tuple[str, str, Any]:
-    """Classification, kind of geometry and coordinates of one object."""
-    try:
-        properties = feature.get("properties") or {}
-        named = properties.get("classification") or ""
-        if isinstance(named, dict):
-            named = named.get("name") or ": ".join(named.get("names") or ())
-        geometry = feature.get("geometry") or {}
-        return str(named).strip(), str(geometry.get("type")), geometry.get("coordinates")
-    except (AttributeError, TypeError) as error:
-        raise InputError(f"{path}: object {position} is no GeoJSON feature. Export it again.") from error
-
-
-def _rings(rings: Any, concept: str, path: Path, position: int) -> Iterable[AnnotatedPolygon]:
-    """The outline first, then its holes."""
-    if not isinstance(rings, list) or not rings:
-        raise InputError(f"{path}: object {position} is a polygon without an outline. Export it again.")
-    for index, ring in enumerate(rings):
-        role: Role = "exclusion" if index else "tumour"
-        vertices = _positions(ring, path, position, 3)
-        yield AnnotatedPolygon(f"object {position}", concept, role, vertices)
-
-
-def _positions(rows: Any, path: Path, position: int, fewest: int) -> Points:
-    try:
-        found = np.array([[float(value) for value in row[:2]] for row in rows], dtype=np.float64)
-    except (TypeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path}: object {position} has coordinates that are no numbers. Export it again."
-        ) from error
-    if found.ndim != 2 or found.shape[1:] != (2,) or len(found) < fewest or not np.isfinite(found).all():
-        raise InputError(
-            f"{path}: object {position} has coordinates of shape {found.shape}, not at least {fewest} finite pairs. Export it again."
-        )
-    return found
 
 
 def read_point_table(path: Path) -> dict[str, NamedShapes]:

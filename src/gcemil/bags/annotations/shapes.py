@@ -13,7 +13,8 @@ declaration is refused before the parser sees it, and the text is read as UTF-8 
 
 Mask images are exact: a patch edge inside a mask pixel takes its share of that pixel. Polygons are sampled at the centres
 of 32 x 32 cells per patch, so an overlap is a multiple of 1/1024; inside is even-odd; tumour is painted first and
-exclusions last, so that a hole stays a hole wherever it stands in the file.
+exclusions last, so that a hole stays a hole wherever it stands in the file. A hole that belongs to one outline (GeoJSON)
+cuts that outline alone: an island inside it counts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from gcemil.errors import InputError, error_text
 from gcemil.files import is_file, read_text
 from gcemil.slides.grid import box_shares
+from gcemil.slides.mask_files import fill_rings
 
 Role = Literal["tumour", "exclusion"]
-Vertices = Float[np.ndarray, "v 2"]
+Vertices = Float[np.ndarray, "_ 2"]
 
 _GROUP_ROLES: dict[str, Role] = {
     "_0": "tumour",
@@ -59,6 +61,8 @@ class AnnotatedPolygon:
     group: str
     role: Role
     vertices: Vertices
+    holes: tuple[Vertices, ...] = ()
+    """Cut out of this outline and of no other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,31 +278,16 @@ def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotat
     for role in ("tumour", "exclusion"):
         for polygon in polygons:
             if polygon.role == role:
-                _paint_polygon(canvas, (polygon.vertices - origin) / pixel, value=role == "tumour")
+                rings = [(ring - origin) / pixel for ring in (polygon.vertices, *polygon.holes)]
+                _paint_polygon(canvas, rings, value=role == "tumour")
     return box_shares(canvas, low, low + _SAMPLES)
 
 
-def _paint_polygon(canvas: Canvas, vertices: Vertices, *, value: bool) -> None:
-    """Set every pixel whose centre lies inside the outline (even-odd), in the outline's own window."""
-    height, width = canvas.shape
-    left, top = np.clip(np.floor(vertices.min(axis=0)), 0, (width, height)).astype(int).tolist()
-    right, bottom = np.clip(np.ceil(vertices.max(axis=0)), 0, (width, height)).astype(int).tolist()
+def _paint_polygon(canvas: Canvas, rings: Sequence[Vertices], *, value: bool) -> None:
+    """Set every pixel whose centre lies inside the outline and in none of its holes, in the outline's own window."""
+    (height, width), outline = canvas.shape, rings[0]
+    left, top = np.clip(np.floor(outline.min(axis=0)), 0, (width, height)).astype(int).tolist()
+    right, bottom = np.clip(np.ceil(outline.max(axis=0)), 0, (width, height)).astype(int).tolist()
     if left < right and top < bottom:
-        inside = _fill_polygon(vertices - (left, top), bottom - top, right - left)
+        inside = fill_rings([ring - (left, top) for ring in rings], bottom - top, right - left)
         canvas[top:bottom, left:right][inside] = value
-
-
-def _fill_polygon(vertices: Vertices, height: int, width: int) -> Canvas:
-    """Pixel centres with an odd number of edges to their left."""
-    start, stop = vertices, np.roll(vertices, -1, axis=0)
-    low, high = np.minimum(start[:, 1], stop[:, 1]), np.maximum(start[:, 1], stop[:, 1])
-    # An edge crosses the rows whose centre lies in [low, high): a shared vertex counts once.
-    first, end = (np.clip(np.ceil(edge - 0.5), 0, height).astype(int) for edge in (low, high))
-    count = end - first
-    edge = np.repeat(np.arange(len(start)), count)
-    row = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count) + first[edge]
-    share = (row + 0.5 - start[edge, 1]) / (stop - start)[edge, 1]
-    crossing = start[edge, 0] + share * (stop - start)[edge, 0]
-    column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)
-    crossings = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
-    return np.cumsum(crossings.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1

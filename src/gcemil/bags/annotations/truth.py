@@ -7,8 +7,14 @@
 Two marked patches are connected when their cells touch at a side or at a corner, as CAMELYON16's organisers label lesions. Only
 marked cells are stored: memory is linear in the patches, not in the slide.
 
-A slide <id> is annotated by <id>.xml (ASAP), or by <id>_mask or <id> with .tif, .tiff or .png. A slide without a file is
+A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or <id> with .tif, .tiff or
+.png. A slide without a file is
 normal only where its label says so; any other is left without truth and named in the report.
+
+Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class tumour, only such
+classes count; a class it calls exclusion is cut out of all others. Classes whose name ends in * are those that QuPath
+itself ignores, and count only by name; objects without a class are named 'unclassified' there. A point marks all of the
+patch that holds it. What counted and what was left out is said with counts.
 
 Every annotation is read before the first file is written, so a damaged one leaves the truth as it was. Truth that is
 there already is replaced only when asked; where it is what would be written, it stays, so that a command that was
@@ -18,8 +24,9 @@ stopped can be given again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +37,14 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gcemil.bags import arrays, store
+from gcemil.bags.annotations.concepts import name_shapes, patches_at
 from gcemil.bags.annotations.shapes import Role, mask_overlap, polygon_overlap, read_asap, read_mask
+from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import grid_stride
-from gcemil.bags.cohort import Cohort, SlideRow
+from gcemil.bags.cohort import Cohort, SlideRow, read_slide_bounds
 from gcemil.errors import BagError, CohortError, InputError, UsageError
 from gcemil.files import locked_folder, remove_leftovers
+from gcemil.slides.geojson import GeoObject, read_objects
 
 Cells = Int[np.ndarray, "n 2"]
 Marked = Bool[np.ndarray, "n"]
@@ -82,9 +92,12 @@ def _label_components(cells: Cells) -> Numbers:
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
-_ENDINGS = (".xml", "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
+_OUTLINES = (".geojson", ".json")
+_ENDINGS = (".xml", *_OUTLINES, "_mask.tif", "_mask.tiff", "_mask.png", ".tif", ".tiff", ".png")
 """In the order of preference: outlines are finer than masks."""
 _CONCEPTS = ("none", "tumour")
+UNCLASSIFIED = "unclassified"
+"""The name by which `roles` calls objects of a GeoJSON file that have no class."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +154,10 @@ def write_truth(
         coords, size, remarks = _read_slide_grid(cohort, row)
         overlap = np.zeros(len(coords))
         if file is not None:
-            overlap, more = _measure_overlap(file, coords, size, roles=roles, masks=masks or MaskReading())
+            origin = read_slide_bounds(cohort.folder, row.slide_id)
+            overlap, more = _measure_overlap(
+                file, coords, size, roles=roles or {}, masks=masks or MaskReading(), origin=origin
+            )
             remarks = [*remarks, *more, *_find_contradictions(row, file, overlap, negative_class)]
         mpp = _find_mpp(cohort, row, microns_per_pixel)
         source = "negative class" if file is None else file.name
@@ -208,15 +224,61 @@ def _measure_overlap(
     coords: Int[np.ndarray, "n 2"],
     patch_size: int,
     *,
-    roles: Mapping[str, Role] | None,
+    roles: Mapping[str, Role],
     masks: MaskReading,
+    origin: Bounds,
 ) -> tuple[Float[np.ndarray, "n"], list[str]]:
     """Overlap of every patch with the annotation, and what was left out of it."""
     if file.suffix == ".xml":
         asap = read_asap(file, roles=roles)
         return polygon_overlap(coords, patch_size, asap.polygons), list(asap.skipped)
+    if file.suffix in _OUTLINES:
+        return _measure_geojson(read_objects(file), coords, patch_size, roles, origin)
     mask = read_mask(file, downsample=masks.downsample, tumour_values=masks.tumour_values)
     return mask_overlap(coords, patch_size, mask), []
+
+
+def _measure_geojson(
+    objects: Sequence[GeoObject],
+    coords: Int[np.ndarray, "n 2"],
+    patch_size: int,
+    roles: Mapping[str, Role],
+    origin: Bounds,
+) -> tuple[Float[np.ndarray, "n"], list[str]]:
+    """Overlap with the classes that count, and which those are."""
+    if UNCLASSIFIED in roles:
+        objects = [replace(one, class_name=one.class_name or UNCLASSIFIED) for one in objects]
+    shapes = name_shapes(objects, origin)
+    counts = Counter(one.class_name for one in objects if one.class_name)
+    chosen = _choose_classes(counts, roles)
+    polygons = [
+        replace(one, role=chosen[name])
+        for name, own in shapes.polygons.items()
+        if name in chosen
+        for one in own
+    ]
+    overlap = polygon_overlap(coords, patch_size, polygons)
+    for name, points in shapes.points.items():
+        if chosen.get(name) == "tumour":
+            rows = patches_at(coords, patch_size, points)
+            overlap[rows[rows >= 0]] = 1.0
+    words = {"tumour": "evidence", "exclusion": "cut out", None: "left out"}
+    said = {
+        word: ", ".join(f"'{name}' ({counts[name]})" for name in counts if chosen.get(name) == role)
+        for role, word in words.items()
+    }
+    return overlap, [
+        *(f"{word}: {names}" for word, names in said.items() if names),
+        *(f"{note} left out" for note in shapes.notes),
+    ]
+
+
+def _choose_classes(names: Iterable[str], roles: Mapping[str, Role]) -> dict[str, Role]:
+    """What each class of a GeoJSON file means; one that is not named here is left out."""
+    stated = {name: roles[name] for name in names if name in roles}
+    if "tumour" in roles.values():
+        return stated
+    return {**{name: "tumour" for name in names if not name.endswith("*")}, **stated}
 
 
 def _find_contradictions(

@@ -1,0 +1,102 @@
+"""GeoJSON as QuPath exports it, through the one reader of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gcemil.errors import InputError
+from gcemil.slides.geojson import count_ignored, parse_objects, read_objects
+
+SQUARE = [[0, 0], [8, 0], [8, 8], [0, 8], [0, 0]]
+HOLE = [[2, 2], [4, 2], [4, 4], [2, 4], [2, 2]]
+
+
+def feature(kind, coordinates, classification=None, object_type="annotation"):
+    return {
+        "type": "Feature",
+        "geometry": {"type": kind, "coordinates": coordinates},
+        "properties": {"objectType": object_type, "classification": classification},
+    }
+
+
+ONE = feature("Polygon", [SQUARE], {"name": "Tumor", "color": [1, 2, 3]})
+
+
+@pytest.mark.parametrize(
+    "content", [{"type": "FeatureCollection", "features": [ONE]}, {"features": [ONE]}, [ONE], ONE]
+)
+def test_a_collection_a_list_and_one_feature_say_the_same(content):
+    (found,) = parse_objects(content, "file")
+    assert found.class_name == "Tumor"
+    assert found.polygons[0][0].tolist() == SQUARE
+
+
+def test_holes_and_islands_stay_with_their_polygon():
+    (found,) = parse_objects(feature("MultiPolygon", [[SQUARE, HOLE], [HOLE]], "Tumor"), "file")
+    assert [len(rings) for rings in found.polygons] == [2, 1]
+    assert found.polygons[0][1].tolist() == HOLE
+
+
+@pytest.mark.parametrize(
+    ("classification", "name"),
+    [
+        (None, ""),
+        ("Tumor", "Tumor"),
+        ({"name": " Tumor: Positive "}, "Tumor: Positive"),
+        ({"names": ["Tumor", "Positive"]}, "Tumor: Positive"),
+        ({"color": [1, 2, 3]}, ""),
+    ],
+)
+def test_a_class_is_a_name_however_it_is_written(classification, name):
+    assert parse_objects(feature("Polygon", [SQUARE], classification), "file")[0].class_name == name
+
+
+@pytest.mark.parametrize("object_type", ["annotation", "detection", "tile", "cell"])
+def test_the_type_of_an_object_makes_no_difference(object_type):
+    (found,) = parse_objects(feature("Polygon", [SQUARE], "a", object_type), "file")
+    assert len(found.polygons) == 1
+
+
+def test_points_are_kept_and_lines_are_counted():
+    found = parse_objects(
+        [
+            feature("Point", [1, 2], "a"),
+            feature("MultiPoint", [[3, 4, 0], [5, 6, 0]], "a"),
+            feature("LineString", [[0, 0], [1, 1]], "a"),
+            {"type": "Feature", "geometry": None, "properties": None},
+        ],
+        "file",
+    )
+    assert np.concatenate([one.points for one in found]).tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert count_ignored(found) == {"LineString": 1, "no geometry": 1}
+
+
+def test_a_collection_of_geometries_is_one_object():
+    inner = [{"type": "Polygon", "coordinates": [SQUARE]}, {"type": "Point", "coordinates": [1, 2]}]
+    geometry = {"type": "GeometryCollection", "geometries": inner}
+    (found,) = parse_objects({"type": "Feature", "geometry": geometry, "properties": {}}, "file")
+    assert (len(found.polygons), found.points.tolist()) == (1, [[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text", "neither a FeatureCollection nor a list"),
+        ({"features": 3}, "neither a FeatureCollection nor a list"),
+        ([[ONE]], "object 0 is no GeoJSON feature"),
+        ([ONE, {"geometry": {}}], "object 1 is no GeoJSON feature"),
+        ({"type": "Feature", "geometry": [1]}, "geometry without a type"),
+        (feature("Polygon", [SQUARE], {"name": 3}), "classification that is no name"),
+        (feature("Polygon", [SQUARE], [3]), "classification that is no name"),
+        (feature("MultiPolygon", None), "coordinates that are no numbers"),
+        (feature("Polygon", [[[0, 0], [1, float("nan")], [1, 1]]]), "not at least 3 finite pairs"),
+        (feature("Point", [2e9, 0]), "farther than any slide"),
+    ],
+)
+def test_what_is_no_geojson_is_refused_in_one_sentence_that_names_the_object(tmp_path, content, message):
+    path = tmp_path / "s.geojson"
+    path.write_text(json.dumps(content).replace("NaN", "1e999"))
+    with pytest.raises(InputError, match=message) as refused:
+        read_objects(path)
+    assert str(path) in str(refused.value)
