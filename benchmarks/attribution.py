@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import captum_occlusion, has_closed_form, occlusion, single
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.hosts.table import HOSTS, create_host
 
 REQUIRED_SPEEDUP = 100.0

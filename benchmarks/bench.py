@@ -36,10 +36,10 @@ import wrapper
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.diagnostics.attribution import block_occlusion
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.evidence.losses import NullTarget
+from gcemil.explain import Interventions
 from gcemil.hosts.table import HOSTS, create_host
-from gcemil.interventions import Interventions
 from gcemil.tasks.task import ClassificationTask
 from gcemil.training.objective import TrainingBag, evidence_terms, host_terms
 

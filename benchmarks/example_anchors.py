@@ -22,7 +22,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.diagnostics.truth import average_precision
-from gcemil.evidence.examples import RIDGE, whitening_fit
+from gcemil.evidence.alignment import RIDGE, whitening_fit
 from gcemil.simulation.compose import EXAMPLES
 from gcemil.simulation.patch_pool import read_pool
 from gcemil.training.fold import reference_patches

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from run_builders import TrainedRuns
 
 CHECKED = (
-    "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "interventions", "model", "records",
-    "recovery", "runs", "slides", "tasks", "training",
+    "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "model", "records",
+    "recovery", "row_blocks", "runs", "slides", "tasks", "training",
 )  # fmt: skip
 install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typechecked")
 

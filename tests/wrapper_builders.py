@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gcemil.config import EvidenceSettings
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.evidence.coverage import WEIGHT_GAIN
-from gcemil.evidence.pathways import RiskPathways
+from gcemil.evidence.coverage import WEIGHT_GAIN, RiskPathways
 from gcemil.hosts.host import Host
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil

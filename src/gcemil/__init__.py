@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from gcemil.diagnostics.snr import SnrScores, snr
     from gcemil.errors import GcemilError
     from gcemil.evidence.anchors import AnchorBank
-    from gcemil.explain import explain_slide
+    from gcemil.explain import Interventions, explain_slide
     from gcemil.hosts.adapters import CallableHost, TorchmilHost
     from gcemil.hosts.host import Embedded, Host, HostOutput, MilHost, Stage
     from gcemil.hosts.own import trust_host
     from gcemil.hosts.table import HOSTS, HostSpec, create_host
-    from gcemil.interventions import Interventions
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
     from gcemil.runs.network import load_network
@@ -76,7 +75,7 @@ _HOME = {
     "HostOutput": "gcemil.hosts.host",
     "HostSettings": "gcemil.config",
     "HostSpec": "gcemil.hosts.table",
-    "Interventions": "gcemil.interventions",
+    "Interventions": "gcemil.explain",
     "MilHost": "gcemil.hosts.host",
     "Recovery": "gcemil.recovery.recover",
     "SnrScores": "gcemil.diagnostics.snr",

@@ -20,15 +20,12 @@ from torch import Tensor, nn
 
 from gcemil.config import EvidenceSettings
 from gcemil.errors import BagError, UsageError
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.checking import Check, Tolerances, choose_ranking
-from gcemil.evidence.coverage import ClassUtility, anchor_coverage
-from gcemil.evidence.fold import unfolded
+from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage
 from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.losses import patch_concept_presence
-from gcemil.evidence.pathways import RiskPathways
-from gcemil.evidence.responses import create_response
 from gcemil.evidence.selector import MIXTURE, Selector, led_rankings
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (
@@ -41,6 +38,7 @@ from gcemil.hosts.host import (
     embedded_bag,
     shortcut,
 )
+from gcemil.row_blocks import unfolded
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
 

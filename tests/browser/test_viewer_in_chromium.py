@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
-from gcemil.interventions import class_probability
+from gcemil.explain import class_probability
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from viewer_builders import running

@@ -5,9 +5,8 @@ import torch
 
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.evidence.gates import budget_count
-from gcemil.explain import explain_bag, slide_evidence
+from gcemil.explain import Interventions, explain_bag, slide_evidence
 from gcemil.hosts.table import HOSTS
-from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 from gcemil.training.objective import create_null, evidence_terms

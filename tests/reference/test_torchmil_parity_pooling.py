@@ -11,10 +11,9 @@ from torchmil.models import ABMIL, CLAM_SB, DSMIL
 from torchmil.nn import AttentionPool
 
 from gcemil.hosts.abmil import Abmil
-from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.clam_sb import ClamSb, smooth_svm
 from gcemil.hosts.dsmil import Dsmil
 from gcemil.hosts.dtfd import Dtfd, group_of
-from gcemil.hosts.instance_loss import smooth_svm
 
 SIZES = [1, 2, 50, 700]
 close = {"atol": 1e-6, "rtol": 0}

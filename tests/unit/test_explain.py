@@ -8,8 +8,14 @@ from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
-from gcemil.explain import explain_bag, explain_slide, recover_evidence, slide_evidence
-from gcemil.interventions import Interventions, class_probability
+from gcemil.explain import (
+    Interventions,
+    class_probability,
+    explain_bag,
+    explain_slide,
+    recover_evidence,
+    slide_evidence,
+)
 from gcemil.recovery.recover import StopReason, recover
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gcemil.errors import BagError, UsageError
+from gcemil.explain import Interventions, class_probability, standardised_risk
 from gcemil.hosts.host import Embedded, HostOutput, MilHost
-from gcemil.interventions import Interventions, class_probability, standardised_risk
 from wrapper_builders import prepared_host, tensor_bag
 
 

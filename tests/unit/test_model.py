@@ -5,12 +5,10 @@ import torch
 
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import BagError, UsageError
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, PaperResponse
 from gcemil.evidence.bridge import FreeBridge, IdentityBridge, ProximalBridge
-from gcemil.evidence.coverage import WEIGHT_GAIN, ClassUtility, anchor_coverage
+from gcemil.evidence.coverage import WEIGHT_GAIN, ClassUtility, RiskPathways, anchor_coverage
 from gcemil.evidence.gates import GATES
-from gcemil.evidence.pathways import RiskPathways
-from gcemil.evidence.responses import PaperResponse
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.model import EvidenceOutput, GatedOutput, GceMil, bridge_kind
 from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, wrapped

@@ -7,10 +7,10 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from builders import make_bag
 from gcemil import row_blocks
 from gcemil.bags.bag import slide_bag
-from gcemil.diagnostics import attribution_gradients as gradient
+from gcemil.diagnostics import attribution as gradient
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, supported_attributions
 from gcemil.diagnostics.cost import peak_bytes
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.explain import bag_tensors, explain_slide
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, logarithm

@@ -27,14 +27,27 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
-from gcemil.diagnostics.network_view import NetworkView, Order, network_view, prefix_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    NetworkView,
+    Order,
+    TrainedFold,
+    network_view,
+    prefix_logits,
+)
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
-from gcemil.recovery.rules import ranking, subset_size
-from gcemil.recovery.sufficiency import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
+from gcemil.recovery.rules import (
+    Growth,
+    GrowthEnd,
+    Holds,
+    check_tolerance,
+    ranking,
+    smallest_faithful_prefix,
+    subset_size,
+)
 from gcemil.shapes import Logits
 
 ADAPTIVE = "adaptive"

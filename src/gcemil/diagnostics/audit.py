@@ -49,10 +49,9 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import bag_tensors
+from gcemil.explain import Interventions, bag_tensors
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
-from gcemil.interventions import Interventions
 from gcemil.metrics import METRICS
 from gcemil.recovery.rules import members, subset_size, top_k
 from gcemil.rules import CONTROLS

@@ -27,10 +27,16 @@ from torch import Tensor
 
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.diagnostics.network_view import NetworkView, network_view, prefix_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, bag_outputs, snr_scores, task_metric
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    NetworkName,
+    NetworkView,
+    TrainedFold,
+    network_view,
+    prefix_logits,
+)
 from gcemil.diagnostics.truth import (
     TruthScores,
     oracle_scores,
@@ -40,10 +46,9 @@ from gcemil.diagnostics.truth import (
     truth_scores,
 )
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import bag_tensors, explain_bag
+from gcemil.explain import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.hosts.host import Host
-from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.recovery.rules import members, random_k, ranking, subset_size, top_k
 from gcemil.rules import GATED_RULES

@@ -44,14 +44,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gcemil.diagnostics.attribution import supported_attributions
-from gcemil.diagnostics.network_view import predict_bag
 from gcemil.diagnostics.snr import task_metric
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import recover_evidence
+from gcemil.explain import Interventions, recover_evidence
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
-from gcemil.interventions import Interventions
 from gcemil.prefilter.cost import (
     PREFILTER_MODE,
     PrefilterCost,

@@ -40,10 +40,18 @@ from scipy.special import bdtr
 from scipy.stats import betabinom, binom
 from torch import Tensor
 
-from gcemil.diagnostics.network_view import NetworkView, Order, network_view, prefix_logits
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PartName, TrainedFold
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    NetworkName,
+    NetworkView,
+    Order,
+    PartName,
+    TrainedFold,
+    network_view,
+    prefix_logits,
+)
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
-from gcemil.diagnostics.network_view import NetworkView, Order
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, NetworkView, Order
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed

@@ -34,8 +34,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors, recover_evidence
-from gcemil.interventions import Interventions, class_probability, standardised_risk
+from gcemil.explain import Interventions, bag_tensors, class_probability, recover_evidence, standardised_risk
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.classification import confusion, macro_f1

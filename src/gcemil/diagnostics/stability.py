@@ -39,9 +39,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, RowIndex
-from gcemil.diagnostics.network_view import network_view
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation

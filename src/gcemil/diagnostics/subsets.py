@@ -31,10 +31,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.network_view import NetworkView, Order, Ranking, network_view, prefix_logits
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import PartName, TrainedFold
+from gcemil.diagnostics.trained_fold import (
+    NetworkView,
+    Order,
+    PartName,
+    Ranking,
+    TrainedFold,
+    network_view,
+    prefix_logits,
+)
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_row

@@ -22,9 +22,8 @@ from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Explanation, explain_bag
+from gcemil.explain import Explanation, Interventions, explain_bag
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.interventions import Interventions
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, recover
 from gcemil.recovery.rules import members, ranking

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.alignment import FactoredFit, procrustes_fit, reduced_rank_fit
-from gcemil.evidence.fold import Fold, SquaredNorms, squared_norm, unfolded
+from gcemil.row_blocks import Fold, SquaredNorms, squared_norm, unfolded
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
 DEFAULT_BRIDGE_RANK = 128

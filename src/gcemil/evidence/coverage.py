@@ -14,6 +14,13 @@ ranks patches in repair and carries the gradient in training.
 
 Products are sums of log1p. A factor 1 - 1e-9 is 1 in float32, and 100,000 of them would count for nothing;
 their logarithms add up to the 1e-4 they are worth.
+
+For survival, coverage is read as a Cox model of risk pathways (the paper's appendix on survival):
+
+  P(z_m = 1 | S) = 1 - prod_{i in S} (1 - r_im) = v_m(S)            pathway m is present somewhere in S
+  h(S) = sum_m beta_m v_m(S),   lambda(t | S) = lambda_0(t) e^h(S)
+
+beta is signed: a pathway may protect. The baseline hazard absorbs any constant, so there is no bias.
 """
 
 from __future__ import annotations
@@ -135,3 +142,34 @@ def _product_of_the_others(hits: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     others = torch.exp(log_factors.sum(dim=0) - log_factors)
     certain_others = certain.sum(dim=0) - certain.int()
     return others.masked_fill(certain_others > 0, 0.0)
+
+
+class RiskPathways(nn.Module):
+    """Log-risk as a sum over anchors, each term with a name a pathologist can read."""
+
+    def __init__(self, n_anchors: int) -> None:
+        super().__init__()
+        self.raw_effects = nn.Parameter(torch.zeros(n_anchors))
+        self.rate_scale = RateScale(n_anchors)
+
+    @property
+    def effects(self) -> AnchorWeights:
+        """beta_m: the log hazard ratio of a fully covered pathway against an absent one."""
+        return WEIGHT_GAIN * self.raw_effects
+
+    def logits(self, rate: Coverage) -> Logits:
+        """The risk read off the coverage rate alone: what teaches the effects, as for classes."""
+        return (self.effects @ self.rate_scale(rate)).reshape(1)
+
+    def forward(self, coverage: Coverage) -> Logits:
+        """h, with the one-output axis that a host's risk has."""
+        return self.contributions(coverage).sum(dim=0, keepdim=True)
+
+    def contributions(self, coverage: Coverage) -> Coverage:
+        """beta_m v_m: what each pathway adds to the log-risk."""
+        return self.effects * coverage
+
+    @property
+    def anchor_weights(self) -> AnchorWeights:
+        """|beta_m|: repair covers the pathways that move the risk, in either direction."""
+        return self.effects.abs()

@@ -12,13 +12,18 @@ Deviations. Patches are ranked by z + log pi, raw: softmaxed weights underflow t
 patch is both positive and negative. Bottom-B may hold patches the gate closed; only exact zeros are removed. PyTorch's
 own initialisation, as in the authors' code since 2024. A risk has no classes, so its instance branch does not exist and
 the task loss has its full weight.
+
+The authors' other instance loss, cross_entropy, is the same without the margin. HDMIL has the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import ValuedEmbedded
@@ -33,7 +38,6 @@ from gcemil.hosts.attention import (
     value_contributions,
 )
 from gcemil.hosts.host import GateMode, HostOutput, MilHost
-from gcemil.hosts.instance_loss import INSTANCE_LOSSES
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 BAG_WEIGHT = 0.7
@@ -130,3 +134,25 @@ def extremes(ranking: Scores, n_side: int) -> tuple[Int[Tensor, "k"], Int[Tensor
     """The rows of the highest and of the lowest values; they never share a row while n_side <= n / 2."""
     order = ranking.detach().argsort(descending=True, stable=True)
     return order[:n_side], order[-n_side:]
+
+
+def smooth_svm(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The loss of every row; column 1 is the target where `positive`, column 0 elsewhere."""
+    return F.softplus(1 + wrong_margin(scores, positive))
+
+
+def cross_entropy(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The same for the cross-entropy of the two columns."""
+    return F.softplus(wrong_margin(scores, positive))
+
+
+def wrong_margin(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """By how much the other column exceeds the target's."""
+    margin = scores[..., 1] - scores[..., 0]
+    return torch.where(positive, -margin, margin)
+
+
+INSTANCE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "svm": smooth_svm,
+    "cross_entropy": cross_entropy,
+}

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import ClosedForm, GatedAttention, Head, headed_means, in_chunks
+from gcemil.hosts.clam_sb import smooth_svm
 from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost
-from gcemil.hosts.instance_loss import smooth_svm
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
 NORMALISATIONS = ("branch", "joint")

@@ -19,13 +19,13 @@ from torch import Tensor
 from gcemil.bags import arrays
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.examples import EXAMPLES
+from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, choose_for_fold, read_examples
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError, ConfigError
-from gcemil.evidence.alignment import FactoredFit
+from gcemil.evidence.alignment import FactoredFit, bank_from_examples, whitening_fit
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import FreeBridge
 from gcemil.explain import Explanation, slide_evidence
@@ -41,7 +41,6 @@ from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker
-from gcemil.training.examples import create_example_bank
 from gcemil.training.loop import EpochRecord, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
 
@@ -312,3 +311,23 @@ def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
         return {"target": cohort.card.classes[spec.target]}
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}
+
+
+def create_example_bank(
+    cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor, *, rank: int
+) -> tuple[AnchorBank, FactoredFit]:
+    """Anchors of examples on these training slides and on slides outside the cohort, and the bridge that reaches them."""
+    examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
+    train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
+    held_out = {row.slide_id for row in cohort.slides} - train
+    chosen = choose_for_fold(examples, held_out)
+    if chosen.missing:
+        raise CohortError(
+            f"{cohort.folder / EXAMPLES_FILE}: this fold has no example of '{chosen.missing[0]}' on its training slides or outside the "
+            f"cohort ({chosen.n_held_out} examples lie on slides it validates or tests on). Name patches on more slides with "
+            "'gcemil anchors from-examples'."
+        )
+    fit = whitening_fit(reference, rank=rank)
+    left_out = f", {chosen.n_held_out} on held-out slides left out" if chosen.n_held_out else ""
+    rows = {name: torch.from_numpy(examples.features[own]) for name, own in chosen.rows.items()}
+    return bank_from_examples(rows, fit, source=examples.source, note=left_out), fit

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gcemil.config import EvidenceSettings
-from gcemil.evidence.coverage import coverage_rate
+from gcemil.evidence.coverage import RiskPathways, coverage_rate
 from gcemil.evidence.gates import straight_through
 from gcemil.evidence.losses import (
     NullRisk,
@@ -33,7 +33,6 @@ from gcemil.evidence.losses import (
     necessity_cross_entropy,
     necessity_risk_error,
 )
-from gcemil.evidence.pathways import RiskPathways
 from gcemil.hosts.host import Host, HostOutput
 from gcemil.model import Evidence, EvidenceOutput, GceMil
 from gcemil.tasks.task import Task

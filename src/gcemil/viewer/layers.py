@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from gcemil.diagnostics.network_view import network_view
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
+from gcemil.diagnostics.trained_fold import network_view
 from gcemil.recovery.rules import ranking
 from gcemil.viewer.session import OpenedSlide
 

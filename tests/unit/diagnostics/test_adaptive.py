@@ -8,13 +8,11 @@ import torch
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import adaptive
 from gcemil.diagnostics.adaptive import PrefixLogits, Steps, choose_tolerance, start_search
-from gcemil.diagnostics.network_view import network_view
-from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold, network_view
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
-from gcemil.recovery.rules import ranking, top_k
-from gcemil.recovery.sufficiency import GrowthEnd
+from gcemil.recovery.rules import GrowthEnd, ranking, top_k
 from gcemil.report.sections.robustness import choose_main_rows, sort_rows
 from planted_folds import planted_fold
 from run_builders import TrainedRuns

@@ -9,13 +9,13 @@ from gcemil.diagnostics.attribution import (
     block_occlusion,
     block_single,
     captum_occlusion,
+    integrated_gradients,
     keep_one,
     leave_one_out,
     patch_blocks,
     supported_attributions,
 )
-from gcemil.diagnostics.attribution_gradients import integrated_gradients
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.adapters import CallableHost

@@ -8,9 +8,8 @@ import torch
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import budget
 from gcemil.diagnostics.budget import prefix_outcomes
-from gcemil.diagnostics.network_view import network_view
 from gcemil.diagnostics.snr import bag_outcome
-from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold, network_view
 from gcemil.errors import UsageError
 from gcemil.findings import read_finding, write_finding
 from gcemil.metrics import METRICS

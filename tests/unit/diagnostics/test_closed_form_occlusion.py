@@ -11,7 +11,7 @@ from gcemil.diagnostics.attribution import (
     occlusion,
     single,
 )
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts import attention
 from gcemil.hosts.abmil import Abmil

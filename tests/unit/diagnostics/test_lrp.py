@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gcemil.diagnostics.attribution_gradients import has_lrp_rules, hold_constant, lrp, normalise_by_constant
-from gcemil.diagnostics.network_view import predict_bag
+from gcemil.diagnostics.attribution import has_lrp_rules, hold_constant, lrp, normalise_by_constant
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.hosts.host import shortcut
 from gcemil.hosts.table import HOSTS
 from wrapper_builders import prepared_host, tensor_bag

@@ -5,10 +5,9 @@ import torch
 
 from fold_builders import few_bags
 from gcemil.diagnostics import subsets
-from gcemil.diagnostics.network_view import linear_form, predict_bag, prefix_logits, view_bag
 from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.subsets import Sufficiency, disjoint_candidates, subset_figures
-from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold, linear_form, predict_bag, prefix_logits, view_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.network_view import predict_bag, view_bag
 from gcemil.diagnostics.posthoc import area, flipping_curves
 from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.trained_fold import predict_bag, view_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from wrapper_builders import prepared_host, tensor_bag

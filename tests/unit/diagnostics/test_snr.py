@@ -5,8 +5,8 @@ import torch
 
 from gcemil.diagnostics.snr import BagOutcome, RiskScale, bag_outcome, snr_scores
 from gcemil.errors import UsageError
+from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
-from gcemil.interventions import Interventions
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 
 TASK = ClassificationTask(("normal", "tumour"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gcemil.diagnostics.snr import Tolerances, Verdict, bag_outcome, bag_outputs, judge_subset
+from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
-from gcemil.interventions import Interventions
 from gcemil.recovery.rules import above_threshold
 from gcemil.tasks.task import ClassificationTask
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from gcemil.diagnostics.attribution import leave_one_out
-from gcemil.diagnostics.network_view import network_view, predict_bag
 from gcemil.diagnostics.rules import (
     attribute_patches,
     choose_attributions,
@@ -10,7 +9,7 @@ from gcemil.diagnostics.rules import (
     rule_scores,
     smooth_scores,
 )
-from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold, network_view, predict_bag
 from gcemil.errors import UsageError
 from gcemil.recovery.rules import top_k
 from planted_folds import planted_fold, planted_host

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gcemil.errors import UsageError
-from gcemil.evidence.adapter import LowRankAdapter
-from gcemil.evidence.fold import unfolded
+from gcemil.evidence.selector import LowRankAdapter
+from gcemil.row_blocks import unfolded
 
 
 def perturbed_adapter(in_dim: int, dtype: torch.dtype) -> LowRankAdapter:

@@ -15,7 +15,7 @@ from gcemil.evidence.bridge import (
     ProximalBridge,
     create_bridge,
 )
-from gcemil.evidence.fold import unfolded
+from gcemil.row_blocks import unfolded
 
 WIDTHS = [("free", 12, 9), ("proximal", 12, 9), ("proximal", 9, 12), ("frozen", 12, 9), ("identity", 10, 10)]
 WIDTHS += [("orthogonal", 9, 12), ("orthogonal", 10, 10), ("orthogonal", 12, 9), ("orthogonal", 12, 4)]

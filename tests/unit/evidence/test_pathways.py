@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gcemil.evidence.coverage import WEIGHT_GAIN, anchor_coverage, marginal_gains
-from gcemil.evidence.pathways import RiskPathways
+from gcemil.evidence.coverage import WEIGHT_GAIN, RiskPathways, anchor_coverage, marginal_gains
 
 
 def pathways(*effects: float) -> RiskPathways:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gcemil.errors import InputError, UsageError
-from gcemil.evidence.responses import CalibratedResponse, PaperResponse, create_response
+from gcemil.evidence.anchors import CalibratedResponse, PaperResponse, create_response
 
 
 def sigmoid(value: float) -> float:

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from gcemil.errors import UsageError
-from gcemil.evidence.fold import unfolded
 from gcemil.evidence.selector import Selector, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
+from gcemil.row_blocks import unfolded
 
 
 def make_selector(**options: float) -> Selector:

@@ -5,8 +5,7 @@ import torch
 
 from gcemil.errors import UsageError
 from gcemil.hosts.abmil import ValuedEmbedded
-from gcemil.hosts.clam_sb import ClamSb, extremes
-from gcemil.hosts.instance_loss import smooth_svm
+from gcemil.hosts.clam_sb import ClamSb, extremes, smooth_svm
 
 
 def softplus(x):

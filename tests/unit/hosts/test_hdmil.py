@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gcemil.errors import UsageError
+from gcemil.hosts.clam_sb import smooth_svm
 from gcemil.hosts.hdmil import (
     BranchEmbedded,
     Hdmil,
@@ -18,7 +19,6 @@ from gcemil.hosts.hdmil import (
     straight_through_weights,
     union_rate,
 )
-from gcemil.hosts.instance_loss import smooth_svm
 
 LABEL = torch.tensor(1)
 

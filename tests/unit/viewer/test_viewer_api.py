@@ -7,7 +7,7 @@ import torch
 
 from gcemil.bags import store
 from gcemil.errors import RunError, UsageError
-from gcemil.interventions import class_probability
+from gcemil.explain import class_probability
 from gcemil.viewer.bench_api import read_masks
 from gcemil.viewer.reviews import Agreement
 from gcemil.viewer.session import ViewerSession
