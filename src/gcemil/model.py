@@ -23,9 +23,8 @@ from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.checking import Check, Tolerances, choose_ranking
-from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage
+from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import budget_count, create_gate
-from gcemil.evidence.losses import patch_concept_presence
 from gcemil.evidence.selector import MIXTURE, Selector, led_rankings
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import pytest
 from PIL import Image
 
-from gcemil import files
 from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
     checked,
@@ -29,6 +28,7 @@ from gcemil.files import (
     whole_folder,
     write_json,
     write_text,
+    writing,
 )
 
 
@@ -238,7 +238,7 @@ def test_a_damaged_picture_is_named(tmp_path):
 @pytest.mark.parametrize("swaps", [True, False])
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch, swaps):
     if not swaps:
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(writing, "_exchange", lambda first, second: False)
     folder = tmp_path / "splits"
     for name in ("old", "kept", "both"):
         write_text(folder / name, "before")

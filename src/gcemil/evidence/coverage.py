@@ -66,6 +66,12 @@ def missed_by_the_others(gates: Gates, responses: Responses) -> Responses:
     return _product_of_the_others(gates.unsqueeze(1) * responses)
 
 
+def patch_concept_presence(responses: Responses, anchor_weights: AnchorWeights) -> Gates:
+    """Weighted noisy-OR of each patch on its own: 1 - prod_m (1 - r_im)^{w_m}."""
+    # xlog1py: an anchor of weight 0 counts for nothing even where its response is 1.
+    return -torch.expm1(torch.special.xlog1py(anchor_weights, -responses).sum(dim=1))
+
+
 class RateScale(nn.Module):
     """Rates of the bags seen so far: mean and spread per anchor, by which a rate is standardised."""
 

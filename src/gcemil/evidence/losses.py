@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gcemil.errors import UsageError
+from gcemil.evidence.coverage import patch_concept_presence
 from gcemil.evidence.gates import CLOSED_GATE
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses
 
@@ -23,12 +24,6 @@ Loss = Float[Tensor, ""]
 def budget_excess_squared(gates: Gates, *, budget: float) -> Loss:
     """ReLU(mean pi - rho)^2 of one bag."""
     return torch.relu(gates.mean() - budget).square()
-
-
-def patch_concept_presence(responses: Responses, anchor_weights: AnchorWeights) -> Gates:
-    """Weighted noisy-OR of each patch on its own: 1 - prod_m (1 - r_im)^{w_m}."""
-    # xlog1py: an anchor of weight 0 counts for nothing even where its response is 1.
-    return -torch.expm1(torch.special.xlog1py(anchor_weights, -responses).sum(dim=1))
 
 
 def grounding_divergence(

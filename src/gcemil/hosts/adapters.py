@@ -1,4 +1,4 @@
-"""Bring your own model: any callable over a bag, or a torchmil model, becomes a host.
+"""A class becomes a host: one of ours, a user's, or any callable over a bag behind an adapter (also torchmil's models).
 
 A black box has one place for a gate, its input. So a soft gate multiplies the features in both modes, and in deletion
 mode (the default here) a gate of exactly 0 removes the row before the model is called.
@@ -12,13 +12,19 @@ Scores the model returns are used whatever the option says.
 
 One logit for two classes is read as the log-odds of class 1: (0, logit). The bag feature of a black box is its logits.
 Evaluation is as deterministic as the model is.
+
+gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor takes them; everything else
+comes from the options. A class that is not ours is asked about one small bag before anything relies on it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Literal
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -166,3 +172,149 @@ def read_scores(answer: object, features: Features) -> Scores | None:
 def outside_inference(features: Features) -> Features:
     """Tensors made in inference mode cannot be recorded; a copy can."""
     return features.clone() if features.is_inference() else features
+
+
+STEPS = ("embed", "aggregate", "gated", "stages", "begin_stage", "after_step")
+"""The methods of the protocol; a plain module has none of them."""
+ATTRIBUTES = ("in_dim", "n_outputs", "gate_mode", "task_weights", "reweights_features")
+PROBED_PATCHES = 16
+
+
+def create_own(
+    name: str, host_class: Any, given: Mapping[str, Any], options: Mapping[str, object]
+) -> MilHost[Any]:
+    """A host of a class that is not ours, asked about one small bag before anything relies on it."""
+    if not issubclass(host_class, nn.Module):
+        raise UsageError(f"'{name}' is no host but another class. A host is a class: a torch.nn.Module.")
+    missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]
+    if missing and {"embed", "aggregate"} & set(STEPS).difference(missing):
+        raise UsageError(
+            f"Host '{name}' honours the Host protocol in part: it has no '{missing[0]}'. "
+            "Let it be a subclass of gcemil.MilHost, which has what is missing."
+        )
+    host: Any = (
+        adapt_module(name, host_class, given, options)
+        if missing
+        else construct(name, host_class, given, options)
+    )
+    check_host(name, host, given)
+    return host
+
+
+def construct(name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]) -> Any:
+    """An object of the class: `given` as far as its constructor takes it, and every option."""
+    parameters = inspect.signature(host_class).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    accepted = [one.name for one in named if one.name not in given]
+    if unknown := sorted(option for option in options if option not in accepted and not takes_all):
+        raise UsageError(
+            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
+        )
+    taken = {one.name for one in named} | (set(given) if takes_all else set())
+    if given.get("gate_mode") is not None and "gate_mode" not in taken:
+        raise UsageError(f"Host '{name}' takes no gate_mode. Leave host.gate_mode empty.")
+    arguments = {
+        key: value
+        for key, value in given.items()
+        if key in taken and not (key == "gate_mode" and value is None)
+    }
+    arguments |= options
+    required = [one.name for one in named if one.default is one.empty and one.name not in arguments]
+    required += [
+        one.name for one in parameters if one.kind is one.POSITIONAL_ONLY and one.default is one.empty
+    ]
+    if required:
+        raise UsageError(
+            f"Host '{name}' cannot be made: its constructor needs '{required[0]}'. gcemil gives in_dim, n_outputs and "
+            f"gate_mode under these names; give the rest with --set host.options.{required[0]}=VALUE."
+        )
+    try:
+        return host_class(**arguments)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
+        made_with = f"the options {dict(options)}" if options else "its default options"
+        raise UsageError(
+            f"Host '{name}' cannot be made with {made_with} ({describe_failure(error)})."
+        ) from error
+
+
+def adapt_module(
+    name: str, module_class: type, given: Mapping[str, Any], options: Mapping[str, object]
+) -> CallableHost:
+    """A module from features to logits as a host: gates act on its input."""
+    options = dict(options)
+    source: Any = "slope"
+    if "scores" in options and "scores" not in inspect.signature(module_class).parameters:
+        source = options.pop("scores")
+        if source not in get_args(ScoreSource):
+            raise UsageError(
+                f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, got '{source}'."
+            )
+    model = construct(name, module_class, {key: given[key] for key in given if key != "gate_mode"}, options)
+    mode: GateMode = given.get("gate_mode") or "deletion"
+    return CallableHost(
+        model,
+        given["in_dim"],
+        given["n_outputs"],
+        mode,
+        takes_coords="coords" in inspect.signature(model.forward).parameters,
+        scores=source,
+    )
+
+
+def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
+    """The sizes it was asked for, everything the protocol names, and an answer of the right form on a small bag."""
+    if missing := [attribute for attribute in ATTRIBUTES if not hasattr(host, attribute)]:
+        raise UsageError(
+            f"Host '{name}' has no '{missing[0]}', which the Host protocol names. Let it be a subclass of gcemil.MilHost, "
+            "and call its constructor."
+        )
+    for size in ("in_dim", "n_outputs"):
+        if getattr(host, size) != given[size]:
+            raise UsageError(
+                f"Host '{name}' was asked for {size} {given[size]} and has {getattr(host, size)}."
+            )
+    if any(tensor.is_meta for tensor in host.state_dict().values()):
+        return
+    rows = torch.arange(PROBED_PATCHES)
+    features = torch.sin(torch.arange(PROBED_PATCHES * given["in_dim"]).float()).view(PROBED_PATCHES, -1)
+    coords = 256 * torch.stack([rows % 4, rows // 4], dim=1)
+    trains = host.training
+    # Asked in evaluation and without touching the random numbers: the host is as fresh afterwards as before.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        host.eval()
+        try:
+            check_output(name, host(features, coords), given["n_outputs"])
+            halves = torch.full((PROBED_PATCHES,), math.log(0.5))
+            gated = host.gated(features, host.embed(features), coords, halves)
+            check_output(name, gated, given["n_outputs"])
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"Host '{name}' failed on a bag of {PROBED_PATCHES} patches of width {given['in_dim']} "
+                f"({describe_failure(error)})."
+            ) from error
+        finally:
+            host.train(trains)
+
+
+def check_output(name: str, output: Any, n_outputs: int) -> None:
+    if not isinstance(output, HostOutput):
+        raise UsageError(
+            f"Host '{name}' answers a bag with {type(output).__name__}, not with gcemil.HostOutput."
+        )
+    for part, length in (("logits", n_outputs), ("scores", PROBED_PATCHES)):
+        tensor: Tensor = getattr(output, part)
+        if tuple(tensor.shape) != (length,):
+            raise UsageError(
+                f"Host '{name}' gives {part} of shape {tuple(tensor.shape)} for {PROBED_PATCHES} patches and {n_outputs} "
+                f"outputs; it is to be ({length},)."
+            )
+
+
+def describe_failure(error: BaseException) -> str:
+    """What went wrong in a host, and in which line of which file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,4 +1,4 @@
-"""Hosts that are not part of gcemil: found by name, imported only with consent (how they are made: construct.py).
+"""Hosts that are not part of gcemil: found by name, imported only with consent (how they are made: adapters.py).
 
   package.module:Class   a class in the working folder or among the installed packages
   a plain name           an entry point of the group `gcemil.hosts`, registered by a package that you installed

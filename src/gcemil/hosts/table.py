@@ -172,8 +172,8 @@ def create_host(
         # Whoever names a class in a call has let its code run: a run that names the same one adds nothing to that.
         own.trust_host(name)
     # Torch comes with it, which a list of names must not need.
-    construct = import_module("gcemil.hosts.construct")
-    host: AnyHost = (construct.create_own if spec.is_own else construct.construct)(
+    adapters = import_module("gcemil.hosts.adapters")
+    host: AnyHost = (adapters.create_own if spec.is_own else adapters.construct)(
         name, host_class, given, options
     )
     return host

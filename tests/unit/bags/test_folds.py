@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from builders import left_behind, make_cohort
-from gcemil import files
 from gcemil.bags import folds as folds_module
 from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
+from gcemil.files import write_table, writing
 
 
 def test_every_slide_is_tested_once_and_validated_at_most_once(tmp_path):
@@ -105,7 +105,7 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
 @pytest.mark.parametrize("swaps", [True, False])
 def test_fewer_folds_leave_none_of_the_old_ones(tmp_path, monkeypatch, swaps):
     if not swaps:
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(writing, "_exchange", lambda first, second: False)
     cohort = make_cohort(tmp_path, n_cases=30)
     write_folds(cohort, make_folds(cohort))
     (tmp_path / "splits" / "README.txt").write_text("dealt by hand")
@@ -125,7 +125,7 @@ def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
         calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return files.write_table(*arguments)
+        return write_table(*arguments)
 
     monkeypatch.setattr(folds_module, "write_table", interrupted)
     with pytest.raises(KeyboardInterrupt):

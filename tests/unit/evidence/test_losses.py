@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gcemil.errors import UsageError
+from gcemil.evidence.coverage import patch_concept_presence
 from gcemil.evidence.losses import (
     NullRisk,
     NullTarget,
@@ -14,7 +15,6 @@ from gcemil.evidence.losses import (
     grounding_squared_error,
     necessity_cross_entropy,
     necessity_risk_error,
-    patch_concept_presence,
 )
 
 
