@@ -2,11 +2,15 @@
 
 Known here and nowhere else in the tables: where runs, cohorts and findings lie. Every figure is a row of a
 *source*: `task` (metrics.json; labelled by mode), or a diagnostic by its name. Files are read when a table asks.
+
+A wrapped run whose evidence leaves its host alone holds the plain host, bit for bit. Where a grid trained no plain arm, its
+figures are read from there: the metrics of the full bag, and what the wrapped host says under rules that need no gates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,10 +24,13 @@ from gcemil.benchmark.results import Record, Results, read_cohort_record
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import Row, read_finding
+from gcemil.rules import find_rule
 from gcemil.runs.folder import RunFolder, read_metrics, read_run
 
 FoldRow = tuple[int | None, Row]
 """A row and its fold; None for a row about the whole run."""
+HOST, GCE = "host", "gce"
+"""The two arms that every table compares."""
 TASK_METRIC = {"classification": "macro_f1", "survival": "c_index"}
 
 
@@ -65,15 +72,27 @@ class Run:
     seed: int
     folder: Path
     settings: TrainSettings
+    holds_host: bool = False
+    """Whether it stands for the plain host too, since no plain arm was trained."""
     _read: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What a plain and a wrapped run must share to be compared."""
+        return self.cohort.name, self.host, self.seed
 
     def rows(self, source: str) -> list[FoldRow]:
         """All rows of a source, fold by fold; empty when nobody made it."""
         if source not in self._read:
-            self._read[source] = (
-                task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
-            )
+            found = task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
+            self._read[source] = with_plain_rows(found) if self.holds_host else found
         return self._read[source]
+
+    @property
+    def leaves_host_alone(self) -> bool:
+        """Whether its host learned as if there were no wrapper."""
+        evidence = self.settings.evidence
+        return evidence is not None and not evidence.teaches_host and not self.settings.host.is_frozen
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,38 @@ def read_results(folder: Path) -> MeasuredResults:
         settings = read_run(path.parent).settings
         host, seed = settings.host.name, parse_seed(path.parent)
         runs.append(Run(facts[cohort], host, label, seed, path.parent, settings))
-    return MeasuredResults(folder, tuple(runs))
+    return MeasuredResults(folder, add_plain_runs(runs))
+
+
+def add_plain_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs, and the plain hosts that wrapped runs hold where the grid trained none."""
+    trained = {run.place for run in runs if run.label == HOST}
+    found: list[Run] = []
+    for run in runs:
+        if run.place in trained or not run.leaves_host_alone:
+            found.append(run)
+            continue
+        found.append(replace(run, holds_host=True, _read={}))
+        if run.label == GCE:
+            # Its rows are those of the full bag; `mode` keeps gated predictions out.
+            found.append(
+                replace(
+                    run, label=HOST, settings=run.settings.model_copy(update={"evidence": None}), _read={}
+                )
+            )
+    return tuple(found)
+
+
+def with_plain_rows(rows: Sequence[FoldRow]) -> list[FoldRow]:
+    """The rows, and those of the wrapped host once more as the plain host's, rules made by the wrapper left out."""
+    if any(row.labels.get("network") == "plain" for _, row in rows):
+        return list(rows)
+    same = [
+        (fold, replace(row, labels={**row.labels, "network": "plain"}))
+        for fold, row in rows
+        if row.labels.get("network") == "wrapped" and not find_rule(row.labels.get("rule", "")).is_ours
+    ]
+    return [*rows, *same]
 
 
 def parse_seed(run: Path) -> int:
