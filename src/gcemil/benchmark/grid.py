@@ -189,9 +189,7 @@ class Grid(Settings):
         if unknown := sorted(set(self.settings_by_host) - set(self.hosts)):
             raise ValueError(f"settings_by_host names '{unknown[0]}', which is not among the hosts")
         if unknown := sorted(set(self.diagnostics_by_cohort) - set(self.cohorts)):
-            raise ValueError(
-                f"diagnostics_by_cohort names '{unknown[0]}', which is not among the cohorts"
-            )
+            raise ValueError(f"diagnostics_by_cohort names '{unknown[0]}', which is not among the cohorts")
         changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
         for key in (key for one in changes for key in one):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
