@@ -1,6 +1,6 @@
 """Settings: one frozen, closed class per stage. YAML in, values out; an unknown key is an error.
 
-`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control. `TrainSettings()` is the
+`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control; RECIPES names them. `TrainSettings()` is the
 common recipe for all hosts; how the authors of each train it stands in its entry of hosts/table.py.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +29,7 @@ AnchorSource = Literal[
 GateKind = Literal[
     "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
 ]
+GateModeName = Literal["paper", "deletion"]
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
 
 
@@ -106,7 +109,8 @@ class EvidenceSettings(Settings):
 
     anchors: AnchorSource = Field(
         "auto",
-        description="auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge, else prototypes.",
+        description="auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge or the bridge is "
+        "free, else prototypes.",
     )
     n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE, description="Anchors of a prototype bank.")
     ground_prototypes: bool = Field(
@@ -212,12 +216,43 @@ PAPER = EvidenceSettings(
     teaches_host=True,
     recovery=RecoverySettings(reachable=False, min_weight_share=0.0, max_fraction=1.0, checked=False),
 )
-"""The paper read literally."""
+"""The paper read literally. Where it gives no formula (B, L_ground, what teaches alpha_cm), docs/method.md has our reading."""
+
+PAPER_CONSTRAINED = PAPER.model_copy(update={"bridge": "proximal"})
+"""The same with a bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row."""
 
 TAUGHT = EvidenceSettings(teaches_host=True)
 """Evidence that trains its host as well: more necessary, at a price or a gain in accuracy that depends on the host."""
 
-RECIPES: dict[str, EvidenceSettings] = {"default": EvidenceSettings(), "taught": TAUGHT, "paper": PAPER}
+PAPER_TRAINING: dict[str, Any] = {
+    "epochs": 15,
+    "learning_rate": 2e-4,
+    "weight_decay": 1e-5,
+    "clip": 5.0,
+    "schedule": "cosine",
+    "max_patches": 512,
+    "sampling": "patches",
+    "chosen_from": 1.0,
+}
+"""The paper's schedule for every width. It names no choice of an epoch, so the last one is taken, where the gates are coldest."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the evidence is found, and what it asks of the training and of the host's gates."""
+
+    evidence: EvidenceSettings
+    training: Mapping[str, Any] = field(default_factory=dict)
+    gate_mode: GateModeName | None = None
+    """Of the nine hosts; None: the mode that was measured to be the better one."""
+
+
+RECIPES: dict[str, Recipe] = {
+    "default": Recipe(EvidenceSettings()),
+    "taught": Recipe(TAUGHT),
+    "paper": Recipe(PAPER, PAPER_TRAINING, "paper"),
+    "paper_constrained": Recipe(PAPER_CONSTRAINED, PAPER_TRAINING, "paper"),
+}
 
 
 class HostWeights(Settings):
@@ -232,9 +267,7 @@ class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
     name: str = "abmil"
-    gate_mode: Literal["paper", "deletion"] | None = Field(
-        None, description="None: the host's measured default."
-    )
+    gate_mode: GateModeName | None = Field(None, description="None: the host's measured default.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword-only arguments of the host's class."
     )

@@ -30,8 +30,8 @@ from gcemil.recovery.recover import Recovery, StopReason, recover
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits
 
-UNREPAIRED_GATES = {"sigmoid_threshold"}
-"""The row of the paper's selector table that is a threshold and nothing else."""
+UNREPAIRED_GATES = {"sigmoid_threshold", "top_k"}
+"""Rows of the paper's selector table that are a threshold, or a number of patches, and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from gcemil.config import (
     with_overrides,
 )
 from gcemil.errors import ConfigError
-from gcemil.hosts.table import HOSTS, create_host, with_preset
+from gcemil.hosts.table import HOSTS, create_host, with_preset, with_recipe
 
 
 def test_settings_survive_yaml(tmp_path):
@@ -97,13 +97,36 @@ def test_an_override_below_a_stage_that_is_off_says_so():
 
 
 def test_the_paper_recipe_holds_the_papers_constants():
-    assert RECIPES["paper"] is PAPER
+    assert RECIPES["paper"].evidence is PAPER
     assert (PAPER.budget, PAPER.budget_weight, PAPER.grounding_weight) == (0.05, 0.1, 0.5)
     assert (PAPER.temperature_start, PAPER.temperature_end, PAPER.centre) == (1.0, 0.4, "zero")
     assert (PAPER.adapter_rank, PAPER.recovery.threshold, PAPER.recovery.coverage_target) == (32, 0.5, 0.95)
     assert (PAPER.sufficiency_weight, PAPER.necessity_weight, PAPER.ungated_share) == (0.0, 0.0, 0.0)
     assert not PAPER.recovery.reachable
     assert PAPER.recovery.max_fraction == 1.0
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_paper_recipe_trains_and_gates_every_host_as_the_paper_does(name):
+    plain = TrainSettings(host=HostSettings(name=name))
+    found = with_recipe(plain, "paper")
+    assert found.host.gate_mode == "paper"
+    assert (found.learning_rate, found.epochs, found.schedule, found.clip) == (2e-4, 15, "cosine", 5.0)
+    assert (found.sampling, found.max_patches, found.chosen_from) == ("patches", 512, 1.0)
+    assert with_recipe(plain, "paper", plain=True) == found.model_copy(update={"evidence": None})
+    assert with_recipe(plain, "default") == plain
+
+
+def test_the_two_readings_of_the_paper_differ_in_the_bridge_alone():
+    free, constrained = RECIPES["paper"], RECIPES["paper_constrained"]
+    assert (free.evidence.bridge, constrained.evidence.bridge) == ("free", "proximal")
+    assert constrained.evidence == free.evidence.model_copy(update={"bridge": "proximal"})
+    assert (constrained.training, constrained.gate_mode) == (free.training, free.gate_mode)
+
+
+def test_the_paper_says_nothing_of_the_gates_of_a_host_of_ones_own():
+    own = TrainSettings(host=HostSettings(name="package.module:Class"))
+    assert with_recipe(own, "paper").host.gate_mode is None
 
 
 def published(host, **settings):

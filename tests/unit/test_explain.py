@@ -141,6 +141,14 @@ def test_prototypes_are_shown_but_do_not_repair():
     assert len(asked.recovery.added) > 0
 
 
+def test_hard_top_k_has_its_budget_exactly_whatever_the_anchors_miss():
+    model = make_model(gate="top_k", budget=0.05, min_patches=1, recovery={"coverage_target": 1.0})
+    explanation = explain_bag(model, make_slide(200))
+    assert int(explanation.recovery.selected.sum()) == 10
+    assert explanation.recovery.stop_reason is not StopReason.COVERED
+    assert explanation.recovery.added.tolist() == []
+
+
 def test_sigmoid_and_threshold_is_never_repaired():
     model = make_model(gate="sigmoid_threshold", recovery={"max_fraction": 1.0, "coverage_target": 1.0})
     explanation = explain_bag(model, make_slide())

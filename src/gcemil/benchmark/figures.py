@@ -2,11 +2,18 @@
 
 Known here and nowhere else in the tables: where runs, cohorts and findings lie. Every figure is a row of a
 *source*: `task` (metrics.json; labelled by mode), or a diagnostic by its name. Files are read when a table asks.
+
+A wrapped run whose evidence leaves its host alone holds the plain host, bit for bit. Where a grid trained no plain arm, its
+figures are read from there: the metrics of the full bag, and what the wrapped host says under rules that need no gates.
+
+`figures.json` holds all of it without the run folders: small enough to be kept beside the code, and read in their place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,14 +23,18 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gcemil.benchmark.grid import CohortSettings
-from gcemil.benchmark.results import Record, Results, read_cohort_record
+from gcemil.benchmark.results import CohortRecord, Record, Results, read_cohort_record, read_log
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError, UsageError
+from gcemil.files import is_file, read_record, write_text
 from gcemil.findings import Row, read_finding
+from gcemil.rules import find_rule
 from gcemil.runs.folder import RunFolder, read_metrics, read_run
 
 FoldRow = tuple[int | None, Row]
 """A row and its fold; None for a row about the whole run."""
+HOST, GCE = "host", "gce"
+"""The two arms that every table compares."""
 TASK_METRIC = {"classification": "macro_f1", "survival": "c_index"}
 
 
@@ -63,17 +74,34 @@ class Run:
     label: str
     """The arm, or the ablation's name."""
     seed: int
-    folder: Path
-    settings: TrainSettings
+    folder: Path | None
+    """None: all of its rows were read when it was made."""
+    settings: TrainSettings | None = None
+    holds_host: bool = False
+    """Whether it stands for the plain host too, since no plain arm was trained."""
     _read: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What a plain and a wrapped run must share to be compared."""
+        return self.cohort.name, self.host, self.seed
 
     def rows(self, source: str) -> list[FoldRow]:
         """All rows of a source, fold by fold; empty when nobody made it."""
+        if self.folder is None:
+            return self._read.get(source, [])
         if source not in self._read:
-            self._read[source] = (
-                task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
-            )
+            found = task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
+            self._read[source] = with_plain_rows(found) if self.holds_host else found
         return self._read[source]
+
+    @property
+    def leaves_host_alone(self) -> bool:
+        """Whether its host learned as if there were no wrapper."""
+        evidence = None if self.settings is None else self.settings.evidence
+        if self.settings is None or evidence is None:
+            return False
+        return not evidence.teaches_host and not self.settings.host.is_frozen
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,8 @@ class MeasuredResults:
 def read_results(folder: Path) -> MeasuredResults:
     """The runs of a results folder, by cohort, host, label and seed."""
     configs = sorted((folder / "runs").glob("*/*/*/seed_*/config.yaml"))
+    if not configs and is_file(folder / FIGURES):
+        return read_exported(folder)
     if not configs:
         raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
     results = Results(folder)
@@ -118,7 +148,35 @@ def read_results(folder: Path) -> MeasuredResults:
         settings = read_run(path.parent).settings
         host, seed = settings.host.name, parse_seed(path.parent)
         runs.append(Run(facts[cohort], host, label, seed, path.parent, settings))
-    return MeasuredResults(folder, tuple(runs))
+    return MeasuredResults(folder, add_plain_runs(runs))
+
+
+def add_plain_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs, and the plain hosts that wrapped runs hold where the grid trained none."""
+    trained = {run.place for run in runs if run.label == HOST}
+    found: list[Run] = []
+    for run in runs:
+        if run.place in trained or not run.leaves_host_alone:
+            found.append(run)
+            continue
+        found.append(replace(run, holds_host=True, _read={}))
+        if run.label == GCE:
+            # A plain host has no gated prediction and no evidence.
+            full = [(fold, row) for fold, row in run.rows("task") if row.labels["mode"] == "full"]
+            found.append(replace(run, label=HOST, folder=None, settings=None, _read={"task": full}))
+    return tuple(found)
+
+
+def with_plain_rows(rows: Sequence[FoldRow]) -> list[FoldRow]:
+    """The rows, and those of the wrapped host once more as the plain host's, rules made by the wrapper left out."""
+    if any(row.labels.get("network") == "plain" for _, row in rows):
+        return list(rows)
+    same = [
+        (fold, replace(row, labels={**row.labels, "network": "plain"}))
+        for fold, row in rows
+        if row.labels.get("network") == "wrapped" and not find_rule(row.labels.get("rule", "")).is_ours
+    ]
+    return [*rows, *same]
 
 
 def parse_seed(run: Path) -> int:
@@ -154,6 +212,120 @@ def finding_rows(run: Path, name: str) -> list[FoldRow]:
         return [(fold.number, row) for fold in folds for row in read_finding(fold.finding(name)).rows]
     whole = RunFolder(run).finding(name)
     return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
+
+
+FIGURES = "figures.json"
+DIGITS = 6
+"""Significant digits of an exported figure: more than any table prints."""
+
+
+class ExportedRun(BaseModel):
+    """One run in figures.json; a row is its fold, its labels and its values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cohort: str
+    host: str
+    label: str
+    seed: int
+    rows: dict[str, list[tuple[int | None, dict[str, str], dict[str, float | None]]]]
+
+
+class ExportedCohort(BaseModel):
+    """One cohort in figures.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    dataset: str
+    encoder: str | None = None
+    record: CohortRecord | None = None
+
+
+class ExportedFigures(BaseModel):
+    """figures.json: everything tables read from a results folder, and what it took to make it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    grids: list[str]
+    seconds: float
+    """Of all executions, on one worker each."""
+    cohorts: list[ExportedCohort]
+    runs: list[ExportedRun]
+
+
+def export_figures(measured: MeasuredResults, folder: Path) -> Path:
+    """<folder>/figures.json, from which the same tables are printed."""
+    results = Results(measured.folder)
+    seconds = sum(line["seconds"] for line in read_log(results) if line["event"] == "end")
+    exported = ExportedFigures(
+        grids=[grid.name for grid in results.grids()],
+        seconds=round(seconds, 1),
+        cohorts=[export_cohort(cohort) for cohort in measured.cohorts],
+        runs=[export_run(run) for run in measured.runs],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    # Indented it would be twice as large, and nobody reads it line by line.
+    return write_text(folder / FIGURES, exported.model_dump_json(exclude_unset=True) + "\n")
+
+
+def export_cohort(cohort: CohortFacts) -> ExportedCohort:
+    """Without what only this machine knows."""
+    record = None if cohort.record is None else {**cohort.record, "settings": {}, "warnings": []}
+    return ExportedCohort.model_validate(
+        {"name": cohort.name, "dataset": cohort.dataset, "encoder": cohort.encoder, "record": record}
+    )
+
+
+def export_run(run: Run) -> ExportedRun:
+    sources = {source: run.rows(source) for source in ("task", *list_findings(run))}
+    rows = {
+        source: [
+            (fold, row.labels, {name: shorten(value) for name, value in row.values.items()})
+            for fold, row in found
+        ]
+        for source, found in sources.items()
+    }
+    return ExportedRun(cohort=run.cohort.name, host=run.host, label=run.label, seed=run.seed, rows=rows)
+
+
+def list_findings(run: Run) -> list[str]:
+    """Every diagnostic that a run, or a fold of it, has."""
+    if run.folder is None:
+        return [source for source in run._read if source != "task"]
+    found = [*run.folder.glob("fold_*/diagnostics/*.json"), *run.folder.glob("diagnostics/*.json")]
+    return sorted({path.stem for path in found})
+
+
+def shorten(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def read_exported(folder: Path) -> MeasuredResults:
+    """What `export_figures` wrote."""
+    remedy = "Write it again with 'gcemil tables RESULTS --export FOLDER'."
+    found = read_record(folder / FIGURES, ExportedFigures, error=RunError, remedy=remedy)
+    facts = {
+        cohort.name: CohortFacts(
+            cohort.name,
+            cohort.dataset,
+            cohort.encoder,
+            None if cohort.record is None else cohort.record.model_dump(mode="json", exclude_unset=True),
+        )
+        for cohort in found.cohorts
+    }
+    runs = []
+    for run in found.runs:
+        if run.cohort not in facts:
+            raise RunError(
+                f"{folder / FIGURES}: a run on '{run.cohort}', which is none of its cohorts. {remedy}"
+            )
+        rows = {
+            source: [(fold, Row(labels, values)) for fold, labels, values in rows]
+            for source, rows in run.rows.items()
+        }
+        runs.append(Run(facts[run.cohort], run.host, run.label, run.seed, None, _read=rows))
+    return MeasuredResults(folder, tuple(runs))
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"

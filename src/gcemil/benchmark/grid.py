@@ -15,13 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from gcemil.config import (
-    PAPER,
-    EvidenceSettings,
     HostSettings,
     Preset,
     Settings,
@@ -30,11 +28,13 @@ from gcemil.config import (
 )
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts.own import folder_name
-from gcemil.hosts.table import host_spec, with_preset
+from gcemil.hosts.table import host_spec, with_preset, with_recipe
 from gcemil.simulation.profile import load_profile, resolve_dials
 
-Arm = Literal["host", "gce", "host_long", "gce_random_anchors", "gce_paper"]
-PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long")
+Arm = Literal[
+    "host", "gce", "host_long", "gce_random_anchors", "host_paper", "gce_paper", "gce_paper_constrained"
+]
+PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -128,7 +128,14 @@ class Grid(Settings):
         default_factory=dict,
         description="Training settings of all runs by dotted name; evidence.* leaves plain hosts alone.",
     )
+    settings_by_host: dict[str, Overrides] = Field(
+        default_factory=dict,
+        description="The same for one host, after `settings`; such as a smaller size of a host with tokens.",
+    )
     diagnostics: tuple[str, ...] = Field((), description="Made for every finished fold of a wrapped host.")
+    diagnostics_by_cohort: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="In place of `diagnostics` for a cohort, such as one with lesions."
+    )
     diagnostic_options: dict[str, Overrides] = Field(
         default_factory=dict,
         description="Options of a diagnostic by name, such as budget: {budgets: [recovered]} for slow hosts.",
@@ -175,11 +182,16 @@ class Grid(Settings):
         check_names([self.name, *self.cohorts, *self.variants])
         if not self.arms and not self.variants:
             raise ValueError("a grid needs at least one arm or variant")
-        if taken := sorted(set(self.variants) & {*PLAIN_ARMS, "gce", "gce_random_anchors", "gce_paper"}):
+        if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
         if unknown := sorted(set(self.folds_by_host) - set(self.hosts)):
             raise ValueError(f"folds_by_host names '{unknown[0]}', which is not among the hosts")
-        for key in (key for changes in (self.settings, *self.variants.values()) for key in changes):
+        if unknown := sorted(set(self.settings_by_host) - set(self.hosts)):
+            raise ValueError(f"settings_by_host names '{unknown[0]}', which is not among the hosts")
+        if unknown := sorted(set(self.diagnostics_by_cohort) - set(self.cohorts)):
+            raise ValueError(f"diagnostics_by_cohort names '{unknown[0]}', which is not among the cohorts")
+        changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
+        for key in (key for one in changes for key in one):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
         return self
@@ -193,6 +205,12 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
+RECIPE_OF: dict[Arm, str] = {
+    "host_paper": "paper",
+    "gce_paper": "paper",
+    "gce_paper_constrained": "paper_constrained",
+}
+"""Arms that follow another recipe than the default one; host_paper is the plain host under the paper's schedule."""
 LONG = 2
 """How many times the epochs of `host` the fairness control `host_long` trains."""
 
@@ -299,14 +317,14 @@ def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
 
 def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
     """The same fold trained from the other seeds, where stability is asked for."""
-    if "stability" not in grid.diagnostics:
+    if "stability" not in fold_diagnostics(grid, run):
         return ()
     return tuple(replace(run, seed=seed) for seed in grid.seeds if seed != run.seed)
 
 
 def fold_diagnostics(grid: Grid, run: RunKey) -> tuple[str, ...]:
     """A plain host has no evidence of its own; the wrapped runs show its rows beside theirs."""
-    return () if run.is_plain else grid.diagnostics
+    return () if run.is_plain else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
 
 
 def folds_of(grid: Grid, host: str) -> tuple[int, ...]:
@@ -321,17 +339,14 @@ def arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     """The settings of a run: its arm, then the preset, then what the grid and what the variant changes."""
-    evidence = {"gce_paper": PAPER}.get(key.arm, EvidenceSettings())
     settings = TrainSettings(
-        host=HostSettings(name=key.host),
-        evidence=None if key.is_plain else evidence,
-        seed=key.seed,
-        device="cuda" if grid.resources.gpus else "cpu",
+        host=HostSettings(name=key.host), seed=key.seed, device="cuda" if grid.resources.gpus else "cpu"
     )
+    settings = with_recipe(settings, RECIPE_OF.get(key.arm, "default"), plain=key.is_plain)
     settings = with_preset(settings, grid.preset)
     changes = [
         (name, value)
-        for name, value in grid.settings.items()
+        for name, value in (*grid.settings.items(), *grid.settings_by_host.get(key.host, {}).items())
         if not (key.is_plain and name.startswith("evidence."))
     ]
     changes += grid.variants[key.variant].items() if key.variant else []
@@ -359,7 +374,8 @@ def check_names_exist(grid: Grid) -> None:
         if cohort.profile is not None:
             resolve_dials(load_profile(cohort.profile).dials, cohort.dials)
     for arm, variant in arms_and_variants(grid):
-        try:
-            run_settings(grid, RunKey("", grid.hosts[0], arm, variant, 0, 0))
-        except ConfigError as error:
-            raise ConfigError(f"Grid '{grid.name}', '{variant or arm}': {error}") from error
+        for host in dict.fromkeys((grid.hosts[0], *grid.settings_by_host)):
+            try:
+                run_settings(grid, RunKey("", host, arm, variant, 0, 0))
+            except ConfigError as error:
+                raise ConfigError(f"Grid '{grid.name}', '{variant or arm}' of {host}: {error}") from error

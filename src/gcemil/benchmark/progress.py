@@ -200,6 +200,8 @@ class Shape:
     patches: float
     """Mean per bag."""
     width: int
+    parts: tuple[float, float, float] = (TRAIN, VALIDATION, TEST)
+    """Shares of the bags to train, validate and test on."""
 
     @property
     def gigabytes(self) -> float:
@@ -227,15 +229,16 @@ def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
             return training_seconds(grid, key, shape)
         case DiagnosisKey(run):
             passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
-            patches = passes * TEST * shape.bags * shape.patches
+            patches = passes * shape.parts[2] * shape.bags * shape.patches
             return host_cost(run.host, wrapped=False) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
     settings = run_settings(grid, run)
-    trained = TRAIN * shape.bags * min(shape.patches, settings.max_patches or math.inf)
-    validated = VALIDATION * shape.bags * shape.patches
-    evaluated = (VALIDATION + TEST) * shape.bags * shape.patches
+    train, validation, test = shape.parts
+    trained = train * shape.bags * min(shape.patches, settings.max_patches or math.inf)
+    validated = validation * shape.bags * shape.patches
+    evaluated = (validation + test) * shape.bags * shape.patches
     steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
     return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * width_factor(shape) * steps
 
@@ -255,7 +258,7 @@ def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
     settings = grid.cohorts[name]
     if record is not None:
         mean = record["patches"]["total"] / record["bags"]
-        return Shape(record["bags"], mean, record["feature_dim"])
+        return Shape(record["bags"], mean, record["feature_dim"], part_shares(settings))
     return (
         simulated_shape(settings) if settings.folder is None else folder_shape(Cohort.load(settings.folder))
     )
@@ -272,7 +275,17 @@ def simulated_shape(settings: CohortSettings) -> Shape:
         bags=round(slides / joined),
         patches=joined * mean_log_uniform(fewest, most),
         width=settings.dim or rung.feature_dim,
+        parts=part_shares(settings),
     )
+
+
+def part_shares(settings: CohortSettings) -> tuple[float, float, float]:
+    """Those of the parts where the grid names them, else those of one of five folds."""
+    if settings.parts is None:
+        return TRAIN, VALIDATION, TEST
+    train, validation, test = settings.parts
+    total = train + validation + test
+    return train / total, validation / total, test / total
 
 
 def mean_log_uniform(fewest: int, most: int) -> float:

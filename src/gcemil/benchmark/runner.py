@@ -201,7 +201,8 @@ def check_diagnostics(grid: Grid) -> None:
     """A diagnostic or an option of one that does not exist is found before anything runs."""
     from gcemil.diagnostics.diagnose import DIAGNOSTICS
 
-    named = (*grid.diagnostics, *grid.diagnostic_options)
+    by_cohort = (name for names in grid.diagnostics_by_cohort.values() for name in names)
+    named = (*grid.diagnostics, *by_cohort, *grid.diagnostic_options)
     if unknown := [name for name in named if name not in DIAGNOSTICS]:
         raise ConfigError(
             f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(DIAGNOSTICS)}."

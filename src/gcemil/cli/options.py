@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from gcemil.hosts.table import host_spec, with_preset
+from gcemil.hosts.table import host_spec, with_preset, with_recipe
 
 
 def _trust_hosts(names: list[str]) -> list[str]:
@@ -39,7 +39,7 @@ def resolve_settings(
     overrides: list[str],
 ) -> Any:
     """Settings from the file or the preset, then the options, then the assignments."""
-    from gcemil.config import RECIPES, HostSettings, TrainSettings, with_overrides
+    from gcemil.config import HostSettings, TrainSettings, with_overrides
     from gcemil.errors import UsageError
 
     if config is not None and preset != "common":
@@ -48,7 +48,7 @@ def resolve_settings(
         settings = TrainSettings.from_yaml(config)
     else:
         host_spec(host)
-        settings = TrainSettings(host=HostSettings(name=host), evidence=RECIPES[recipe] if gce else None)
+        settings = with_recipe(TrainSettings(host=HostSettings(name=host)), recipe, plain=not gce)
         settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})

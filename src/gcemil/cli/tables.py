@@ -17,11 +17,16 @@ class Format(StrEnum):
 
 
 def tables(
-    results: Path = typer.Argument(help="A results folder of 'gcemil benchmark'."),
+    results: Path = typer.Argument(
+        help="A results folder of 'gcemil benchmark', or one with a figures.json of it."
+    ),
     table: list[str] = typer.Option(
         [],
         "--table",
         help="A table by name, or headline; may be repeated, all by default. An unknown name lists the known ones.",
+    ),
+    export: Path | None = typer.Option(
+        None, help="Write figures.json into this folder: everything the tables read, without the runs."
     ),
     form: Format = typer.Option(Format.markdown, "--format", help="csv has one line per cell."),
 ) -> None:
@@ -29,13 +34,16 @@ def tables(
 
     Example: gcemil tables results/overnight --table classification --format latex
     """
-    from gcemil.benchmark.figures import paper_figures, read_results
+    from gcemil.benchmark.figures import export_figures, paper_figures, read_results
     from gcemil.benchmark.tables.overview import headline_table
     from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
     from gcemil.tables import render_tables
 
     paper, measured = paper_figures(), read_results(results)
+    if export is not None:
+        say(f"wrote {export_figures(measured, export)}")
+        return
     made = [
         headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)
         for name in (table or ["headline", *TABLES])

@@ -18,6 +18,7 @@ class Recipe(StrEnum):
     default = "default"
     taught = "taught"
     paper = "paper"
+    paper_constrained = "paper_constrained"
 
 
 class Preset(StrEnum):
@@ -42,7 +43,8 @@ def train(
     ),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
     recipe: Recipe = typer.Option(
-        Recipe.default, help="Ours; ours with the host taught by its evidence; or the paper read literally."
+        Recipe.default,
+        help="Ours; ours with the host taught by its evidence; or the paper read literally, with a free or a constrained bridge.",
     ),
     preset: Preset = typer.Option(
         Preset.common, help="The common recipe, or how the authors of the host train it."

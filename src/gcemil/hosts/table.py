@@ -11,7 +11,7 @@ from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gcemil.config import GATES_HAVE_COOLED, LARGEST_SIZE, Preset, TrainSettings
+from gcemil.config import GATES_HAVE_COOLED, LARGEST_SIZE, RECIPES, Preset, TrainSettings
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts import own
 
@@ -185,6 +185,16 @@ def host_cost(name: str, *, wrapped: bool) -> float:
     if timed is not None:
         return timed[wrapped]
     return median(spec.cost_us[wrapped] for spec in HOSTS.values() if spec.cost_us is not None)
+
+
+def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> TrainSettings:
+    """The settings with a recipe's evidence, training and gates; `plain` leaves the evidence out, for the host beside it."""
+    recipe = RECIPES[name]
+    # A host of somebody's own has no grouping in the paper.
+    gate_mode = recipe.gate_mode if settings.host.name in HOSTS else None
+    host = settings.host.model_copy(update={"gate_mode": gate_mode or settings.host.gate_mode})
+    evidence = None if plain else recipe.evidence
+    return settings.model_copy(update={**recipe.training, "evidence": evidence, "host": host})
 
 
 def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:

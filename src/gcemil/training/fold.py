@@ -1,6 +1,6 @@
 """One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
 
-A text bank needs pairs to be reached, examples only that some lie on slides the fold may see; without either the anchors are
+A text bank needs pairs to be reached, unless its bridge is free; examples only that some lie on slides the fold may see; without either the anchors are
 prototypes of the fold's own training patches, and every record says so.
 """
 
@@ -160,10 +160,12 @@ def _set_example_bridge(model: GceMil, fit: FactoredFit) -> None:
 
 
 def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int) -> AnchorBank:
-    """The bank the settings ask for; `auto` takes the cohort's own when pairs exist, else prototypes."""
+    """The bank the settings ask for; `auto` takes the cohort's own when its bridge can be made, else prototypes."""
     source = settings.anchors
     if source == "auto":
-        source = "cohort" if _has_bank(cohort) and _has_pairs(cohort) else "prototypes"
+        # A free bridge is learned from nothing, so it needs no pairs.
+        is_reached = _has_pairs(cohort) or settings.bridge == "free"
+        source = "cohort" if _has_bank(cohort) and is_reached else "prototypes"
     if source == "prototypes":
         return AnchorBank.prototypes(reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31)
     if source in ("generic", "unrelated"):

@@ -156,10 +156,13 @@ def grounding_terms(
     settings = model.settings
     if settings.grounding == "none" or settings.grounding_weight == 0:
         return {}
+    terms: Terms = {}
     if settings.grounding == "literal":
         errors = [grounding_squared_error(output.gates, output.responses) for output in outputs]
-        return {"grounding": settings.grounding_weight * torch.stack(errors).mean()}
-    terms: Terms = {}
+        terms["grounding"] = settings.grounding_weight * torch.stack(errors).mean()
+        # U_c of Eq. 5 is all that the paper's class-anchor weights are part of, so it is what they can learn from.
+        logits = [model.utility(output.coverage) for output in outputs]
+        return terms | utility_term(model, task, logits, bags)
     if model.is_grounded and settings.divergence_weight > 0:
         divergence = [
             grounding_divergence(
@@ -170,11 +173,13 @@ def grounding_terms(
         weight = settings.grounding_weight * settings.divergence_weight
         terms["grounding"] = weight * torch.stack(divergence).mean()
     rates = [coverage_rate(output.gates, output.responses) for output in outputs]
-    coverage_logits = torch.stack([model.utility.logits(rate) for rate in rates])
-    utility = task.loss(coverage_logits, torch.stack([bag.target for bag in bags]))
-    if utility is not None:
-        terms["utility"] = settings.grounding_weight * utility
-    return terms
+    return terms | utility_term(model, task, [model.utility.logits(rate) for rate in rates], bags)
+
+
+def utility_term(model: GceMil, task: Task, logits: Sequence[Tensor], bags: Sequence[TrainingBag]) -> Terms:
+    """The task read off the coverage alone, which teaches the weights of the anchors; a window without events has none."""
+    loss = task.loss(torch.stack(list(logits)), torch.stack([bag.target for bag in bags]))
+    return {} if loss is None else {"utility": model.settings.grounding_weight * loss}
 
 
 def label_weights(model: GceMil, target: Tensor) -> Tensor:

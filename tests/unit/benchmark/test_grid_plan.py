@@ -15,7 +15,7 @@ from gcemil.benchmark.grid import (
     run_settings,
 )
 from gcemil.benchmark.results import Results
-from gcemil.config import PAPER, EvidenceSettings
+from gcemil.config import PAPER, PAPER_CONSTRAINED, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
 from grid_builders import small_grid
 
@@ -106,6 +106,24 @@ def test_fairness_arms_train_twice_as_long_or_with_random_anchors():
     assert settings["gce_paper"].evidence == PAPER
 
 
+def test_arms_of_the_paper_share_its_schedule_and_gates():
+    grid = small_grid(arms=["host_paper", "gce_paper", "gce_paper_constrained"])
+    settings = {key.label: run_settings(grid, key) for key in plan_runs(grid)}
+    assert settings["host_paper"].evidence is None
+    assert settings["gce_paper_constrained"].evidence == PAPER_CONSTRAINED
+    assert {one.learning_rate for one in settings.values()} == {2e-4}
+    assert {one.sampling for one in settings.values()} == {"patches"}
+    assert {one.host.gate_mode for one in settings.values()} == {"paper"}
+
+
+def test_a_host_may_have_settings_of_its_own():
+    small = {"host.options": {"width": 64, "landmarks": 16}}
+    grid = small_grid(hosts=["abmil", "transmil"], settings_by_host={"transmil": small}, folds=[0])
+    options = {(key.host, key.arm): run_settings(grid, key).host.options for key in plan_runs(grid)}
+    assert options["transmil", "host"] == options["transmil", "gce"] == {"width": 64, "landmarks": 16}
+    assert options["abmil", "gce"] == {}
+
+
 def test_a_published_preset_is_each_hosts_own_and_the_grid_changes_it():
     grid = small_grid(preset="published", hosts=["dsmil", "dtfd"], arms=["host"], settings={"epochs": 2})
     found = {key.host: run_settings(grid, key) for key in plan_runs(grid)}
@@ -129,6 +147,7 @@ def test_seed_and_device_follow_from_the_grid():
         ({"variants": {"x": {"evidence.bugdet": 1}}}, "Grid 'four', 'x'.*bugdet"),
         ({"variants": {"x": {"evidence.budget": 2}}}, "Grid 'four', 'x'.*less than or equal to 1"),
         ({"settings": {"epochs": 0}}, "Grid 'four', 'host'.*greater than or equal to 1"),
+        ({"settings_by_host": {"abmil": {"epochs": 0}}}, "'host' of abmil.*greater than or equal to 1"),
         ({"cohorts": {"a": {"profile": "nsclc", "dials": {"strenght": 3}}}}, "strenght"),
     ],
 )

@@ -2,10 +2,12 @@
 
 import pytest
 
-from gcemil.benchmark.figures import read_results
+from gcemil.benchmark.figures import export_figures, paper_figures, read_results
 from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values
+from gcemil.benchmark.tables.table import build_table
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
+from gcemil.tables import render_tables
 from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
 
@@ -89,3 +91,57 @@ def test_a_cohort_without_a_record_is_said_to_have_none(folder):
 def test_a_negative_scale_turns_the_mean_and_not_the_deviation():
     found = {Unit("a", "h", 0, 0): 0.1, Unit("a", "h", 0, 1): 0.3}
     assert cell(found, scale=-1.0, signed=True).text == "-0.200±0.141"
+
+
+def untrained_host(tmp_path):
+    """A grid whose only arm is the wrapped one."""
+    results = ResultsFolder(tmp_path / "derived")
+    results.grid(bracs={"profile": "bracs"})
+    results.cohort("bracs")
+    run = results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
+    attention, evidence = (
+        Row({"rule": rule, "network": "wrapped", "class": "all"}, {"precision": value})
+        for rule, value in (("attention", 0.3), ("evidence", 0.5))
+    )
+    diagnose(run, "snr", [attention, evidence], [attention, evidence])
+    return results
+
+
+def test_a_host_left_alone_is_read_from_its_wrapped_run_where_none_was_trained(tmp_path):
+    measured = read_results(untrained_host(tmp_path).folder)
+    host = find_values(measured, Query("macro_f1", label="host", labels={"mode": "full"}))
+    assert sorted(host.values()) == pytest.approx([0.5, 0.7])
+    assert find_values(measured, Query("macro_f1", label="host", labels={"mode": "soft"})) == {}
+    asked = Query("precision", source="snr", labels={"network": "plain"})
+    assert set(find_values(measured, asked.where(labels={"rule": "attention"})).values()) == {0.3}
+    assert find_values(measured, asked.where(labels={"rule": "evidence"})) == {}
+
+
+def test_a_host_that_was_trained_or_taught_is_not_read_from_the_wrapped_run(folder, tmp_path):
+    hosts = [run for run in read_results(folder.folder).runs if run.label == "host"]
+    assert [run.folder.parent.name for run in hosts] == ["host"]
+    taught = untrained_host(tmp_path)
+    config = gce_run(taught) / "config.yaml"
+    config.write_text(config.read_text().replace("teaches_host: false", "teaches_host: true"))
+    assert [run.label for run in read_results(taught.folder).runs] == ["gce"]
+
+
+def test_exported_figures_give_the_same_tables_without_the_runs(tmp_path):
+    results = untrained_host(tmp_path)
+    written = export_figures(read_results(results.folder), tmp_path / "small")
+    assert written == tmp_path / "small" / "figures.json"
+    for name in ("classification", "diagnostics_bracs", "dataset_card"):
+        expected, found = (
+            render_tables([build_table(name, read_results(folder), paper_figures())], "markdown")
+            for folder in (results.folder, tmp_path / "small")
+        )
+        assert found == expected
+
+
+def test_exported_figures_that_were_damaged_are_refused_with_the_remedy(tmp_path):
+    folder = tmp_path / "small"
+    export_figures(read_results(untrained_host(tmp_path).folder), folder)
+    path = folder / "figures.json"
+    path.write_text(path.read_text().replace('"cohort":"bracs"', '"cohort":"panda"'))
+    with pytest.raises(RunError, match="none of its cohorts.*--export"):
+        read_results(folder)

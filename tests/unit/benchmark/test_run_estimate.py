@@ -184,3 +184,9 @@ def test_accelerators_are_dealt_in_order():
 
 def test_memory_of_this_machine_is_found():
     assert 2**26 < local.available_memory() < 2**50
+
+
+def test_parts_that_the_grid_names_are_what_is_trained_and_tested():
+    shape = simulated_shape(CohortSettings(profile="bracs", size="tiny", parts=(60, 20, 160)))
+    assert shape.bags == 240
+    assert shape.parts == pytest.approx((0.25, 1 / 12, 2 / 3))

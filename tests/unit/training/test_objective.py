@@ -178,7 +178,10 @@ def test_literal_grounding_is_the_squared_distance_from_the_patch_noisy_or():
     expected = [(o.gates - (1 - (1 - o.responses).prod(dim=1))).square().mean() for o in outputs]
     terms = grounding_terms(model, THREE, outputs, bags)
     torch.testing.assert_close(terms["grounding"], 0.5 * sum(expected) / 2, rtol=1e-4, atol=1e-6)
-    assert set(terms) == {"grounding"}
+    weights = model.utility.anchor_weights
+    utility = mean_cross_entropy([weights @ output.coverage for output in outputs], bags)
+    torch.testing.assert_close(terms["utility"], 0.5 * utility)
+    assert set(terms) == {"grounding", "utility"}
 
 
 def test_grounding_is_a_divergence_from_where_the_labels_concepts_are():
@@ -347,9 +350,19 @@ def test_the_paper_recipe_has_the_terms_of_the_paper():
     model = GceMil(prepared_host("abmil"), make_bank(), in_dim=16, settings=PAPER).eval()
     bags = training_bags(3)
     terms, outputs = evidence_terms(model, NullTarget(3), THREE, bags)
-    assert set(terms) == {"task", "budget", "grounding", "bridge"}
+    assert set(terms) == {"task", "budget", "grounding", "utility", "bridge"}
     assert terms["bridge"].item() == pytest.approx(0.0, abs=1e-7)
     torch.testing.assert_close(terms["task"], mean_cross_entropy([o.logits for o in outputs], bags))
+
+
+@pytest.mark.parametrize("n_outputs", [3, 1])
+def test_the_anchor_weights_of_the_paper_recipe_learn(n_outputs):
+    model = GceMil(prepared_host("abmil", n_outputs=n_outputs), make_bank(), in_dim=16, settings=PAPER)
+    task, null = (SurvivalTask(), NullRisk()) if n_outputs == 1 else (THREE, NullTarget(3))
+    terms, _ = evidence_terms(model, null, task, training_bags(n_outputs))
+    sum(terms.values()).backward()
+    weights = model.utility.raw_effects if n_outputs == 1 else model.utility.raw_weights
+    assert float(weights.grad.abs().max()) > 1e-5
 
 
 @pytest.mark.parametrize("targets", [[[3.0, 0.0], [5.0, 0.0]], [[5.0, 1.0], [3.0, 0.0]]])
