@@ -13,6 +13,7 @@ alone, and asks the host for X only where the score reads its answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -219,13 +220,18 @@ class GceMil(nn.Module):
     ) -> tuple[Scores, str, Check]:
         """The first ranking whose patches the host itself calls sufficient and necessary."""
         size = budget_count(len(scores), budget=self.settings.budget, floor=self.settings.min_patches)
-        contributions = self._contributions(full)
-        if contributions is None:
-            contributions = self._losses_without(full, embedded, coords)
-        rankings = led_rankings(scores, full.scores, contributions)
+
+        def rankings() -> Iterator[tuple[str, Scores]]:
+            yield MIXTURE, scores
+            # What the host itself ranks by may cost a pass, so it waits until it is wanted.
+            contributions = self._contributions(full)
+            if contributions is None:
+                contributions = self._losses_without(full, embedded, coords)
+            yield from led_rankings(scores, full.scores, contributions).items()
+
         ask = ask_subsets(self.host, embedded, coords)
-        name, check = choose_ranking(rankings, size, ask, full.logits, self.tolerances)
-        return rankings[name], name, check
+        chosen = choose_ranking(rankings(), size, ask, full.logits, self.tolerances)
+        return chosen.scores, chosen.name, chosen.check
 
     @property
     def tolerances(self) -> Tolerances:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gcemil.hosts.host import Host, embedded_bag, logarithm
+from gcemil.hosts.host import Host, ask_subsets, embedded_bag, logarithm
 from gcemil.hosts.table import HOSTS, create_host
 
 NAMES = list(HOSTS)
@@ -336,3 +336,18 @@ def test_contributions_sum_to_the_centred_logit_where_the_host_pools_linearly(na
     if name in POOLS_LINEARLY:
         centre = output.logits.mean() if n_outputs > 1 else 0
         assert difference(output.contributions.sum(), output.logits.max() - centre) <= tolerance(name)
+
+
+@every_host
+@every_task
+@pytest.mark.parametrize("has_coords", [True, False])
+@torch.no_grad()
+def test_a_subset_asked_of_an_embedded_bag_is_the_bag_of_its_rows(name, n_outputs, has_coords):
+    host = make_host(name, n_outputs=n_outputs)
+    features, coords = make_bag(60)
+    coords = coords if has_coords else None
+    ask = ask_subsets(host, embedded_bag(host, features), coords)
+    for few in (1, 6, 57):
+        selected = torch.arange(60).roll(23) < few
+        expected = host(features[selected], None if coords is None else coords[selected]).logits
+        assert difference(ask(selected), expected) < tolerance(name)

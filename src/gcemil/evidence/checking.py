@@ -11,7 +11,7 @@ every slide on which one of the rankings is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,33 +84,60 @@ def _ask_without(ask: Ask, selected: Selected) -> Logits | None:
     return None if bool(selected.all()) else ask(~selected)
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What is known of one ranking: all of it, or what keeping its first patches leaves to hope for."""
+
+    name: str
+    scores: Scores
+    selected: Selected
+    kept: Logits
+    check: Check
+    is_known: bool = False
+
+    def remove_patches(self, ask: Ask, full: Logits, tolerances: Tolerances) -> Answer:
+        """The same with nothing left to hope for."""
+        without = _ask_without(ask, self.selected)
+        return replace(self, check=compare_answers(full, self.kept, without, tolerances), is_known=True)
+
+
 @torch.no_grad()
 def choose_ranking(
-    rankings: Mapping[str, Scores], size: int, ask: Ask, full: Logits, tolerances: Tolerances
-) -> tuple[str, Check]:
-    """The name of the ranking to take, and what was found of its first `size` patches; earlier ones are preferred."""
-    best: tuple[str, Check] | None = None
+    rankings: Iterable[tuple[str, Scores]], size: int, ask: Ask, full: Logits, tolerances: Tolerances
+) -> Answer:
+    """The ranking to take, and what was found of its first `size` patches; of equals the earlier one.
+
+    Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide.
+    """
+    answers: list[Answer] = []
+    for name, scores, selected in _first_patches(rankings, size):
+        kept = ask(selected)
+        answer = Answer(name, scores, selected, kept, _assume_necessary(full, kept, tolerances))
+        if answer.check.is_faithful:
+            answer = answer.remove_patches(ask, full, tolerances)
+            if answer.check.is_faithful:
+                return answer
+        answers.append(answer)
+    if not answers:
+        raise ValueError("There is no ranking to choose from.")
+    # What could still be best is asked, until nothing that is only hoped for ranks above what is known.
+    while not (best := max(answers, key=lambda one: one.check.merit)).is_known:
+        answers[answers.index(best)] = best.remove_patches(ask, full, tolerances)
+    return best
+
+
+def _first_patches(
+    rankings: Iterable[tuple[str, Scores]], size: int
+) -> Iterator[tuple[str, Scores, Selected]]:
+    """What each ranking opens; two rankings often open the same patches, and the host need not be asked twice."""
     seen: set[bytes] = set()
-    for name, scores in rankings.items():
+    for name, scores in rankings:
         selected = torch.zeros_like(scores, dtype=torch.bool)
         selected[scores.topk(size).indices] = True
-        # Two rankings often open the same patches, and the host need not be asked twice.
         key = selected.cpu().numpy().tobytes()
-        if key in seen:
-            continue
-        seen.add(key)
-        kept = ask(selected)
-        # Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide.
-        if best is not None and _assume_necessary(full, kept, tolerances).merit <= best[1].merit:
-            continue
-        found = compare_answers(full, kept, _ask_without(ask, selected), tolerances)
-        if found.is_faithful:
-            return name, found
-        if best is None or found.merit > best[1].merit:
-            best = name, found
-    if best is None:
-        raise ValueError("There is no ranking to choose from.")
-    return best
+        if key not in seen:
+            seen.add(key)
+            yield name, scores, selected
 
 
 def output_gap(full: Logits, other: Logits, unit: float = 1.0) -> float:

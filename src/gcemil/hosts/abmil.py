@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -75,8 +76,9 @@ class Abmil(MilHost[ValuedEmbedded]):
             contributions=value_contributions(weights, embedded.values, logits),
         )
 
-    def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
-        return head_readings(embedded.attention_logits, embedded.tokens, self.head)
+    def linear_form(self, embedded: ValuedEmbedded) -> LinearPooling:
+        values = None if torch.is_grad_enabled() else embedded.values
+        return head_readings(embedded.attention_logits, embedded.tokens, self.head, values)
 
     def closed_form(self) -> ClosedForm:
         return linear_closed_form(self.head)

@@ -101,9 +101,15 @@ class LinearPooling:
         ).logits()
 
 
-def head_readings(attention_logits: Scores, tokens: Float[Tensor, "n w"], head: nn.Linear) -> LinearPooling:
-    """A linear head read of each patch, its bias included, is the head read of their mean."""
-    return LinearPooling(attention_logits, F.linear(tokens, head.weight, head.bias), lambda pooled: pooled)
+def head_readings(
+    attention_logits: Scores,
+    tokens: Float[Tensor, "n w"],
+    head: nn.Linear,
+    values: Float[Tensor, "n c"] | None = None,
+) -> LinearPooling:
+    """A linear head read of each patch, its bias included, is the head read of their mean; `values` where it is known."""
+    readings = F.linear(tokens, head.weight, head.bias) if values is None else values
+    return LinearPooling(attention_logits, readings, lambda pooled: pooled)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ class ClamSb(MilHost[ValuedEmbedded]):
         )
 
     def linear_form(self, embedded: ValuedEmbedded) -> LinearPooling:
-        return head_readings(embedded.attention_logits, embedded.tokens, self.head)
+        values = None if torch.is_grad_enabled() else embedded.values
+        return head_readings(embedded.attention_logits, embedded.tokens, self.head, values)
 
     def closed_form(self) -> ClosedForm:
         return linear_closed_form(self.head)

@@ -17,6 +17,7 @@ score is z for the predicted class. Weights start orthogonal and biases at 0, as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from gcemil.hosts.attention import ClosedForm, first_column, headed_means, softmax
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,23 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
             offset = offset - self.head.bias.mean()
         per_stream = tokens @ direction.view(self.n_outputs, -1).T + offset / self.n_outputs
         return (weights * per_stream).sum(dim=1)
+
+    def subset_form(self, embedded: TwoStreamEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+        """What the head says of each patch in each stream is one number, so the features are read once for all subsets."""
+        queries = embedded.queries
+        per_stream = self.head.weight.view(self.n_outputs, self.n_outputs, -1)
+        # Output by stream: a column for each, so that the bag is read by one product.
+        values = (embedded.tokens @ per_stream.flatten(0, 1).T).view(-1, self.n_outputs, self.n_outputs)
+
+        def ask(selected: Selected) -> Logits:
+            # Left-out rows stay where they are, without weight: copying the others would cost more than reading them.
+            left_out = ~selected.unsqueeze(1)
+            critical = embedded.instance_logits.masked_fill(left_out, -torch.inf).argmax(dim=0)
+            attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
+            weights = torch.softmax(attention_logits.masked_fill(left_out, -torch.inf), dim=0)
+            return (weights.unsqueeze(1) * values).sum(dim=(0, 2)) + self.head.bias
+
+        return ask
 
     def closed_form(self) -> ClosedForm:
         """One softmax per class around its critical patch, one linear head over all of them.

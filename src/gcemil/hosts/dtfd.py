@@ -23,6 +23,7 @@ output its softmax is constant, so patches are ranked by the raw CAM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,8 +41,8 @@ from gcemil.hosts.attention import (
     patch_values,
     softmax,
 )
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
-from gcemil.shapes import Coords, Features, LogGates, Scores
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag, pool_rows
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 DISTILLATIONS = ("afs", "max", "maxmin")
 N_FINGERPRINT = 8
@@ -172,6 +173,22 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         if self.n_outputs <= 2:
             return self.n_outputs - 1
         return int(group_logits.mean(dim=0).argmax() if target is None else target)
+
+    def subset_form(self, embedded: PseudoBagEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+        """The rows of a large subset stay where they are: what is left out has no weight in its group."""
+        group = group_of(embedded.fingerprint if coords is None else coords, self.n_groups)
+
+        def ask(selected: Selected) -> Logits:
+            if self.distillation != "afs" or 2 * int(selected.sum()) < len(selected):
+                return pool_rows(self, embedded, coords, selected)
+            groups = torch.bincount(group[selected], minlength=self.n_groups).nonzero().flatten()
+            membership = (group.unsqueeze(1) == groups) & selected.unsqueeze(1)
+            distilled = group_attention(embedded.attention_logits, None, membership).T @ embedded.tokens
+            weights = attention_weights(self.bag_attention(distilled).squeeze(1), None)
+            logits: Logits = self.head(weights @ distilled)
+            return logits
+
+        return ask
 
     def closed_form(self) -> ClosedForm | None:
         """Patch i changes its own group's row; the second tier is asked for every changed row.

@@ -18,6 +18,7 @@ nor crowd out an open one. So a gate of 1/2 also moves the host's own threshold 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +29,8 @@ from torch import Tensor, nn
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import ClosedForm, GatedAttention, Head, headed_means, in_chunks
 from gcemil.hosts.clam_sb import smooth_svm
-from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
+from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 NORMALISATIONS = ("branch", "joint")
 GUMBEL_TEMPERATURE = 0.7
@@ -133,6 +134,18 @@ class Hdmil(MilHost[BranchEmbedded]):
             scores=branch_logits[:, predicted],
             losses=losses,
         )
+
+    def subset_form(self, embedded: BranchEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+        """The rows of a large subset stay where they are: what is left out has no weight in any branch."""
+
+        def ask(selected: Selected) -> Logits:
+            if 2 * int(selected.sum()) < len(selected):
+                return pool_rows(self, embedded, coords, selected)
+            left = embedded.attention_logits.masked_fill(~selected.unsqueeze(1), -torch.inf)
+            weights = kept_softmax(left, kept_or_best(left > 0, left))
+            return self._bag_logits(weights.T @ embedded.tokens)
+
+        return ask
 
     def closed_form(self) -> ClosedForm:
         """The branch of an output alone decides its logit; its head is asked for every mean.

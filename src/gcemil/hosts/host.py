@@ -11,6 +11,7 @@ A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts wi
 
 A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
   linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)
+  subset_form(embedded, coords)   what any subset is told, from less than its embedding, where pooling is not linear
   closed_form()           the predicted logit without, and with only, each patch; None where the options rule it out
   lrp_constants           names of the modules that make pooling weights, held constant by relevance propagation
 Only the class itself counts: a subclass may embed or pool in its own way, so it has to offer its own.
@@ -263,17 +264,20 @@ def shortcut(host: object, name: str) -> Any:
 
 
 def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
-    """What the host says of any subset of an embedded bag; a host that pools linearly reads a few numbers per patch."""
-    linear_form = None if getattr(host, "training", False) else shortcut(host, "linear_form")
-    if linear_form is not None:
-        pooling = linear_form(embedded)
-        return lambda selected: pooling.subset_logits(selected)
+    """What the host says of any subset of an embedded bag; most hosts need a few numbers per patch for this."""
+    if not getattr(host, "training", False):
+        if (linear_form := shortcut(host, "linear_form")) is not None:
+            pooling = linear_form(embedded)
+            return lambda selected: pooling.subset_logits(selected)
+        if (subset_form := shortcut(host, "subset_form")) is not None:
+            ask: Callable[[Selected], Logits] = subset_form(embedded, coords)
+            return ask
+    return lambda selected: pool_rows(host, embedded, coords, selected)
 
-    def pool_rows(selected: Selected) -> Logits:
-        kept_coords = None if coords is None else coords[selected]
-        return host.aggregate(embedded.rows(selected), kept_coords).logits
 
-    return pool_rows
+def pool_rows(host: Host | MilHost[Any], embedded: Any, coords: Tensor | None, selected: Selected) -> Logits:
+    """What the host says of the bag that consists of these rows alone."""
+    return host.aggregate(embedded.rows(selected), None if coords is None else coords[selected]).logits
 
 
 def scattered(output: HostOutput, kept: Selected) -> HostOutput:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
@@ -33,11 +34,9 @@ from gcemil.errors import UsageError
 from gcemil.hosts.abmil import AttentionEmbedded
 from gcemil.hosts.attention import (
     ClosedForm,
-    Head,
     LinearPooling,
     attention_weights,
     headed_means,
-    in_chunks,
     softmax,
 )
 from gcemil.hosts.host import GateMode, HostOutput, MilHost, Stage
@@ -107,35 +106,32 @@ class Ibmil(MilHost[AttentionEmbedded]):
     def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
         """The head reads M and a mixture of confounders that depends on M through its query alone."""
         of_feature, of_confounder = self.head.weight.chunk(2, dim=1)
-        values = embedded.tokens @ of_feature.T + self.head.bias
-        keys = self.key(self.confounders)
+        # A key's answer to the query of a mean is the mean of its answers, so a patch needs one number per confounder.
+        keys = self.key(self.confounders) / math.sqrt(self.key.out_features)
+        weight = torch.cat([of_feature, keys @ self.query.weight])
+        bias = torch.cat([self.head.bias, keys @ self.query.bias])
+        of_mixture = self.confounders @ of_confounder.T
 
         def read_out(pooled: Tensor) -> Tensor:
-            direct, queries = pooled[:, : self.n_outputs], pooled[:, self.n_outputs :]
-            mixtures = torch.softmax(queries @ keys.T / math.sqrt(keys.shape[1]), dim=1)
-            return direct + mixtures @ self.confounders @ of_confounder.T
+            direct, answers = pooled[:, : self.n_outputs], pooled[:, self.n_outputs :]
+            return direct + torch.softmax(answers, dim=1) @ of_mixture
 
-        readings = torch.cat([values, self.query(embedded.tokens)], dim=1)
-        return LinearPooling(embedded.attention_logits, readings, read_out)
+        return LinearPooling(embedded.attention_logits, F.linear(embedded.tokens, weight, bias), read_out)
 
     def closed_form(self) -> ClosedForm:
-        """The head is not linear in M, which it reads the dictionary by: it is asked for every M_-i."""
+        """The head is not linear in M, which it reads the dictionary by: it is asked for the readings of every M_-i."""
 
         def without(embedded: AttentionEmbedded, coords: Coords | None, index: int) -> Scores:
+            form = self.linear_form(embedded)
             return headed_means(
-                embedded.attention_logits, embedded.tokens, softmax, self._head_of_rows(index)
+                form.attention_logits, form.readings, softmax, lambda means: form.read_out(means)[:, index]
             )
 
         def alone(embedded: AttentionEmbedded, index: int) -> Scores:
-            return in_chunks(embedded.tokens, self._head_of_rows(index))
+            form = self.linear_form(embedded)
+            return form.read_out(form.readings)[:, index]
 
         return ClosedForm(without, alone)
-
-    def _head_of_rows(self, index: int) -> Head:
-        def one(bag_feature: Float[Tensor, "w"]) -> Float[Tensor, ""]:
-            return self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))[index]
-
-        return torch.vmap(one)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("aggregator", prepares=True), Stage("deconfounded"))

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from gcemil.evidence.checking import Check, Tolerances, check_subset, choose_ranking, output_gap
+from gcemil.evidence.checking import (
+    Check,
+    Tolerances,
+    check_subset,
+    choose_ranking,
+    output_gap,
+)
 from gcemil.evidence.selector import LEADS, MIXTURE, led_rankings, normal_rank, standardised_attention
 
 TOLERANCES = Tolerances(sufficiency=0.05, necessity=0.05)
@@ -45,16 +51,16 @@ def test_the_first_ranking_that_passes_is_taken():
         "right": ranking(2.0, 1.0, 0.0),
         "also": ranking(3.0, 0.0, 1.0),
     }
-    name, found = choose_ranking(rankings, 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
-    assert name == "right"
-    assert found.is_faithful
+    found = choose_ranking(rankings.items(), 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
+    assert found.name == "right"
+    assert found.check.is_faithful
 
 
 def test_where_none_passes_the_one_that_keeps_the_prediction_is_taken():
     # Two patches say the same, so neither is necessary; a third says nothing.
     rankings = {"empty": ranking(0.0, 0.0, 1.0), "redundant": ranking(1.0, 0.0, 0.0)}
-    name, found = choose_ranking(rankings, 1, voting_host([2.0, 2.0, 0.0]), FULL, TOLERANCES)
-    assert (name, found.is_faithful) == ("redundant", False)
+    found = choose_ranking(rankings.items(), 1, voting_host([2.0, 2.0, 0.0]), FULL, TOLERANCES)
+    assert (found.name, found.check.is_faithful) == ("redundant", False)
 
 
 def test_equal_subsets_are_asked_once():
@@ -66,7 +72,7 @@ def test_equal_subsets_are_asked_once():
         return ask(selected)
 
     same = {"a": ranking(1.0, 0.0, 0.0), "b": ranking(5.0, 0.0, 0.0)}
-    choose_ranking(same, 1, counted, FULL, TOLERANCES)
+    choose_ranking(same.items(), 1, counted, FULL, TOLERANCES)
     assert len(asked) == 2
 
 
@@ -80,8 +86,21 @@ def test_patches_that_keep_less_than_the_best_so_far_are_not_removed():
 
     # The first is redundant and keeps the class; the second is empty, says nothing, and cannot be better.
     rankings = {"redundant": ranking(1.0, 0.0, 0.0), "empty": ranking(0.0, 0.0, 1.0)}
-    assert choose_ranking(rankings, 1, counted, FULL, TOLERANCES)[0] == "redundant"
+    assert choose_ranking(rankings.items(), 1, counted, FULL, TOLERANCES).name == "redundant"
     assert [int(selected.sum()) for selected in asked] == [1, 2, 1]
+
+
+def test_patches_that_say_nothing_alone_are_not_removed_where_a_later_ranking_passes():
+    asked = []
+    ask = voting_host([2.0, 0.0, 0.0])
+
+    def counted(selected):
+        asked.append(selected)
+        return ask(selected)
+
+    rankings = {"empty": ranking(0.0, 0.0, 1.0), "right": ranking(1.0, 0.0, 0.0)}
+    assert choose_ranking(rankings.items(), 1, counted, FULL, TOLERANCES).name == "right"
+    assert [int(selected.sum()) for selected in asked] == [1, 1, 2]
 
 
 def test_a_risk_is_compared_in_its_unit():
