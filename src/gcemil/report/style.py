@@ -25,16 +25,6 @@ from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 EVIDENCE_COLOR, ATTENTION_COLOR = RULES["evidence"].color, RULES["attention"].color
 RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
 ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
-PALETTE = (
-    EVIDENCE_COLOR,
-    ATTENTION_COLOR,
-    RANDOM_COLOR,
-    TRUTH_COLOR,
-    ORANGE,
-    SKY,
-    VIOLET,
-    LEAF,
-)
 GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
 """For things without a colour of their own, such as classes; they repeat after eight, and markers then differ."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")

@@ -31,6 +31,7 @@ from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
 from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
+from gcemil.hosts.table import AnyHost
 from gcemil.model import Evidence
 from gcemil.runs import checkpoint
 from gcemil.runs.folder import FoldParts
@@ -158,7 +159,7 @@ def train(
     return progress
 
 
-def training_stages(host: Any, settings: TrainSettings) -> tuple[Stage, ...]:
+def training_stages(host: AnyHost, settings: TrainSettings) -> tuple[Stage, ...]:
     """All stages of a fresh host, the last of one that comes trained, one of their own for the gates of a frozen one."""
     if settings.host.is_frozen:
         return (Stage("evidence"),)
@@ -167,7 +168,7 @@ def training_stages(host: Any, settings: TrainSettings) -> tuple[Stage, ...]:
 
 
 def begin_stage(
-    host: Any, stage: Stage, settings: TrainSettings, cohort: Cohort, parts: FoldParts, n_steps: int
+    host: AnyHost, stage: Stage, settings: TrainSettings, cohort: Cohort, parts: FoldParts, n_steps: int
 ) -> None:
     """Let a host prepare for a stage; one that comes trained sets its counters, and keeps its weights."""
     if settings.host.is_frozen:

@@ -52,7 +52,7 @@ from gcemil.report.slide_view import (
     outline_truth,
     read_patch_pixels,
 )
-from gcemil.report.style import PALETTE, encode_png, encode_svg, fix_layout, readable_name, shorten_label
+from gcemil.report.style import GROUPS, encode_png, encode_svg, fix_layout, readable_name, shorten_label
 from gcemil.rules import find_rule, order_rules
 from report_builders import toy_evidence
 
@@ -80,7 +80,7 @@ def lab(color: str, eye: np.ndarray) -> np.ndarray:
 def test_any_two_colours_stay_apart_for_every_eye(eye):
     distances = [
         np.linalg.norm(lab(one, EYES[eye]) - lab(other, EYES[eye]))
-        for one, other in itertools.combinations(PALETTE, 2)
+        for one, other in itertools.combinations(GROUPS, 2)
     ]
     assert min(distances) > 18
 
