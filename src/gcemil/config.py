@@ -151,6 +151,10 @@ class EvidenceSettings(Settings):
     contribution_term: bool = Field(
         True, description="The selector reads signed contributions, where the host has them."
     )
+    likeness_term: bool = Field(
+        True,
+        description="The selector reads how alike a patch is to those that decided the training slides of the likely classes.",
+    )
     smoothing: float = Field(
         0.5, ge=0, le=1, description="Share of the score that is its 3x3 neighbourhood's mean."
     )
@@ -206,6 +210,7 @@ PAPER = EvidenceSettings(
     presence_term=False,
     attention_term=False,
     contribution_term=False,
+    likeness_term=False,
     warmup=0.0,
     ramp=0.0,
     smoothing=0.0,

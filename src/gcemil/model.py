@@ -26,19 +26,27 @@ from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.checking import Check, Tolerances, choose_ranking
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import budget_count, create_gate
-from gcemil.evidence.selector import MIXTURE, Selector, led_rankings
+from gcemil.evidence.selector import (
+    FEW_SHARES,
+    MIXTURE,
+    SHARES,
+    Selector,
+    class_likeness,
+    exchanged_rankings,
+)
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (
     Embedded,
     Host,
     HostOutput,
+    answers_subsets_cheaply,
     ask_subsets,
     check_bag,
     check_finite,
     embedded_bag,
     shortcut,
 )
-from gcemil.row_blocks import unfolded
+from gcemil.row_blocks import plain_fold, unfolded
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
 
@@ -92,6 +100,7 @@ class GceMil(nn.Module):
     anchors: Tensor
     temperature: Tensor
     risk_spread: Tensor
+    class_directions: Tensor
 
     def __init__(
         self, host: Host, anchors: AnchorBank, *, in_dim: int, settings: EvidenceSettings | None = None
@@ -113,6 +122,8 @@ class GceMil(nn.Module):
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
         # The unit in which risks are compared; set after training, and of no use to classes.
         self.register_buffer("risk_spread", torch.tensor(1.0))
+        # Where patches that decide a class lie; found after training (training/directions.py), zero before.
+        self.register_buffer("class_directions", torch.zeros(host.n_outputs, in_dim))
         self.bridge = create_bridge(
             bridge_kind(settings, anchors, in_dim), in_dim, anchors.anchor_dim, rank=settings.bridge_rank
         )
@@ -174,7 +185,22 @@ class GceMil(nn.Module):
     def reads_host(self) -> bool:
         """Whether the score depends on the host's ungated view of the bag."""
         settings = self.settings
-        return settings.attention_term or settings.contribution_term or self.reads_presence
+        return (
+            settings.attention_term
+            or settings.contribution_term
+            or self.reads_presence
+            or self.reads_likeness
+        )
+
+    @property
+    def reads_likeness(self) -> bool:
+        """Whether the score depends on what decided the training slides: once that is known, and for classes only."""
+        return (
+            self.settings.likeness_term
+            and self.n_outputs > 1
+            and not self.training
+            and bool(self.class_directions.any())
+        )
 
     @property
     def reads_presence(self) -> bool:
@@ -194,9 +220,16 @@ class GceMil(nn.Module):
         With the embedded bag at hand, and outside training, the ranking is checked by keeping and removing its patches.
         """
         # One matrix product serves the selector and the bridge.
-        *hidden, cosines = unfolded(features, [*self.selector.folds(), self.bridge.fold(self.anchors)])
-        responses = self.response(cosines)
-        scores = self.evidence_scores(hidden, responses, coords, full, step)
+        folds = [*self.selector.folds(), self.bridge.fold(self.anchors)]
+        n_hidden, likeness = len(folds) - 1, None
+        reads_likeness = self.reads_likeness and full is not None
+        if reads_likeness:
+            folds.append(plain_fold(self.class_directions))
+        products = unfolded(features, folds)
+        if reads_likeness and full is not None:
+            likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
+        hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
+        scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
         ranking, check = MIXTURE, None
         if self.settings.recovery.checked and not self.training and full is not None and embedded is not None:
             scores, ranking, check = self._checked_scores(scores, coords, full, embedded)
@@ -220,17 +253,18 @@ class GceMil(nn.Module):
     ) -> tuple[Scores, str, Check]:
         """The first ranking whose patches the host itself calls sufficient and necessary."""
         size = budget_count(len(scores), budget=self.settings.budget, floor=self.settings.min_patches)
+        is_cheap = answers_subsets_cheaply(self.host)
 
         def rankings() -> Iterator[tuple[str, Scores]]:
             yield MIXTURE, scores
             # What the host itself ranks by may cost a pass, so it waits until it is wanted.
-            contributions = self._contributions(full)
-            if contributions is None:
-                contributions = self._losses_without(full, embedded, coords)
-            yield from led_rankings(scores, full.scores, contributions).items()
+            leads = {"contribution": self.patch_shares(full, embedded, coords), "attention": full.scores}
+            yield from exchanged_rankings(scores, size, leads, SHARES if is_cheap else FEW_SHARES).items()
 
         ask = ask_subsets(self.host, embedded, coords)
-        chosen = choose_ranking(rankings(), size, ask, full.logits, self.tolerances)
+        chosen = choose_ranking(
+            rankings(), size, ask, full.logits, self.tolerances, seeks_change=is_cheap
+        )
         return chosen.scores, chosen.name, chosen.check
 
     @property
@@ -239,6 +273,11 @@ class GceMil(nn.Module):
         recovery = self.settings.recovery
         unit = float(self.risk_spread) if self.n_outputs == 1 else 1.0
         return Tolerances(recovery.sufficiency_tolerance, recovery.necessity_tolerance, unit)
+
+    def patch_shares(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
+        """How much each patch speaks for the prediction: its contribution, or what the prediction loses without it."""
+        contributions = self._contributions(full)
+        return self._losses_without(full, embedded, coords) if contributions is None else contributions
 
     def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
         """How much the predicted logit falls without each patch, where the host has this in closed form."""
@@ -262,6 +301,7 @@ class GceMil(nn.Module):
         coords: Tensor | None,
         full: HostOutput | None,
         step: int | None,
+        likeness: Scores | None = None,
     ) -> Scores:
         """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
         settings = self.settings
@@ -276,6 +316,7 @@ class GceMil(nn.Module):
             attention_logits=attention,
             contributions=contributions,
             presence=presence,
+            likeness=likeness,
             neighbourhood=around,
         )
 
@@ -311,6 +352,10 @@ class GceMil(nn.Module):
     def calibrate(self, reference: Tensor) -> None:
         """Take the responses' offsets and scales from reference patches."""
         self.response.calibrate(self.bridge.cosines(reference, self.anchors))
+
+    def set_class_directions(self, directions: Tensor) -> None:
+        """Take the directions in which patches that decide a class lie."""
+        self.class_directions.copy_(directions)
 
     def set_temperature(self, temperature: float) -> None:
         self.temperature.fill_(temperature)

@@ -4,9 +4,9 @@
   removed_gap  |Phi(X_notS) - Phi(X)|    large: S is necessary
 Phi is the probability of the class predicted on X, or a risk in units of the training risks. Nothing here needs a label.
 
-Every ranking opens the same number of patches. The first that is both sufficient and necessary is taken; where none is,
-the one that keeps the prediction, then the one whose removal changes it. So the evidence is sufficient and necessary on
-every slide on which one of the rankings is.
+Every ranking opens the same number of patches. The first is taken that is sufficient and necessary and without which
+another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
+then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ class Check:
         return self.is_sufficient and self.is_necessary and self.keeps_class
 
     @property
-    def merit(self) -> tuple[bool, bool, bool, int]:
+    def merit(self) -> tuple[bool, bool, bool, bool, int]:
         """Larger is better."""
-        return self.is_faithful, self.keeps_class, self.changes_class, self.is_sufficient + self.is_necessary
+        return (
+            self.is_faithful and self.changes_class,
+            self.is_faithful,
+            self.keeps_class,
+            self.changes_class,
+            self.is_sufficient + self.is_necessary,
+        )
 
 
 @torch.no_grad()
@@ -103,19 +109,27 @@ class Answer:
 
 @torch.no_grad()
 def choose_ranking(
-    rankings: Iterable[tuple[str, Scores]], size: int, ask: Ask, full: Logits, tolerances: Tolerances
+    rankings: Iterable[tuple[str, Scores]],
+    size: int,
+    ask: Ask,
+    full: Logits,
+    tolerances: Tolerances,
+    *,
+    seeks_change: bool = True,
 ) -> Answer:
     """The ranking to take, and what was found of its first `size` patches; of equals the earlier one.
 
-    Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide.
+    Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide. `seeks_change`
+    goes on after a faithful ranking until one is found without which another class is predicted; a risk has no class.
     """
+    wants_change = seeks_change and len(full) > 1
     answers: list[Answer] = []
     for name, scores, selected in _first_patches(rankings, size):
         kept = ask(selected)
         answer = Answer(name, scores, selected, kept, _assume_necessary(full, kept, tolerances))
         if answer.check.is_faithful:
             answer = answer.remove_patches(ask, full, tolerances)
-            if answer.check.is_faithful:
+            if answer.check.is_faithful and (answer.check.changes_class or not wants_change):
                 return answer
         answers.append(answer)
     if not answers:

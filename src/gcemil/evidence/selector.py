@@ -1,14 +1,15 @@
 """The selector score s_i (the paper's small MLP) and what we add to it.
 
-  s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q,   then half smoothing on the grid
+  s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q + l,   then half smoothing on the grid
 
 a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is the signed
 contribution of the patch to the predicted output; q says how present the concepts of the predicted classes are in the
-patch. All are detached: the selector reads the host and the anchors, it does not pull them. The MLP is the paper's own
-score; with a hundred slides it learns the slides and not the concepts, so the default recipe leaves it out.
+patch; l how alike it is to the patches that decided the training slides of these classes. All are detached: the selector
+reads the host and the anchors, it does not pull them. The MLP is the paper's own score; with a hundred slides it learns the
+slides and not the concepts, so the default recipe leaves it out.
 
-A checked slide may be ranked otherwise: by this mixture, led more and more by what the host itself ranks by, down to the
-host's own attention and contributions (evidence/checking.py chooses).
+A checked slide may be ranked otherwise: some of the first patches of this mixture are exchanged for those the host itself
+ranks first, by contribution or by attention, at last all of them (evidence/checking.py chooses).
 
 e comes from the low-rank residual adapter of the paper's section on anchor grounding:
 
@@ -20,21 +21,24 @@ e comes from the low-rank residual adapter of the paper's section on anchor grou
 so L(e) is one narrow matrix product and a scale per patch.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
 from gcemil.row_blocks import Fold, SquaredNorms
-from gcemil.shapes import Coords, Features, Scores
+from gcemil.shapes import Coords, Features, Logits, Scores
 
 MIXTURE = "mixture"
 """The name of the selector's own ranking."""
-LEADS = (0.25, 0.5, 0.75, 1.0)
-"""How much of a checked ranking may be the host's own, tried in this order."""
+SHARES = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+"""How many of the first patches may be exchanged for the host's own, tried in this order."""
+FEW_SHARES = (0.25, 0.5, 1.0)
+"""The same for a host that has to pool every subset anew."""
 
 
 class Selector(nn.Module):
@@ -71,6 +75,7 @@ class Selector(nn.Module):
         attention_logits: Scores | None = None,
         contributions: Scores | None = None,
         presence: Scores | None = None,
+        likeness: Scores | None = None,
         neighbourhood: Neighbourhood | None = None,
     ) -> Scores:
         """Scores from the results of `folds`; without a neighbourhood nothing is smoothed."""
@@ -83,33 +88,59 @@ class Selector(nn.Module):
             scores = scores + self.contribution_weight * normal_rank(contributions)
         if presence is not None:
             scores = scores + self.presence_weight * log_odds(presence)
+        if likeness is not None:
+            # Found after training, so no weight of it could have been learned.
+            scores = scores + likeness
         if self.smoothing == 0 or neighbourhood is None:
             return scores
         return smoothed(scores, neighbourhood, share=self.smoothing)
 
 
 @torch.no_grad()
-def led_rankings(
-    scores: Scores, attention_logits: Scores | None, contributions: Scores | None
+def exchanged_rankings(
+    scores: Scores, size: int, leads: Mapping[str, Scores | None], shares: Sequence[float] = SHARES
 ) -> dict[str, Scores]:
-    """The mixture, then the mixture led by the host's attention or contributions, and at last these alone."""
-    leads = {}
-    if attention_logits is not None:
-        leads["attention"] = standardised_attention(attention_logits)
-    if contributions is not None:
-        leads["contribution"] = normal_rank(contributions)
-    found = {MIXTURE: scores}
-    mixture = unit_spread(scores)
-    for share in LEADS:
-        for name, lead in leads.items():
-            found[f"{name} {share:.0%}"] = (1 - share) * mixture + share * unit_spread(lead)
+    """The mixture whose last patches within `size` are exchanged for the first ones of a lead, a few at first.
+
+    What stays keeps its order before what comes in, so a ranking changes no more than its check demands.
+    """
+    found: dict[str, Scores] = {}
+    order = scores.argsort(descending=True, stable=True)
+    orders = {
+        name: lead.argsort(descending=True, stable=True) for name, lead in leads.items() if lead is not None
+    }
+    for share in shares:
+        for name, lead_order in orders.items():
+            n_new = max(1, round(share * size))
+            found[f"{name} {share:.0%}"] = _exchange_last(scores, order, lead_order, size, n_new)
     return found
 
 
-def unit_spread(scores: Scores) -> Scores:
-    """The scores around 0, in units of their standard deviation."""
-    centred = scores - scores.mean()
-    return centred / centred.std(correction=0).clamp_min(torch.finfo(scores.dtype).tiny)
+def _exchange_last(
+    scores: Scores, order: Int[Tensor, "n"], lead_order: Int[Tensor, "n"], size: int, n_new: int
+) -> Scores:
+    """Scores under which the first patches are `size - n_new` of the mixture and then `n_new` of the lead."""
+    stays = order[: size - n_new]
+    is_chosen = torch.zeros_like(scores, dtype=torch.bool)
+    is_chosen[stays] = True
+    comes = lead_order[~is_chosen[lead_order]][:n_new]
+    # A whole spread apart, so that gates tell the chosen from the others as clearly as anywhere.
+    spread = scores.std(correction=0).clamp_min(torch.finfo(scores.dtype).tiny)
+    floor = scores[order[size - n_new :]].max() + spread
+    exchanged = scores.clone()
+    exchanged[stays] += 2 * spread
+    exchanged[comes] = floor + spread * torch.linspace(0.9, 0.0, len(comes), device=scores.device)
+    return exchanged
+
+
+@torch.no_grad()
+def class_likeness(products: Float[Tensor, "n c"], probabilities: Logits) -> Scores:
+    """l_i: products with the class directions, standardised over the bag, weighed by how likely each class is."""
+    centred = products - products.mean(dim=0)
+    deviation = centred.std(dim=0, correction=0)
+    # A direction that was never found is zero, and says nothing.
+    scaled = torch.where(deviation > 0, centred / deviation.clamp_min(torch.finfo(products.dtype).tiny), 0.0)
+    return scaled @ probabilities
 
 
 class Morphology(nn.Module):

@@ -263,6 +263,11 @@ def shortcut(host: object, name: str) -> Any:
     return getattr(host, name) if name in vars(type(host)) else None
 
 
+def answers_subsets_cheaply(host: Host) -> bool:
+    """Whether a subset costs a few numbers per patch, not a pass over its patches."""
+    return any(shortcut(host, name) is not None for name in ("linear_form", "subset_form"))
+
+
 def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
     """What the host says of any subset of an embedded bag; most hosts need a few numbers per patch for this."""
     if not getattr(host, "training", False):

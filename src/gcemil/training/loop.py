@@ -38,6 +38,7 @@ from gcemil.runs.folder import FoldParts
 from gcemil.runs.network import LoadedNetwork
 from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
+from gcemil.training.directions import find_class_directions
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (
@@ -156,6 +157,11 @@ def train(
                 LoadedNetwork(loaded.host, None, None), cohort, parts.train, modes=("full",)
             )
             loaded.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
+        elif loaded.model.settings.likeness_term and loaded.reference is not None:
+            found = find_class_directions(
+                loaded.model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
+            )
+            loaded.model.set_class_directions(found)
     return progress
 
 

@@ -12,7 +12,7 @@ from gcemil.evidence.checking import (
     choose_ranking,
     output_gap,
 )
-from gcemil.evidence.selector import LEADS, MIXTURE, led_rankings, normal_rank, standardised_attention
+from gcemil.evidence.selector import class_likeness, exchanged_rankings
 
 TOLERANCES = Tolerances(sufficiency=0.05, necessity=0.05)
 FULL = torch.tensor([0.0, 2.0])
@@ -114,15 +114,57 @@ def test_a_gap_is_that_of_the_class_predicted_on_the_whole_bag():
     assert output_gap(FULL, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-2.0)) - 0.5)
 
 
-def test_rankings_lead_from_the_mixture_to_what_the_host_itself_ranks_by():
+def test_of_two_faithful_rankings_the_one_without_which_the_class_changes_is_taken():
+    # Without patch 0 class 1 is less sure, without patch 1 class 0 is predicted; either is enough alone.
+    without = {0: torch.tensor([0.0, 1.0]), 1: torch.tensor([1.0, 0.0])}
+
+    def ask(selected):
+        return FULL if int(selected.sum()) == 1 else without[int((~selected).nonzero()[0])]
+
+    rankings = {"less sure": ranking(1.0, 0.0, 0.0), "another class": ranking(0.0, 1.0, 0.0)}
+    assert choose_ranking(rankings.items(), 1, ask, FULL, TOLERANCES).name == "another class"
+    # Where asking is dear the first faithful one will do, and where no class changes it is all there is.
+    hasty = choose_ranking(rankings.items(), 1, ask, FULL, TOLERANCES, seeks_change=False)
+    assert hasty.name == "less sure"
+    assert choose_ranking([*rankings.items()][:1], 1, ask, FULL, TOLERANCES).check.is_faithful
+
+
+def first(scores, size):
+    return scores.argsort(descending=True)[:size].tolist()
+
+
+def test_the_last_of_the_first_patches_are_exchanged_for_those_of_the_lead():
+    mixture, lead = ranking(5.0, 4.0, 3.0, 2.0, 1.0, 0.0), ranking(0.0, 0.0, 0.0, 0.0, 2.0, 1.0)
+    found = exchanged_rankings(mixture, 4, {"lead": lead}, shares=(0.25, 0.5, 1.0))
+    assert list(found) == ["lead 25%", "lead 50%", "lead 100%"]
+    assert first(found["lead 25%"], 4) == [0, 1, 2, 4]
+    assert first(found["lead 50%"], 4) == [0, 1, 4, 5]
+    assert set(first(found["lead 100%"], 2)) == {4, 5}
+    # The others keep their order behind them.
+    assert first(found["lead 50%"], 6)[4:] == [2, 3]
+
+
+def test_a_patch_that_stays_is_not_exchanged_for_itself():
+    mixture, lead = ranking(5.0, 4.0, 3.0, 2.0), ranking(9.0, 0.0, 0.0, 8.0)
+    found = exchanged_rankings(mixture, 2, {"lead": lead}, shares=(0.5,))
+    assert first(found["lead 50%"], 2) == [0, 3]
+
+
+def test_a_lead_that_the_host_does_not_have_gives_no_ranking():
+    assert exchanged_rankings(ranking(1.0, 0.0), 1, {"attention": None}) == {}
+
+
+def test_the_chosen_patches_stand_a_spread_above_the_others():
     torch.manual_seed(3)
-    mixture, attention, contributions = torch.randn(3, 40)
-    found = led_rankings(mixture, attention, contributions)
-    assert next(iter(found)) == MIXTURE
-    assert len(found) == 1 + 2 * len(LEADS)
-    for name, own in (
-        ("attention", standardised_attention(attention)),
-        ("contribution", normal_rank(contributions)),
-    ):
-        assert torch.equal(found[f"{name} 100%"].argsort(), own.argsort())
-    assert list(led_rankings(mixture, None, None)) == [MIXTURE]
+    mixture, lead = torch.randn(2, 40)
+    for scores in exchanged_rankings(mixture, 6, {"lead": lead}).values():
+        ordered = scores.sort(descending=True).values
+        assert float(ordered[5] - ordered[6]) >= 0.9 * float(mixture.std(correction=0))
+
+
+def test_likeness_is_what_the_likely_class_lies_along():
+    products = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]])
+    # The second direction tells no patch from another, so it says nothing.
+    found = class_likeness(products, torch.tensor([0.5, 0.5]))
+    unit = math.sqrt(2 / 3)
+    assert found.tolist() == pytest.approx([-0.5 / unit, 0.5 / unit, 0.0])
