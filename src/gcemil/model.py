@@ -262,9 +262,7 @@ class GceMil(nn.Module):
             yield from exchanged_rankings(scores, size, leads, SHARES if is_cheap else FEW_SHARES).items()
 
         ask = ask_subsets(self.host, embedded, coords)
-        chosen = choose_ranking(
-            rankings(), size, ask, full.logits, self.tolerances, seeks_change=is_cheap
-        )
+        chosen = choose_ranking(rankings(), size, ask, full.logits, self.tolerances, seeks_change=is_cheap)
         return chosen.scores, chosen.name, chosen.check
 
     @property

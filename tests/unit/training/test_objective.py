@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gcemil.config import PAPER, EvidenceSettings
+from gcemil.config import PAPER, EvidenceSettings, RecoverySettings
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import WEIGHT_GAIN
 from gcemil.evidence.losses import NullRisk, NullTarget
@@ -185,7 +185,10 @@ def test_literal_grounding_is_the_squared_distance_from_the_patch_noisy_or():
 
 
 def test_grounding_is_a_divergence_from_where_the_labels_concepts_are():
-    model, bags = make_model(grounding_weight=0.5, divergence_weight=0.2), training_bags(3, count=2)
+    # Unchecked: an exchanged ranking shuts gates for good, and the formula below would divide by them.
+    unchecked = RecoverySettings(checked=False)
+    model = make_model(grounding_weight=0.5, divergence_weight=0.2, recovery=unchecked)
+    bags = training_bags(3, count=2)
     with torch.no_grad():
         model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 3 - 2)
     outputs = seen(model, bags)
