@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from gcemil.errors import ConfigError, InputError
-from gcemil.files import parse_yaml, read_yaml, readable, refuse_wild_numbers
+from gcemil.files import parse_yaml, read_yaml, refuse_wild_numbers
+from gcemil.wording import did_you_mean, dotted_names, readable
 
 LARGEST_SIZE = 65_536
 """Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
@@ -30,6 +33,7 @@ GateKind = Literal[
     "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
 ]
 GateModeName = Literal["paper", "deletion"]
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity"]
 
 
@@ -51,15 +55,27 @@ class Settings(BaseModel):
         """Read the settings of a file; what it leaves out has its default."""
         try:
             values = read_yaml(path)
-            return cls.model_validate({} if values is None else values)
         except InputError as error:
             raise ConfigError(str(error)) from error
+        return cls.from_values(values, path)
+
+    @classmethod
+    def from_values(cls: type[S], values: Any, source: object) -> S:
+        """Check what a file holds; `source` is what messages call it."""
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(f"{source} holds no settings. Write them as 'key: value', one to a line.")
+        try:
+            return cls.model_validate(values or {})
         except ValidationError as error:
-            raise ConfigError(f"{path}: {readable(error)}") from error
+            raise ConfigError(f"{source}: {readable(error, cls)}.") from error
 
     def to_yaml(self) -> str:
         """As a file that `from_yaml` reads."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def to_commented_yaml(self) -> str:
+        """The same with what every setting means and accepts beside it."""
+        return "\n".join(_comment_lines(self, type(self), 0)) + "\n"
 
     @property
     def hash(self) -> str:
@@ -125,21 +141,25 @@ class EvidenceSettings(Settings):
         1.0, ge=0, description="Weight of what holds a proximal bridge near its fit."
     )
     responses: Literal["calibrated", "paper"] = Field(
-        "calibrated", description="Response curve over the cosines."
+        "calibrated", description="How the likeness of a patch to an anchor becomes a response from 0 to 1."
     )
-    adapter_rank: int = Field(32, ge=1, le=LARGEST_SIZE)
+    adapter_rank: int = Field(
+        32, ge=1, le=LARGEST_SIZE, description="Rank of the low-rank map that adapts features to the anchors."
+    )
     hidden: int = Field(32, ge=1, le=LARGEST_SIZE, description="Hidden units of the selector.")
     gate: GateKind = Field("consecutive", description="How scores become gates (evidence/gates.py).")
-    centre: Literal["slide", "zero"] = Field("slide", description="nu_x: per slide, or the paper's 0.")
-    budget: float = Field(0.05, gt=0, le=1, description="rho: the share of patches meant to be evidence.")
+    centre: Literal["slide", "zero"] = Field(
+        "slide", description="What scores are compared with: a centre of the slide (nu_x), or the paper's 0."
+    )
+    budget: float = Field(0.05, gt=0, le=1, description="The share of patches meant to be evidence (rho).")
     min_patches: int = Field(
         8,
         ge=1,
         description="Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160.",
     )
-    temperature_start: float = Field(1.0, gt=0)
+    temperature_start: float = Field(1.0, gt=0, description="Softness of the gates in the first epoch.")
     temperature_end: float | None = Field(
-        None, gt=0, description="None: what was measured for the host (hosts/table.py), 0.1 for most."
+        None, gt=0, description="null: what was measured for the host (hosts/table.py), 0.1 for most."
     )
     morphology_term: bool = Field(
         False, description="The paper's MLP on features and coordinates; it needs far more slides than 100."
@@ -171,15 +191,31 @@ class EvidenceSettings(Settings):
     ramp: float = Field(
         0.2, ge=0, le=1, description="Share of the epochs over which the evidence then gains its full say."
     )
-    ungated_share: float = Field(0.8, ge=0, lt=1, description="Share of the task loss on the ungated bag.")
-    budget_weight: float = Field(0.1, ge=0, description="lambda_b.")
-    grounding: Literal["utility_kl", "literal", "none"] = "utility_kl"
-    grounding_weight: float = Field(0.5, ge=0, description="lambda_g.")
-    divergence_weight: float = Field(
-        0.2, ge=0, description="Weight of KL(q || pi) inside the grounding term."
+    ungated_share: float = Field(
+        0.8, ge=0, lt=1, description="Share of the task loss on the bag without gates."
     )
-    sufficiency_weight: float = Field(0.25, ge=0)
-    necessity_weight: float = Field(1.0, ge=0, description="Classification.")
+    budget_weight: float = Field(
+        0.1, ge=0, description="Weight of the loss that holds the evidence to its budget (lambda_b)."
+    )
+    grounding: Literal["utility_kl", "literal", "none"] = Field(
+        "utility_kl", description="The loss that ties gates to the anchors; literal is the paper's."
+    )
+    grounding_weight: float = Field(
+        0.5, ge=0, description="Weight of the loss that ties gates to the anchors (lambda_g)."
+    )
+    divergence_weight: float = Field(
+        0.2,
+        ge=0,
+        description="Weight of the divergence from the anchors' choice to the gates, inside that loss.",
+    )
+    sufficiency_weight: float = Field(
+        0.25, ge=0, description="Weight of the loss that asks for the same answer from the evidence alone."
+    )
+    necessity_weight: float = Field(
+        1.0,
+        ge=0,
+        description="Classification: weight of the loss that asks for no answer without the evidence.",
+    )
     risk_necessity_weight: float = Field(
         0.0,
         ge=0,
@@ -190,8 +226,14 @@ class EvidenceSettings(Settings):
         ge=1,
         description="Training removes this many times the budget before the complement must say nothing.",
     )
-    null_peak: float = Field(2.0, ge=0, description="t ~ nu^peak; 0 is the uniform null.")
-    recovery: RecoverySettings = RecoverySettings()
+    null_peak: float = Field(
+        2.0,
+        ge=0,
+        description="How far the answer without evidence may lean to what it says on average; 0 asks for a uniform one.",
+    )
+    recovery: RecoverySettings = Field(
+        RecoverySettings(), description="From gates to the set of patches that is the evidence."
+    )
 
     @property
     def selection_threshold(self) -> float:
@@ -271,12 +313,12 @@ class HostWeights(Settings):
 class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
-    name: str = "abmil"
-    gate_mode: GateModeName | None = Field(None, description="None: the host's measured default.")
+    name: str = Field("abmil", description="A host of gcemil, or a class of yours as package.module:Class.")
+    gate_mode: GateModeName | None = Field(None, description="null: the host's measured default.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword-only arguments of the host's class."
     )
-    weights: HostWeights | None = Field(None, description="None: fresh weights.")
+    weights: HostWeights | None = Field(None, description="null: fresh weights.")
 
     @property
     def is_frozen(self) -> bool:
@@ -291,21 +333,25 @@ GATES_HAVE_COOLED = 0.6
 class TrainSettings(Settings):
     """One run. The paper's optimiser; rate and bags per step are settled per width (docs/training.md)."""
 
-    host: HostSettings = HostSettings()
-    evidence: EvidenceSettings | None = Field(EvidenceSettings(), description="None trains the plain host.")
-    epochs: int = Field(15, ge=1, le=1_000_000)
-    learning_rate: float | None = Field(
-        None, gt=0, description="None: the rate settled for the feature width."
+    host: HostSettings = Field(HostSettings(), description="The model that predicts.")
+    evidence: EvidenceSettings | None = Field(
+        EvidenceSettings(), description="How evidence is found; null trains the plain host."
     )
-    weight_decay: float = Field(1e-5, ge=0)
-    optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
+    epochs: int = Field(15, ge=1, le=1_000_000, description="Passes over the training bags.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="null: the rate settled for the feature width."
+    )
+    weight_decay: float = Field(1e-5, ge=0, description="Pull of all weights towards 0.")
+    optimizer: Literal["adamw", "adam", "lookahead_radam"] = Field(
+        "adamw", description="How weights are updated."
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the optimiser's two averages.")
     schedule: Literal["cosine", "constant", "step"] = Field(
         "cosine", description="cosine: down to final_rate; step: a fifth of the rate from half-way on."
     )
     final_rate: float = Field(0.0, ge=0, description="Where the cosine ends.")
     clip: float | None = Field(
-        5.0, gt=0, description="Largest norm of the gradient, of host and wrapper each; None never clips."
+        5.0, gt=0, description="Largest norm of the gradient, of host and wrapper each; null never clips."
     )
     bags_per_step: int = Field(4, ge=1, description="Classification: bags whose gradients one step sums.")
     window: int = Field(16, ge=2, description="Survival: bags in one Cox partial likelihood.")
@@ -313,10 +359,15 @@ class TrainSettings(Settings):
         "cox",
         description="discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results.",
     )
-    ties: Literal["efron", "breslow"] = "efron"
-    class_weights: tuple[float, ...] | None = None
+    ties: Literal["efron", "breslow"] = Field(
+        "efron", description="Survival: how equal times are counted in the Cox loss."
+    )
+    class_weights: tuple[float, ...] | None = Field(
+        None,
+        description="Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike.",
+    )
     max_patches: int | None = Field(
-        512, ge=1, description="Patches sampled from a training bag; None takes all."
+        512, ge=1, description="Patches sampled from a training bag; null takes all."
     )
     sampling: Literal["blocks", "patches"] = Field(
         "blocks", description="4x4 blocks of the grid, or single patches."
@@ -333,13 +384,35 @@ class TrainSettings(Settings):
     chosen_by: Literal["metric", "loss"] = Field(
         "metric", description="What is better on validation: the task's metric, or the loss."
     )
-    precision: Literal["fp32", "bf16"] = "fp32"
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    seed: int = Field(0, ge=0)
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Numbers in which the network computes.")
+    device: str = Field(
+        "auto", description="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."
+    )
+    seed: int = Field(0, ge=0, description="Where random numbers start.")
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError("a device is auto, cpu, cuda, cuda:1 or mps")
+        return device
 
 
 Preset = Literal["common", "published"]
 """The common recipe, or how the authors of the host train it (hosts/table.py)."""
+
+
+def read_train_settings(path: Path) -> TrainSettings:
+    """The settings of a YAML file, of the config.yaml of a run, or of a run folder."""
+    file = path / "config.yaml" if path.is_dir() else path
+    try:
+        values = read_yaml(file)
+    except InputError as error:
+        raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
+    if isinstance(values, dict) and "cohort" in values and "settings" in values:
+        # A run says beside its settings what it was trained on.
+        values = values["settings"]
+    return TrainSettings.from_values(values, file)
 
 
 def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
@@ -348,15 +421,16 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
     for text in overrides:
         path, found, value = text.partition("=")
         if not found:
-            raise ConfigError(f"An override is written key=value, got '{text}'.")
+            raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
         *parents, last = path.split(".")
+        _refuse_unknown(path)
         target: Any = values
         for parent in parents:
-            if not isinstance(target, dict) or parent not in target:
-                raise ConfigError(f"There is no setting '{path}'.")
-            target = target[parent]
-        if not isinstance(target, dict):
-            raise ConfigError(f"There is no setting '{path}': '{'.'.join(parents)}' is switched off.")
+            target = target[parent] if isinstance(target, dict) else None
+            if target is None:
+                raise ConfigError(
+                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
+                )
         try:
             target[last] = parse_yaml(value, f"The value of '{path}'")
         except InputError as error:
@@ -364,4 +438,60 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
     try:
         return TrainSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(readable(error)) from error
+        raise ConfigError(f"{readable(error, TrainSettings)}.") from error
+
+
+def _refuse_unknown(path: str) -> None:
+    """A key that does not exist is told with the one that was meant and those that stand in its place."""
+    known = list(dotted_names(TrainSettings))
+    if path in known or path.startswith("host.options."):
+        return
+    stages = [name.rpartition(".")[0] for name in known if "." in name]
+    above = max((f"{name}." for name in stages if path.startswith(f"{name}.")), key=len, default="")
+    there = [name for name in known if name.startswith(above) and "." not in name.removeprefix(above)]
+    raise ConfigError(
+        f"There is no setting '{path}'.{did_you_mean(path, [*there, *known])} There are: {', '.join(there)}. "
+        "'gcemil config' explains all of them."
+    )
+
+
+def _comment_lines(settings: Settings, shape: type[BaseModel], depth: int) -> list[str]:
+    """One line per setting, its meaning and what it accepts above it; stages are indented."""
+    indent, lines = "  " * depth, []
+    for name, field in shape.model_fields.items():
+        value = getattr(settings, name)
+        said = describe_field(field)
+        lines += [f"{indent}# {said}"] if said else []
+        if isinstance(value, Settings):
+            lines += [f"{indent}{name}:", *_comment_lines(value, type(value), depth + 1)]
+            continue
+        # Within a list, because a plain value alone is dumped with an end-of-document mark.
+        shown = yaml.safe_dump(
+            [settings.model_dump(mode="json")[name]], default_flow_style=True, width=10_000
+        )
+        lines.append(f"{indent}{name}: {shown.strip()[1:-1]}")
+    return lines
+
+
+def describe_field(field: FieldInfo) -> str:
+    """What a setting means, and what it accepts."""
+    accepted = _describe_choices(field.annotation)
+    bounds = [text for one in field.metadata if (text := _describe_bound(one))]
+    tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
+    said = (field.description or "").rstrip()
+    return f"{said} ({tail})" if tail and said else said or tail
+
+
+def _describe_choices(annotation: Any) -> list[str]:
+    parts = [annotation, *get_args(annotation)]
+    found = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal]
+    return found[:1]
+
+
+def _describe_bound(bound: object) -> str:
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": ""}
+    for name, text in words.items():
+        value = getattr(bound, name, None)
+        if value is not None and text:
+            return f"{text} {value:,g}" if abs(value) < 1e6 else ""
+    return ""

@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gcemil.errors import InputError, UsageError
-from gcemil.files import parse_yaml, read_yaml, readable
+from gcemil.files import parse_yaml, read_yaml
+from gcemil.wording import readable
 
 ORGAN_FAMILIES = ("breast", "endometrial", "gastric", "lung", "prostate", "renal")
 GENERIC_FAMILY = "generic"
@@ -68,7 +69,7 @@ def read_family(path: Path | Traversable) -> AnchorFamily:
         return AnchorFamily.model_validate(found)
     except ValidationError as error:
         raise InputError(
-            f"{path} is not an anchor family: {readable(error)}. It needs family, source, datasets and prompts with concept and wording."
+            f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, source, datasets and prompts with concept and wording."
         ) from error
 
 

@@ -26,6 +26,7 @@ from gcemil.errors import CohortError, InputError
 from gcemil.files import checked, is_file, read_yaml, write_table, write_text
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
+from gcemil.wording import is_there, near_path
 
 Task = Literal["classification", "survival"]
 
@@ -248,9 +249,7 @@ def read_card(folder: Path) -> CohortCard:
     """The checked cohort.yaml of a folder."""
     path = folder / "cohort.yaml"
     if not is_file(path):
-        raise CohortError(
-            f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'."
-        )
+        raise CohortError(_describe_no_cohort(folder))
     try:
         values = read_yaml(path)
     except InputError as error:
@@ -263,6 +262,20 @@ def read_card(folder: Path) -> CohortCard:
     if len(set(card.classes)) < len(card.classes):
         raise CohortError(f"{path}: a class stands twice among {', '.join(card.classes)}. Remove one.")
     return card
+
+
+def _describe_no_cohort(folder: Path) -> str:
+    """What stands in the place of a cohort, and what to do about it."""
+    if not is_there(folder):
+        return f"{folder} does not exist.{near_path(folder)} Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."
+    if is_file(folder / "config.yaml") and any(folder.glob("fold_*")):
+        return f"{folder} is a run, not a cohort. Give the folder of the cohort it was trained on."
+    if is_file(folder):
+        return f"{folder} is a file, not a cohort. Give the folder that holds cohort.yaml."
+    return (
+        f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
+        f"'gcemil inspect {folder}' says what it is."
+    )
 
 
 def columns_of(task: Task) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ SplitUnit = Literal["case", "slide"]
 SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 _CARD = "splits.yaml"
+_DUTIES: dict[Part, str] = {"train": "train on", "val": "validate on", "test": "test on"}
+_CASES_PER_VALIDATION = 8
+"""One of so many training cases validates where a published split names none: the share that `make_folds` takes."""
 
 
 class SplitCard(BaseModel):
@@ -63,7 +66,9 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     for row in cohort.slides:
         groups[row.case_id if unit == "case" else row.slide_id].append(row)
     if len(groups) < n_folds:
-        raise CohortError(f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds.")
+        raise CohortError(
+            f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds. Give fewer --folds."
+        )
     generator = np.random.default_rng(seed)
     fold_of = _deal_cases(_group_by_stratum(groups), n_folds, generator)
     # Every other case of the next fold validates; the rest of that fold trains.
@@ -77,7 +82,42 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
                 part = "val"
             parts.update({row.slide_id: part for row in rows})
         folds.append(Fold(k, {row.slide_id: parts[row.slide_id] for row in cohort.slides}))
+    for fold in folds:
+        if empty := [part for part in PARTS if not fold.slides(part)]:
+            most = len(groups) // 2
+            remedy = f"Give --folds {most} or fewer" if most >= 3 else "Give --parts, such as --parts 3,1,1"
+            raise CohortError(
+                f"{cohort.folder}: {len(groups)} {unit}s are too few for {n_folds} folds: fold {fold.index} would {_DUTIES[empty[0]]} nothing. "
+                f"{remedy}, or add {unit}s. Nothing was written."
+            )
     return folds
+
+
+def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> Fold:
+    """The fold with an eighth of its training cases for validation; its test part stays as it is.
+
+    An eighth of every class, or of the cases with and without an event, and one case at least where there are two. A fold
+    that validates already, or has no case to spare, is returned unchanged.
+    """
+    if "val" in fold.part_of.values():
+        return fold
+    groups: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in rows:
+        if fold.part_of.get(row.slide_id) == "train":
+            groups[row.case_id].append(row)
+    strata: dict[str, list[str]] = defaultdict(list)
+    for (kind, _), names in _group_by_stratum(groups).items():
+        strata[kind] += names
+    generator = np.random.default_rng(seed)
+    chosen: set[str] = set()
+    for kind in sorted(strata):
+        names = sorted(strata[kind])
+        count = max(1, round(len(names) / _CASES_PER_VALIDATION)) if len(names) > 1 else 0
+        chosen |= {names[index] for index in generator.permutation(len(names))[:count]}
+    validates = {row.slide_id for name in chosen for row in groups[name]}
+    return Fold(
+        fold.index, {slide: "val" if slide in validates else part for slide, part in fold.part_of.items()}
+    )
 
 
 def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Generator) -> Fold:
@@ -167,7 +207,11 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
     """One fold, complete and free of leakage, or an error that says what is wrong."""
     path = split_file(cohort.folder, index)
     if not path.is_file():
-        raise CohortError(f"{path} does not exist. Make the folds with 'gcemil split {cohort.folder}'.")
+        if there := fold_indices(cohort.folder):
+            raise CohortError(
+                f"{cohort.folder} has no fold {index}; its folds are {', '.join(map(str, there))}. Give --folds or --fold one of these."
+            )
+        raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
     part_of: dict[str, Part] = {}
     known = {row.slide_id for row in cohort.slides}
     for row in read_table(path, ("slide_id", "split")):

@@ -47,6 +47,7 @@ from gcemil.slides.thumbnails import (
     save_jpeg,
 )
 from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
+from gcemil.wording import near_path
 
 PATCHES_SUFFIX = "_patches.h5"
 PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overlap")
@@ -211,13 +212,16 @@ def patch_slides(
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     """Slide id → file, in the order of ids; a folder is searched with all its folders."""
     files: list[Path] = []
-    for source in sources:
+    looked = list(sources)
+    for source in looked:
         if source.is_dir():
             files += [path for path in source.rglob("*") if path.is_file() and _is_slide(path)]
         elif source.is_file():
             files.append(source)
         else:
-            raise UsageError(f"{source} does not exist. Give slide files, or a folder of them.")
+            raise UsageError(
+                f"{source} does not exist.{near_path(source)} Give slide files, or a folder of them."
+            )
     slides: dict[str, Path] = {}
     for path in sorted(files):
         if slides.setdefault(plain_id(path.name), path) != path:
@@ -225,7 +229,10 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
                 f"{slides[plain_id(path.name)]} and {path} would both be slide '{plain_id(path.name)}'. Rename one of them."
             )
     if not slides:
-        raise UsageError(f"No slides found. Known are files that end in {', '.join(SLIDE_EXTENSIONS)}.")
+        where = ", ".join(map(str, looked))
+        raise UsageError(
+            f"No slides found in {where}. Slides are files that end in {', '.join(SLIDE_EXTENSIONS)}."
+        )
     return dict(sorted(slides.items()))
 
 

@@ -38,6 +38,7 @@ from gcemil.bags.hdf5 import (
 from gcemil.bags.untrusted import REMEDY, examine_first, examine_texts
 from gcemil.errors import GcemilError, StoreError, error_text
 from gcemil.files import whole_file
+from gcemil.wording import near_path
 
 __all__ = [
     "Array",
@@ -160,8 +161,7 @@ def _translate_faults(path: Path) -> Iterator[None]:
     """What h5py and the system say about reading this file, as one sentence with a remedy."""
     try:
         if not path.is_file():
-            what = "is no regular file, so it is not read" if path.exists() else "does not exist"
-            raise StoreError(f"{path} {what}. Extract the slide, or remove it from slides.csv.")
+            raise StoreError(describe_absence(path))
         yield
     except GcemilError:
         raise
@@ -171,6 +171,22 @@ def _translate_faults(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} may not be read. Check its permissions.") from error
     except FAULTS as error:
         raise StoreError(f"{path} cannot be read as HDF5 ({error_text(error)}). {REMEDY}") from error
+
+
+def describe_absence(path: Path) -> str:
+    """Why there is no file to read, and what to do about it."""
+    if path.is_dir():
+        return f"{path} is a folder. Give a file."
+    if path.exists():
+        return (
+            f"{path} is no regular file, so it is not read. Extract the slide, or remove it from slides.csv."
+        )
+    if path.is_symlink():
+        return (
+            f"{path} is a link to {path.readlink()}, which is not there: the source moved. "
+            "Import it again from where it is now with 'gcemil import', or put it back."
+        )
+    return f"{path} does not exist.{near_path(path)} Check the path; a slide of a cohort without features is extracted, or removed from slides.csv."
 
 
 def _read_text_list(source: h5py.Dataset, path: Path, name: str) -> list[str]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcemil.errors import CohortError, InputError, MissingExtraError
+from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
 from gcemil.files import is_file, read_text, refuse_special
+from gcemil.wording import is_there, near_path
 
 MAX_TABLE_BYTES = 64 * 2**20
 _MAX_LINES = 500_000
@@ -144,7 +145,9 @@ def is_missing(text: str) -> bool:
 def read_raw_table(path: Path, *, sheet: str | None = None, header: bool = True) -> RawTable:
     """The table in this file; without a header its columns are '0', '1', …"""
     if not is_file(path):
-        raise CohortError(f"{path} does not exist. Give the path of the table.")
+        if is_there(path):
+            raise CohortError(f"{path} is no file. Give the path of the table.")
+        raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
     is_excel = path.suffix.lower() in {".xlsx", ".xlsm"}
     lines = _excel_lines(path, sheet) if is_excel else _table_lines(path, delimiters=",\t;")
     first = next(lines, None)
@@ -193,7 +196,7 @@ def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
     except Exception as error:
         # A damaged workbook makes openpyxl and its parsers raise almost anything.
         raise CohortError(
-            f"{path} cannot be read as an Excel table ({type(error).__name__}: {error}). Save it again, or as CSV in UTF-8."
+            f"{path} cannot be read as an Excel table ({error_text(error)}). Save it again, or as CSV in UTF-8."
         ) from error
     finally:
         if book is not None:

@@ -136,6 +136,8 @@ def read_results(folder: Path) -> MeasuredResults:
     if not configs and is_file(folder / FIGURES):
         return read_exported(folder)
     if not configs:
+        if not folder.exists():
+            raise RunError(f"{folder} does not exist. Give the results folder of 'gcemil benchmark'.")
         raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
     results = Results(folder)
     planned = {name: cohort for grid in results.grids() for name, cohort in grid.cohorts.items()}

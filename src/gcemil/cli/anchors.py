@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import seed_option
 from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def from_examples(
         [],
         help="Masks <slide>.png that hold several concepts: the value of one as concept=value; may be repeated.",
     ),
-    seed: int = typer.Option(0, min=0, help="Which examples are taken where there are more."),
+    seed: int = seed_option("which examples are taken where there are more"),
     as_json: bool = typer.Option(False, "--json", help="Print what every fold can use as JSON."),
 ) -> None:
     """Make anchors of patches that you name: no text encoder, no pairs, and they ground the evidence as prompts do.
@@ -113,7 +114,7 @@ def pairs(
         help="A folder with the same slides encoded by the image side of the text encoder."
     ),
     n_pairs: int = typer.Option(4000, min=10, help="Patches to pair, spread over all slides."),
-    seed: int = typer.Option(0, help="Which patches are drawn."),
+    seed: int = seed_option("which patches are drawn"),
 ) -> None:
     """Pair the features of two encoders patch by patch, for the bridge.
 
@@ -132,7 +133,7 @@ def fit_bridge(
     cohort: Path = typer.Argument(help="A cohort folder with anchors.h5 and anchor_pairs.h5."),
     rank: int = typer.Option(128, min=1, help="Rank of the bridge, as in training."),
     ridge: float = typer.Option(0.01, help="Strength of the ridge, as in training."),
-    seed: int = typer.Option(0, help="How pairs are dealt into folds."),
+    seed: int = seed_option("how pairs are dealt into folds"),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Fit the bridge on pairs and judge it on pairs it has not seen; training fits the same bridge by itself.
@@ -148,7 +149,7 @@ def fit_bridge(
     from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_text
 
-    bank = cohort / "anchors.h5"
+    bank = _require_anchors(cohort)
     anchors, prompts = arrays.read_anchors(bank)
     features, anchor_space = arrays.read_pairs(_require_pairs(cohort))
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
@@ -208,6 +209,17 @@ def _mask_values(texts: list[str]) -> dict[str, int]:
             raise UsageError(f"A mask value is written concept=whole number, got '{text}'.")
         found[name] = int(value)
     return found
+
+
+def _require_anchors(cohort: Path) -> Path:
+    from gcemil.bags.cohort import read_card
+    from gcemil.errors import InputError
+
+    read_card(cohort)
+    path = cohort / "anchors.h5"
+    if not path.is_file():
+        raise InputError(f"{path} does not exist. Make it with 'gcemil anchors embed FAMILY --out {cohort}'.")
+    return path
 
 
 def _require_pairs(cohort: Path) -> Path:

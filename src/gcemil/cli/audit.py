@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import seed_option
+
 if TYPE_CHECKING:
     from gcemil.findings import Finding
 
@@ -45,13 +47,13 @@ def audit(
     ),
     part: Part = typer.Option(Part.test, help="Which bags of the fold; all needs no folds."),
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
-    budget: float = typer.Option(0.05, help="Share of patches every rule may keep."),
+    budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
     arrays: Arrays = typer.Option(Arrays.torch, help="What the callable is handed."),
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
-    seed: int = typer.Option(0, min=0, help="Seed of random subsets and perturbations."),
+    seed: int = seed_option("random subsets and perturbations"),
     as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
 ) -> None:
     """Keep and remove the patches an explanation names, beside random patches and, where known, the true ones.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gcemil.cli.options import jobs_option, seed_option
+
 if TYPE_CHECKING:
     from gcemil.benchmark.engines import LocalPool, RayPool
     from gcemil.benchmark.grid import Grid, Key
@@ -27,13 +29,11 @@ def benchmark(
     grid_file: Path = typer.Argument(metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."),
     out: Path = typer.Option(..., help="The results folder; what it holds already is not done again."),
     engine: Engine = typer.Option(Engine.local, help="Processes on this machine, or tasks on a Ray cluster."),
-    workers: int | None = typer.Option(
-        None, min=1, help="Runs side by side; by default what cores and memory carry."
-    ),
+    jobs: int | None = jobs_option("runs", otherwise="what cores and memory carry", old="--workers"),
     address: str | None = typer.Option(
         None, help="Ray: the address of an existing cluster; without it a local one is started."
     ),
-    seed: int | None = typer.Option(None, min=0, help="One training seed in place of the grid's."),
+    seed: int | None = seed_option("one training seed, in place of the grid's", None),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan or the summary as JSON."),
 ) -> None:
@@ -61,12 +61,12 @@ def benchmark(
     check_results(grid, results)
     expected, todo = estimate_seconds(grid, results), list_unfinished(grid, results)
     if dry_run:
-        _print_plan(grid, results, expected, todo, workers, as_json)
+        _print_plan(grid, results, expected, todo, jobs, as_json)
         return
     outcomes: dict[Key, Outcome] = {}
     if todo:
         with (
-            _open_pool(grid, results, engine, workers, address) as pool,
+            _open_pool(grid, results, engine, jobs, address) as pool,
             board(plan_work(grid), todo, expected, pool.workers) as watch,
         ):
             outcomes = run_grid(grid, results, pool, watch)

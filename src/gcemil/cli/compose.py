@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gcemil.cli.options import seed_option
+
 if TYPE_CHECKING:
     from gcemil.simulation.compose import Recipe
     from gcemil.simulation.patch_pool import PatchPool
@@ -54,7 +56,7 @@ def compose(
         None,
         help="Images only: keep their features as this .h5 file, which can be given in place of the images.",
     ),
-    seed: int = typer.Option(0, min=0, help="Another seed, another cohort of the same patches."),
+    seed: int = seed_option("which patches make which slide"),
     force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
     as_json: bool = typer.Option(False, "--json", help="Print what was made and assumed as JSON."),
 ) -> None:
@@ -104,8 +106,9 @@ def _recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     from pydantic import ValidationError
 
     from gcemil.errors import UsageError
-    from gcemil.files import read_yaml, readable
+    from gcemil.files import read_yaml
     from gcemil.simulation.compose import Recipe
+    from gcemil.wording import readable
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
@@ -122,7 +125,7 @@ def _recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     except ValidationError as error:
         # A recipe that contradicts itself is told in our own words, without all that it holds.
         found = error.errors()[0]
-        told = readable(error) if found["loc"] else found["msg"].removeprefix("Value error, ") + "."
+        told = readable(error, Recipe) if found["loc"] else found["msg"].removeprefix("Value error, ") + "."
         raise UsageError(f"{path or 'The recipe'}: {told}") from error
 
 

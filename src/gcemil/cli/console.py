@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from rich.text import Text
 from gcemil.errors import printable
 
 PLAIN_INTERVAL_S = 5.0
+QUIET, VERBOSE = "GCEMIL_QUIET", "GCEMIL_VERBOSE"
+"""Set to 1 by --quiet and --verbose: no progress, or a line for every step."""
 PIPE_WIDTH = 160
 
 Advance = Callable[[int, int], None]
@@ -59,12 +62,25 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 @contextmanager
 def progress(what: str) -> Iterator[Advance]:
     """A function `advance(done, total)`; without a terminal it prints a line every few seconds."""
-    if not sys.stderr.isatty():
-        yield _plain_progress(what)
+    if is_set(QUIET):
+        yield lambda done, total: None
+        return
+    if not shows_bars():
+        yield _plain_progress(what, 0.0 if is_set(VERBOSE) else PLAIN_INTERVAL_S)
         return
     with Progress(*bar_columns(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def is_set(variable: str) -> bool:
+    """Whether a variable of the environment switches something on."""
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+def shows_bars() -> bool:
+    """Whether progress is a bar that moves; on a pipe, or where lines were asked for, it is not."""
+    return sys.stderr.isatty() and not is_set(VERBOSE)
 
 
 def bar_columns() -> tuple[ProgressColumn, ...]:
@@ -77,12 +93,12 @@ def bar_columns() -> tuple[ProgressColumn, ...]:
     )
 
 
-def _plain_progress(what: str) -> Advance:
+def _plain_progress(what: str, interval: float) -> Advance:
     last = time.monotonic()
 
     def advance(done: int, total: int) -> None:
         nonlocal last
-        if time.monotonic() - last >= PLAIN_INTERVAL_S:
+        if time.monotonic() - last >= interval:
             last = time.monotonic()
             print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gcemil.cli.console import Advance
+from gcemil.cli.options import seed_option
 
 if TYPE_CHECKING:
     from gcemil.diagnostics.budget import RuleRow
@@ -25,7 +26,7 @@ REPORTED = ("snr", "failures")
 
 def demo(
     out: Path = typer.Option(Path("demo"), help="Where cohort and runs are written."),
-    seed: int = typer.Option(0, min=0, help="Seed of the world and of the training."),
+    seed: int = seed_option("the cohort and the training"),
 ) -> None:
     """Simulate a cohort with known evidence, train a host without and with the wrapper, and compare their evidence.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST, parse_folds
+from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
 
 if TYPE_CHECKING:
     from gcemil.findings import Finding
@@ -22,10 +22,10 @@ def diagnose(
         None, help="The run of the plain host on the same cohort: more rivals."
     ),
     only: str | None = typer.Option(None, help="Names such as snr,budget; all by default."),
-    folds: str = typer.Option("all", help="all, or numbers such as 0,2."),
-    jobs: int | None = typer.Option(None, min=1, help="Diagnostics side by side; one per core by default."),
+    folds: str = FOLDS,
+    jobs: int | None = jobs_option("diagnostics"),
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
-    seed: int = typer.Option(0, min=0, help="Seed of random subsets and perturbations."),
+    seed: int = seed_option("random subsets and perturbations"),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the joined findings as JSON."),
 ) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.options import DEVICE, jobs_option
+
 if TYPE_CHECKING:
     from gcemil.features.cohort_tables import CohortTables
 
@@ -34,9 +36,9 @@ def encode(
         "efficientnet_lite0", help="An encoder of docs/features.md, or any model of timm as timm:<name>."
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
-    workers: int = typer.Option(2, min=1, help="Threads that read patches ahead of the model."),
+    jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
     dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
-    device: str | None = typer.Option(None, help="cpu, cuda or cuda:1; a GPU is used where there is one."),
+    device: str | None = DEVICE,
     weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
@@ -75,7 +77,7 @@ def encode(
     from gcemil.runs.environment import pick_device
 
     if device is not None:
-        pick_device(device)
+        device = str(pick_device(device))
     found = find_slides(slides)
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
@@ -90,7 +92,7 @@ def encode(
             out,
             network,
             PatchingRules(patches=patches, mpp=mpp),
-            EncodeSettings(batch_size=batch_size, workers=workers, dtype=dtype.value),
+            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
             labels=source,
             force=force,
             progress=progress,

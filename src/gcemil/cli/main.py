@@ -6,14 +6,19 @@ goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) show
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import select
 import sys
 import traceback
-from typing import Any, TextIO
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gcemil import __version__
 from gcemil.cli import (
@@ -23,6 +28,7 @@ from gcemil.cli import (
     audit,
     benchmark,
     compose,
+    config,
     demo,
     diagnose,
     doctor,
@@ -42,6 +48,7 @@ from gcemil.cli import (
     validate,
     view,
 )
+from gcemil.cli.console import QUIET, VERBOSE, is_set
 from gcemil.errors import RunError, UsageError, describe_fault, error_text, printable
 
 DEBUG = "GCEMIL_DEBUG"
@@ -52,8 +59,30 @@ RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diag
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
 
+class Command(TyperCommand):
+    """One command; its flags show as flags, without a value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Options and arguments, with nothing after a flag."""
+        return _bare_flags(super().get_params(ctx))
+
+
+def _bare_flags(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.param_type_name == "argument":
+            # Its name says what it is; beside it stood a type of Python.
+            param.display_type_rich = lambda ctx: None
+    return params
+
+
 class Commands(TyperGroup):
     """The commands; one that is stopped with Ctrl-C says how to go on."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options of the group itself, with nothing after a flag."""
+        return _bare_flags(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and end well when it is stopped or its output is no longer read."""
@@ -76,48 +105,97 @@ app = typer.Typer(
     name="gcemil",
     cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
+    epilog="--quiet, --verbose and --debug may stand before or after any command. 'gcemil COMMAND --help' has an example of each.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.command("simulate")(simulate.simulate)
-app.command("compose")(compose.compose)
-app.command("inspect")(foreign.inspect)
-app.command("import")(foreign.import_)
-app.command("patch")(patch.patch)
-app.command("encode")(encode.encode)
-app.command("annotate")(annotate.annotate)
-app.add_typer(anchors.app, name="anchors")
-app.command("repack")(repack.repack)
-app.command("validate")(validate.validate)
-app.command("split")(split.split)
-app.command("train")(train.train)
-app.command("adopt")(adopt.adopt)
-app.command("evaluate")(evaluate.evaluate)
-app.command("prefilter")(prefilter.prefilter)
-app.command("predict")(predict.predict)
-app.command("explain")(explain.explain)
-app.command("diagnose")(diagnose.diagnose)
-app.command("audit")(audit.audit)
-app.command("benchmark")(benchmark.benchmark)
-app.command("tables")(tables.tables)
-app.command("report")(report.report)
-app.command("view")(view.view)
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start": {
+        "demo": demo.demo,
+        "doctor": doctor.doctor,
+        "inspect": foreign.inspect,
+        "config": config.config,
+    },
+    "Make a cohort": {
+        "import": foreign.import_,
+        "encode": encode.encode,
+        "patch": patch.patch,
+        "annotate": annotate.annotate,
+        "simulate": simulate.simulate,
+        "compose": compose.compose,
+        "validate": validate.validate,
+        "split": split.split,
+        "repack": repack.repack,
+    },
+    "Train": {"train": train.train, "adopt": adopt.adopt, "evaluate": evaluate.evaluate},
+    "Look at evidence": {
+        "explain": explain.explain,
+        "predict": predict.predict,
+        "prefilter": prefilter.prefilter,
+        "view": view.view,
+    },
+    "Measure": {
+        "diagnose": diagnose.diagnose,
+        "audit": audit.audit,
+        "report": report.report,
+        "benchmark": benchmark.benchmark,
+        "tables": tables.tables,
+    },
+}
+"""The commands as '--help' groups them."""
+
+
+def _show_kinds(function: Callable[..., None]) -> Callable[..., None]:
+    """The command with words for what each option takes: a flag takes nothing, and no type of Python is shown."""
+    kinds = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        declared = parameter.default
+        if getattr(declared, "metavar", "given") is None:
+            is_argument = (
+                not getattr(declared, "param_decls", None) and type(declared).__name__ == "ArgumentInfo"
+            )
+            declared.metavar = _name_argument(name, kinds[name]) if is_argument else _name_kind(kinds[name])
+    return function
+
+
+def _name_argument(name: str, kind: Any) -> str:
+    return name.upper() + ("..." if get_origin(kind) is list else "")
+
+
+def _name_kind(kind: Any) -> str:
+    parts = [part for part in get_args(kind) or (kind,) if part is not type(None)]
+    first = parts[0]
+    if first is bool:
+        return ""
+    if isinstance(first, type) and issubclass(first, StrEnum):
+        return "|".join(choice.value for choice in first)
+    return {Path: "PATH", int: "NUMBER", float: "NUMBER"}.get(first, "TEXT")
+
+
+for _group, _commands in GROUPS.items():
+    for _name, _function in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_group)(_show_kinds(_function))
+    if _group == "Make a cohort":
+        for _info in anchors.app.registered_commands:
+            if _info.callback is not None:
+                _show_kinds(_info.callback)
+            _info.cls = Command
+        app.add_typer(anchors.app, name="anchors", rich_help_panel=_group)
 
 
 @app.callback(invoke_without_command=True)
 def global_options(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print results and errors, no progress."),
+    verbose: bool = typer.Option(
+        False, "--verbose", help="Print a line for every step, in place of a progress bar."
+    ),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Options that stand before a command."""
-    if debug:
-        os.environ[DEBUG] = "1"
     if version:
         typer.echo(f"gcemil {__version__}")
         raise typer.Exit
@@ -125,29 +203,70 @@ def global_options(
         typer.echo(context.get_help())
 
 
+ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}
+"""Flags that may stand before or after a command, where one adds them to a command that was just given."""
+
+
 def main() -> None:
     """Run a command; an error is one sentence on standard error, with its traceback only where that was asked for."""
     arguments = sys.argv[1:]
-    if "--debug" in arguments:
-        # Accepted after the command as well, where one adds it to a command that has just failed.
-        os.environ[DEBUG] = "1"
-        arguments = [argument for argument in arguments if argument != "--debug"]
+    for flag, variable in ANYWHERE.items():
+        if flag in arguments:
+            os.environ[variable] = "1"
+            arguments = [argument for argument in arguments if argument != flag]
     try:
-        app(arguments, prog_name="gcemil")
+        sys.exit(app(arguments, prog_name="gcemil", standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     except Exception as error:
         print_error(error)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError) or is_misuse(error) else 1)
     finally:
         flush_output()
 
 
+def is_misuse(error: Exception) -> bool:
+    """Whether the command line itself was not understood."""
+    return hasattr(error, "format_message")
+
+
+def describe_misuse(error: Any) -> str:
+    """What was not understood of the command line, in one sentence, and where to read on."""
+    said = " ".join(error.format_message().split())
+    for pattern, plain in MISUSE:
+        said = re.sub(pattern, plain, said)
+    context = getattr(error, "ctx", None)
+    command = "gcemil" if context is None else context.command_path
+    return (
+        f"{said.rstrip('.')}. See '{command} --help'."
+        if said[-1:] != "?"
+        else f"{said} See '{command} --help'."
+    )
+
+
+MISUSE = (
+    (r"Value error, ", ""),
+    (r"Input should be greater than or equal to ", "it must be at least "),
+    (r"Input should be less than or equal to ", "it must be at most "),
+    (r"Input should be greater than ", "it must be more than "),
+    (r"Input should be less than ", "it must be less than "),
+    (r"Input should be a valid integer.*", "it must be a whole number"),
+    (r"Input should be a valid number.*", "it must be a number"),
+    (r"No such option: (\S+) \(Possible options: ([^)]*)\)", r"There is no option \1. Did you mean \2?"),
+    (r"No such option: (\S+?)\.?$", r"There is no option \1"),
+    (r"Got unexpected extra argument\S* \((.*)\)", r"There is one argument too many: \1"),
+    (r"No such command ", "There is no command "),
+    (r"Missing (option|argument|parameter) '(\S+)'", r"\2 is missing"),
+    (r"Option '(\S+)' requires an argument", r"\1 needs a value after it"),
+)
+"""The parser's own words, and ours."""
+
+
 def print_error(error: Exception) -> None:
     """What happened, in one sentence."""
-    if os.environ.get(DEBUG, "0") not in ("", "0"):
+    if is_set(DEBUG):
         traceback.print_exception(error)
-    sentence = describe_fault(error) or (
+    sentence = (describe_misuse(error) if is_misuse(error) else describe_fault(error)) or (
         f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
         "run the same command with --debug and report what it prints."
     )

@@ -1,13 +1,35 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share: one name, one meaning, one default.
+
+--seed     where random numbers start; the same seed gives the same result
+--jobs     how many pieces of the work are done side by side
+--device   where the network computes: auto, cpu, cuda, cuda:1 or mps
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from gcemil.hosts.table import host_spec, with_preset, with_recipe
+from gcemil.hosts.table import HOSTS, host_spec, with_preset, with_recipe
+
+
+class Recipe(StrEnum):
+    """Names of config.RECIPES."""
+
+    default = "default"
+    taught = "taught"
+    paper = "paper"
+    paper_constrained = "paper_constrained"
+
+
+class Preset(StrEnum):
+    """Whose training recipe is followed."""
+
+    common = "common"
+    published = "published"
 
 
 def _trust_hosts(names: list[str]) -> list[str]:
@@ -26,6 +48,57 @@ TRUST_HOST: Any = typer.Option(
     callback=_trust_hosts,
     help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE.",
 )
+HOST: Any = typer.Option(
+    "abmil",
+    metavar="NAME",
+    help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run.",
+)
+GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
+RECIPE: Any = typer.Option(
+    Recipe.default, help="Ours; ours with the host taught by its evidence; or the paper read literally, with a free or a constrained bridge."
+)
+PRESET: Any = typer.Option(Preset.common, help="The common recipe, or how the authors of the host train it.")
+CONFIG: Any = typer.Option(
+    None, help="Settings from a YAML file (see 'gcemil config'), or those of a run: RUN or RUN/config.yaml."
+)
+SETTING: Any = typer.Option(
+    [], "--set", metavar="KEY=VALUE", help="One setting, such as evidence.budget=0.1; may be repeated."
+)
+EPOCHS: Any = typer.Option(None, min=1, help="In place of the settings' epochs.")
+FOLDS: Any = typer.Option("all", metavar="NUMBERS", help="all, or numbers such as 0,2.")
+DEVICE: Any = typer.Option(
+    None,
+    metavar="NAME",
+    help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
+)
+
+
+def seed_option(what: str, default: int | None = 0) -> Any:
+    """--seed, which means the same everywhere; `what` is what it decides here."""
+    return typer.Option(
+        default, "--seed", min=0, help=f"Where random numbers start ({what}); the same seed, the same result."
+    )
+
+
+def jobs_option(
+    what: str, *, default: int | None = None, otherwise: str = "one per core", old: str = ""
+) -> Any:
+    """--jobs, which means the same everywhere; `what` is what is done side by side here."""
+    names = ("--jobs", *([old] if old else []))
+    tail = f"; {otherwise} by default" if default is None else ""
+    return typer.Option(default, *names, min=1, help=f"How many are done side by side: {what}{tail}.")
+
+
+def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
+    """What a settings file says already is not said again by an option, which would be passed over."""
+    from gcemil.errors import UsageError
+
+    settings = {"host": "host.name=NAME", "gce": "evidence=null", "recipe": "evidence.KEY=VALUE"}
+    for name, instead in settings.items():
+        if config is not None and str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
+            raise UsageError(
+                f"--{name} and --config both say how to train. Leave --{name} out, or change the file's settings with --set {instead}."
+            )
 
 
 def resolve_settings(
@@ -37,24 +110,36 @@ def resolve_settings(
     epochs: int | None,
     seed: int | None,
     overrides: list[str],
+    device: str | None = None,
 ) -> Any:
     """Settings from the file or the preset, then the options, then the assignments."""
-    from gcemil.config import HostSettings, TrainSettings, with_overrides
+    from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
     from gcemil.errors import UsageError
 
     if config is not None and preset != "common":
         raise UsageError(f"--preset {preset} and --config both say how to train. Give one of them.")
     if config is not None:
-        settings = TrainSettings.from_yaml(config)
+        settings = read_train_settings(config)
+        _check_run_host(config, settings.host.name)
     else:
         host_spec(host)
         settings = with_recipe(TrainSettings(host=HostSettings(name=host)), recipe, plain=not gce)
         settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    settings = with_overrides(settings, overrides)
+    settings = with_overrides(settings, [*overrides, *([] if device is None else [f"device={device}"])])
     host_spec(settings.host.name)
     return settings
+
+
+def _check_run_host(config: Path, host: str) -> None:
+    """A class of its own that a run names is not the word of who reads the run."""
+    from gcemil.hosts.own import check_trust
+    from gcemil.runs.folder import RunFolder
+
+    run = config if config.is_dir() else config.parent
+    if RunFolder(run).cohort_record.is_file():
+        check_trust(host, run)
 
 
 def parse_folds(text: str) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST
+from gcemil.cli.options import TRUST_HOST, seed_option
 
 
 def prefilter(
@@ -27,7 +27,7 @@ def prefilter(
         "--measure",
         help="Also time the test slides with and without the prefilter, for the cost table.",
     ),
-    seed: int = typer.Option(0, min=0, help="Where the student's random numbers start."),
+    seed: int = seed_option("the training of the student"),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print every keep rate that was tried as JSON."),
 ) -> None:

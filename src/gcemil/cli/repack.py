@@ -23,7 +23,8 @@ def repack(
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
     if not files:
-        raise InputError(f"{path} holds no .h5 file.")
+        said = "holds no .h5 file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {said}. Give a feature file, or a folder of them.")
     links = [file for file in files if file.is_symlink()]
     done = 0
     with untrusted_files(), progress("repacking") as advance:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST
+from gcemil.cli.options import TRUST_HOST, seed_option
 
 
 def report(
@@ -18,7 +18,7 @@ def report(
         "--representations",
         help="First pass the validation and test bags through the networks and store what their heads see, for the t-SNE.",
     ),
-    seed: int = typer.Option(0, min=0, help="Seed of the t-SNE."),
+    seed: int = seed_option("the t-SNE"),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the path and its size as JSON."),
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import seed_option
 from gcemil.resources import shipped_names
 
 PROFILES = " ".join(shipped_names("simulator"))
@@ -28,7 +29,7 @@ def simulate(
     slides: int | None = typer.Option(None, min=5, help="Number of slides, in place of the size's."),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
     dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
-    seed: int = typer.Option(0, help="Each seed is a new world."),
+    seed: int = seed_option("each seed is a new cohort"),
     pixels: bool = typer.Option(
         False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
     ),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.options import seed_option
+
 
 class Unit(StrEnum):
     """What is never divided between parts of a fold."""
@@ -21,7 +23,7 @@ def split(
     unit: Unit = typer.Option(
         Unit.case, help="What stays together. 'slide' may put one case into train and test."
     ),
-    seed: int = typer.Option(0, help="Seed of the assignment."),
+    seed: int = seed_option("which case goes where"),
     force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
     parts: str | None = typer.Option(
         None,

@@ -2,61 +2,54 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from gcemil.cli.options import parse_folds, resolve_settings
-from gcemil.hosts.table import HOSTS
-
-
-class Recipe(StrEnum):
-    """Names of config.RECIPES."""
-
-    default = "default"
-    taught = "taught"
-    paper = "paper"
-    paper_constrained = "paper_constrained"
-
-
-class Preset(StrEnum):
-    """Whose training recipe is followed."""
-
-    common = "common"
-    published = "published"
+from gcemil.cli.options import (
+    CONFIG,
+    DEVICE,
+    EPOCHS,
+    FOLDS,
+    GCE,
+    HOST,
+    PRESET,
+    RECIPE,
+    SETTING,
+    TRUST_HOST,
+    Preset,
+    Recipe,
+    jobs_option,
+    parse_folds,
+    refuse_beside_config,
+    resolve_settings,
+    seed_option,
+)
 
 
 def train(
     context: typer.Context,
     cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
-    host: str = typer.Option(
-        "abmil", help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
-    ),
+    host: str = HOST,
     host_weights: Path | None = typer.Option(
         None, help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold."
     ),
     freeze_host: bool = typer.Option(
         False, "--freeze-host", help="Never change the host: only the evidence around it learns."
     ),
-    gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."),
-    recipe: Recipe = typer.Option(
-        Recipe.default,
-        help="Ours; ours with the host taught by its evidence; or the paper read literally, with a free or a constrained bridge.",
-    ),
-    preset: Preset = typer.Option(
-        Preset.common, help="The common recipe, or how the authors of the host train it."
-    ),
-    folds: str = typer.Option("all", help="all, or numbers such as 0,2."),
-    config: Path | None = typer.Option(None, help="A YAML file of training settings."),
-    setting: list[str] = typer.Option(
-        [], "--set", help="A setting as key=value, such as evidence.budget=0.1."
-    ),
-    epochs: int | None = typer.Option(None, min=1, help="In place of the settings' epochs."),
-    jobs: int | None = typer.Option(None, min=1, help="Folds trained side by side; one per core by default."),
-    seed: int | None = typer.Option(None, min=0, help="In place of the settings' seed."),
+    gce: bool = GCE,
+    recipe: Recipe = RECIPE,
+    preset: Preset = PRESET,
+    folds: str = FOLDS,
+    config: Path | None = CONFIG,
+    setting: list[str] = SETTING,
+    epochs: int | None = EPOCHS,
+    device: str | None = DEVICE,
+    jobs: int | None = jobs_option("folds"),
+    seed: int | None = seed_option("weights and the order of bags, in place of the settings' seed", None),
+    trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
@@ -70,10 +63,11 @@ def train(
     from gcemil.cli.training_progress import print_summary, show_training
     from gcemil.training.run import train_run
 
+    refuse_beside_config(context, config)
     chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
     if host_weights is not None and host_weights.is_dir() and not chose_host:
         host = _read_host_name(host_weights)
-    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting)
+    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting, device)
     settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = fold_indices(cohort) if folds == "all" else parse_folds(folds)
     with show_training(chosen, settings, out) as report:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from gcemil.cli.console import bar_columns, print_table, say
+from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars
 from gcemil.errors import printable
 from gcemil.tables import UNDEFINED, format_spread
 
@@ -26,9 +26,9 @@ def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Re
     warned: set[tuple[int, str]] = set()
     total = settings.epochs * len(folds)
     started, seen = time.monotonic(), 0
-    terminal = sys.stderr.isatty()
+    terminal, quiet = shows_bars(), is_set(QUIET)
     console = Console(stderr=True, highlight=False)
-    with Progress(*bar_columns(), console=console, transient=True, disable=not terminal) as bar:
+    with Progress(*bar_columns(), console=console, transient=True, disable=quiet or not terminal) as bar:
         task = bar.add_task(printable(f"training {out}"), total=total)
 
         def report(fold: int, record: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Re
                 total=max(total, seen),
                 description=f"fold {fold} {_describe_epoch(record)}",
             )
-            if not terminal:
+            if not terminal and not quiet:
                 left = (time.monotonic() - started) / seen * max(0, total - seen)
                 print(
                     f"fold {fold} {_describe_epoch(record)} · about {left:.0f} s left",

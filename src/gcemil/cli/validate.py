@@ -19,8 +19,12 @@ def validate(
     Example: gcemil validate cohorts/bracs
     """
     from gcemil.bags import guards
+    from gcemil.bags.cohort import read_card
     from gcemil.cli.console import print_json, print_table, progress, say
 
+    if not (cohort / "cohort.yaml").is_file():
+        # A table of problems is for cohorts; what is none is told in one sentence.
+        read_card(cohort)
     with progress("checking slides") as advance:
         problems = guards.validate(cohort, advance)
     errors = guards.select_errors(problems)

@@ -111,6 +111,10 @@ def _load_host(run: Path, fold: int) -> Any:
 
 def _import_model(name: str) -> Any:
     """The object that --model names; a torch module is set to evaluation."""
+    if ":" not in name:
+        raise UsageError(
+            f"--model '{name}' is neither a run folder nor a callable of yours, which is written package.module:callable."
+        )
     found = import_object(name, "--model")
     return found.eval() if isinstance(found, nn.Module) else found
 

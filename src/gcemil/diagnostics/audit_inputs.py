@@ -176,6 +176,10 @@ def find_score_file(folder: Path, slide_id: str) -> Path:
         raise StoreError(
             f"{folder} has {found[0].name} and {found[1].name}, two files for one slide. Remove one."
         )
+    if not folder.is_dir():
+        raise StoreError(
+            f"{folder} does not exist, or is no folder. Give --scores a folder with one score file per slide."
+        )
     raise StoreError(
         f"{folder} has no scores of slide '{slide_id}': {', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)} "
         "are looked for. Write one, or audit a part whose slides have scores."

@@ -29,6 +29,7 @@ from gcemil.findings import Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import RunFolder, open_cohort, read_run, write_summary
+from gcemil.wording import did_you_mean
 
 OnDone = Callable[[int, int], None]
 SIGNIFICANCE = "significance"
@@ -184,7 +185,9 @@ def choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[st
     if names is None:
         return possible if comparison.against is not None else list(DIAGNOSTICS)
     if unknown := [name for name in names if name not in possible]:
-        raise UsageError(f"Unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(possible)}.")
+        raise UsageError(
+            f"Unknown diagnostic '{unknown[0]}'.{did_you_mean(unknown[0], possible)} Choose from: {', '.join(possible)}."
+        )
     if SIGNIFICANCE in names and comparison.against is None:
         raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
     return list(names)

@@ -18,6 +18,7 @@ from gcemil.bags.arrays import Bounds
 from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
+from gcemil.bags.foreign.source import plain_id
 from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, judge_subset
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError
@@ -53,6 +54,7 @@ from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Logits
 from gcemil.tasks.task import Task
+from gcemil.wording import did_you_mean
 
 EVIDENCE_RULE = "recovered evidence"
 
@@ -232,9 +234,11 @@ def read_bounds(cohort: Cohort, slide_id: str) -> Bounds:
 
 def _choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> int:
     """The fold asked for, or the first that tests the slide; without one, the first that is trained."""
-    if slide_id not in {row.slide_id for row in cohort.slides}:
+    known = [row.slide_id for row in cohort.slides]
+    if slide_id not in known:
+        meant = did_you_mean(plain_id(slide_id), known)
         raise UsageError(
-            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'. For a slide outside the cohort use "
+            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
             f"'gcemil predict {run} FEATURES.h5 --out DIR'."
         )
     trained = [one.number for one in RunFolder(run).trained_folds()]

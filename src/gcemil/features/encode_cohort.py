@@ -148,6 +148,7 @@ def _write_tables(
 ) -> CohortTables | None:
     """cohort.yaml and slides.csv where the labels are known."""
     if labels is not None:
-        table = read_labels(labels.path, choice=labels.choice)
+        names = [path.name.removesuffix(".h5") for path in sorted((out / "features").glob("*.h5"))]
+        table = read_labels(labels.path, choice=labels.choice, slide_ids=names)
         return write_cohort_tables(out, network, table, classes=labels.classes)
     return write_drawn_tables(out, network, patches) if is_drawn(out) else None

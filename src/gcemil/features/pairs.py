@@ -45,6 +45,10 @@ def write_pairs(
     """cohort/anchor_pairs.h5 from the feature files of two folders, and how many pairs it holds."""
     names = sorted(path.name for path in (cohort / "features").glob("*.h5"))
     shared = [name for name in names if (aligned / "features" / name).is_file()]
+    if not aligned.is_dir():
+        raise InputError(
+            f"{aligned} does not exist, or is no folder. Give the folder with the same slides, encoded by the other encoder."
+        )
     if not shared:
         raise InputError(
             f"{cohort} and {aligned} share no slide. Encode the same slides into both, each with its encoder."

@@ -11,7 +11,6 @@ from gcemil.files.reading import (
     read_record,
     read_text,
     read_yaml,
-    readable,
     refuse_special,
     refuse_wild_numbers,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "read_record",
     "read_text",
     "read_yaml",
-    "readable",
     "refuse_special",
     "refuse_wild_numbers",
     "remove_leftovers",

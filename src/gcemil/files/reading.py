@@ -23,6 +23,7 @@ from gcemil.errors import (
     InputError,
     error_text,
 )
+from gcemil.wording import readable
 
 T = TypeVar("T")
 MAX_TEXT_BYTES = 256 * 2**20
@@ -34,8 +35,6 @@ MAX_YAML_NODES = 500_000
 MAX_DEPTH = 100
 LARGEST_NUMBER = 1e150
 """The squares of larger ones are infinite, so that not even their spread can be told."""
-SHOWN_FAULTS = 3
-"""Of a record with many wrong fields, so many are told."""
 
 
 def is_file(path: Path) -> bool:
@@ -181,7 +180,7 @@ def checked(
             refuse_wild_numbers(adapter.dump_python(found, warnings=False))
         return found
     except ValidationError as fault:
-        raise error(f"{source} is not what it should be: {readable(fault)}. {remedy}") from fault
+        raise error(f"{source} is not what it should be: {readable(fault, shape)}. {remedy}") from fault
     except (ValueError, RecursionError) as fault:
         raise error(f"{source} is not what it should be ({fault}). {remedy}") from fault
 
@@ -201,20 +200,6 @@ def refuse_wild_numbers(value: Any) -> Any:
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a whole number needs more than 64 bits")
     return value
-
-
-def readable(error: Exception) -> str:
-    """What is wrong with a record: where, what was given, what is accepted."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    faults = error.errors(include_url=False)
-    lines = [
-        f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']} (got {_shorten(fault['input'])})"
-        for fault in faults[:SHOWN_FAULTS]
-    ]
-    return "; ".join(lines) + (
-        f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
-    )
 
 
 _YAML = "tag:yaml.org,2002:"
@@ -242,11 +227,6 @@ class _PlainLoader(_FastLoader):  # type: ignore[misc, valid-type]
 @cache
 def _adapter(shape: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cast(Any, shape))
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _is_deep(value: Any) -> bool:

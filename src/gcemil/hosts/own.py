@@ -102,8 +102,10 @@ def import_object(name: str, what: str) -> Any:
     try:
         found: Any = import_module(module_name)
     except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        reason = str(error) if missing else f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"{what} '{name}': module '{module_name}' cannot be imported ({type(error).__name__}: {error}). "
+            f"{what} '{name}': module '{module_name}' cannot be imported ({reason}). "
             "It is looked for among the installed packages and in the working folder."
         ) from error
     for step in path.split("."):

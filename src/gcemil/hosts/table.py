@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gcemil.config import GATES_HAVE_COOLED, LARGEST_SIZE, RECIPES, Preset, TrainSettings
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts import own
+from gcemil.wording import did_you_mean
 
 if TYPE_CHECKING:
     from gcemil.hosts.host import GateMode, MilHost
@@ -146,7 +147,7 @@ def host_spec(name: str) -> HostSpec:
     if own.is_import_path(name):
         return HostSpec(*own.split_path(name, "Host"))
     raise UsageError(
-        f"Unknown host '{name}'. Choose one of: {', '.join([*HOSTS, *own.registered_names()])}; "
+        f"Unknown host '{name}'.{did_you_mean(name, HOSTS)} Choose one of: {', '.join([*HOSTS, *own.registered_names()])}; "
         "or name a class of your own as package.module:Class."
     )
 

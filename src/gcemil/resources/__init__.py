@@ -7,6 +7,7 @@ from typing import Any
 
 from gcemil.errors import UsageError
 from gcemil.files import parse_yaml
+from gcemil.wording import did_you_mean
 
 
 def shipped_names(folder: str) -> list[str]:
@@ -19,6 +20,8 @@ def read_shipped(folder: str, name: str, what: str) -> Any:
     """The content of one of them; another name is refused with those there are."""
     known = shipped_names(folder)
     if name not in known:
-        raise UsageError(f"Unknown {what} '{name}'. Choose one of: {', '.join(known)}.")
+        raise UsageError(
+            f"Unknown {what} '{name}'.{did_you_mean(name, known)} Choose one of: {', '.join(known)}."
+        )
     path = files(__name__) / folder / f"{name}.yaml"
     return parse_yaml(path.read_text(encoding="utf-8"), path)

@@ -38,7 +38,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
 def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
     """Every tensor of a file and the record in its header."""
     if not is_file(path):
-        raise RunError(f"{path} does not exist. Train the fold first with 'gcemil train'.")
+        there = sorted(one.parent.name for one in path.parent.parent.glob(f"fold_*/{path.name}"))
+        known = f" Trained are: {', '.join(there)}." if there else ""
+        raise RunError(
+            f"{path} does not exist: the fold is not trained.{known} Train it with 'gcemil train'."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             meta = parse_json((file.metadata() or {})["gcemil"], path)

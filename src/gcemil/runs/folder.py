@@ -29,6 +29,7 @@ from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
 from gcemil.findings import join_folds, mean_and_deviation, read_finding
+from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
@@ -179,6 +180,8 @@ class RunFolder:
     def trained_folds(self) -> list[FoldFolder]:
         """The folds that have a network; RunError where none has."""
         if not (found := self.folds_with("checkpoint.safetensors")):
+            if not self.is_begun:
+                raise RunError(_describe_no_run(self.path))
             raise RunError(f"{self.path} has no trained fold. Train it with 'gcemil train'.")
         return found
 
@@ -260,13 +263,24 @@ def read_run(run: Path) -> RunCard:
     """The card of a run."""
     path = RunFolder(run).config
     if not is_file(path):
-        raise RunError(f"{run} is no run: it has no config.yaml. Make one with 'gcemil train'.")
+        raise RunError(_describe_no_run(run))
     remedy = "Restore it, or train into another folder with 'gcemil train'."
     try:
         values = read_yaml(path)
     except InputError as error:
         raise RunError(f"{error} {remedy}") from error
     return checked(values, RunCard, path, error=RunError, remedy=remedy)
+
+
+def _describe_no_run(run: Path) -> str:
+    """What stands in the place of a run, and what to do about it."""
+    if not is_there(run):
+        return f"{run} does not exist.{near_path(run)} Give a run folder, as 'gcemil train' writes it."
+    if is_file(run / "cohort.yaml"):
+        return f"{run} is a cohort, not a run. Train on it with 'gcemil train {run} --out RUN', and give RUN."
+    if _fold_number(run) is not None and is_file(run.parent / "config.yaml"):
+        return f"{run} is a fold of a run. Give {run.parent}."
+    return f"{run} is no run: it has no config.yaml. Make one with 'gcemil train'."
 
 
 def read_metrics(fold: Path) -> FoldMetrics:

@@ -31,6 +31,7 @@ from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read
 from gcemil.hosts.table import HOSTS, create_host, host_spec
 from gcemil.runs.folder import RunFolder, check_cohort, read_run
 from gcemil.runs.network import NetworkRecord
+from gcemil.wording import near_path
 
 MOST_NUMBERS = 2**28
 """In one file: a hundred times the largest host, and small enough to be refused before memory runs out."""
@@ -77,7 +78,8 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     if path.is_dir():
         raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
     if not is_file(path):
-        raise WeightsError(f"{path} does not exist, or is no regular file.")
+        said = "is no regular file" if path.exists() else f"does not exist.{near_path(path)}"
+        raise WeightsError(f"{path} {said.rstrip('.')}. Give the file of weights that your training wrote.")
     try:
         with path.open("rb") as file:
             start = file.read(9)

@@ -22,6 +22,7 @@ from gcemil.bags.cohort import Task
 from gcemil.errors import ConfigError, UsageError
 from gcemil.families import AnchorPrompt, load_family
 from gcemil.resources import read_shipped
+from gcemil.wording import readable
 
 Kind = Literal[
     "tumor", "benign", "stroma", "inflammation", "necrosis", "vessel", "adipose", "muscle", "artifact"
@@ -138,10 +139,8 @@ def resolve_dials(profile_dials: Mapping[str, object], overrides: Mapping[str, o
     try:
         return Dials.model_validate({**profile_dials, **overrides})
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "dials"
         raise ConfigError(
-            f"Simulator dial '{name}': {first['msg']} (got {first['input']!r}). See docs/simulator.md for the bounds."
+            f"Simulator dials: {readable(error, Dials)}. docs/simulator.md explains every dial."
         ) from error
 
 

@@ -65,10 +65,11 @@ def train_run(
         )
     settings = with_given_host(settings, cohort, chosen)
     run = RunFolder(out)
+    # Before the lock, which makes the folder: what is refused leaves nothing behind.
+    if run.is_begun:
+        check_run(out, cohort, settings)
+    warnings = refuse_faulty(cohort, settings, chosen)
     with working_in(out):
-        if run.is_begun:
-            check_run(out, cohort, settings)
-        warnings = refuse_faulty(cohort, settings, chosen)
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
@@ -86,6 +87,8 @@ def train_run(
 
 def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Predictions, metrics and evidence of every trained fold, and the summary."""
+    # Before the lock, which would make the folder of a run that is not there.
+    read_run(run)
     with working_in(run):
         card, cohort = open_cohort(run)
         check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))

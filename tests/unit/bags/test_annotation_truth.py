@@ -129,7 +129,7 @@ def test_a_damaged_annotation_leaves_the_truth_of_all_slides_as_it_was(cohort, a
 def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):
     with pytest.raises(UsageError, match="'benign' is no class"):
         write_truth(cohort, annotations, negative_class="benign")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         write_truth(cohort, annotations / "nowhere")
     with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0.0"):
         write_truth(cohort, annotations, min_overlap=0.0)

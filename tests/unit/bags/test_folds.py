@@ -90,7 +90,7 @@ def test_a_fold_that_forgets_a_slide_is_refused(tmp_path):
 
 
 def test_a_missing_fold_names_the_command(tmp_path):
-    with pytest.raises(CohortError, match="Make the folds with 'gcemil split"):
+    with pytest.raises(CohortError, match="has no folds. Make them with 'gcemil split"):
         read_fold(make_cohort(tmp_path), 0)
 
 

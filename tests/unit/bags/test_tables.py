@@ -36,7 +36,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, reader, content, message
 @pytest.mark.parametrize("reader", READERS)
 def test_a_folder_or_a_name_the_system_refuses_is_no_table(tmp_path, reader):
     for path in (tmp_path, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        with pytest.raises(CohortError, match="does not exist"):
+        with pytest.raises(CohortError, match="does not exist|is no file"):
             reader(path)
 
 
@@ -72,7 +72,7 @@ def test_a_survival_time_is_finite_and_an_event_0_or_1(tmp_path, time, event):
     [
         ("classes: [a, a]", "a class stands twice"),
         ("feature_dim: .inf", "not a finite number"),
-        ("feature_dim: 99999999999", "feature_dim: Input should be less than"),
+        ("feature_dim: 99999999999", "feature_dim must be at most 65536"),
         ("provenance: {x: .nan}", "not a finite number"),
         ("name: !!binary aGk=", "is not valid YAML"),
     ],
@@ -100,7 +100,9 @@ def test_a_damaged_workbook_is_named(tmp_path):
     with pytest.raises(CohortError, match=r"t\.xlsx cannot be read as an Excel table"):
         read_raw_table(path)
     (tmp_path / "u.xlsx").write_bytes(b"no zip")
-    with pytest.raises(CohortError, match=r"u\.xlsx cannot be read as an Excel table .BadZipFile"):
+    with pytest.raises(
+        CohortError, match=r"u\.xlsx cannot be read as an Excel table .File is not a zip file"
+    ):
         read_raw_table(tmp_path / "u.xlsx")
 
 

@@ -30,9 +30,9 @@ def load(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SMALL + "host: [abmil]", "grid.yaml: host: Extra inputs are not permitted"),
-        (SMALL + "arms: [gse]", "arms.0: Input should be 'host', 'gce'"),
-        (SMALL + "folds: []", "folds: Tuple should have at least 1 item"),
+        (SMALL + "host: [abmil]", "grid.yaml: there is no key 'host'. Did you mean hosts"),
+        (SMALL + "arms: [gse]", "arms.0 must be 'host', 'gce'"),
+        (SMALL + "folds: []", "folds must have at least 1 entries"),
         (SMALL + "folds: [0, 0]", "folds: .*an entry stands twice"),
         (SMALL + "seeds: [-1]", "seeds: .*0 or more"),
         (SMALL + "arms: []", "at least one arm or variant"),
@@ -40,8 +40,8 @@ def load(tmp_path, text):
         (SMALL + "variants: {a/b: {epochs: 1}}", "'a/b' cannot be a name"),
         (SMALL + "folds_by_host: {dsmil: [0]}", "names 'dsmil', which is not among the hosts"),
         (SMALL + "settings: {seed: 3}", "'seed' follows from the grid itself"),
-        (SMALL + "resources: {cpus: 0}", "resources.cpus: Input should be greater than 0"),
-        ("name: g\nhosts: [abmil]\ncohorts: {}", "cohorts: Dictionary should have at least 1 item"),
+        (SMALL + "resources: {cpus: 0}", "resources.cpus must be more than 0"),
+        ("name: g\nhosts: [abmil]\ncohorts: {}", "cohorts must have at least 1 entries"),
         ("name: g\nhosts: [abmil]\ncohorts: {a: {size: tiny}}", "cohorts.a: .*either a folder or a profile"),
         (
             "name: g\nhosts: [abmil]\ncohorts: {a: {folder: x, dim: 9}}",

@@ -61,7 +61,7 @@ def test_a_broken_config_is_named(folder):
     path = gce_run(folder) / "config.yaml"
     path.write_text("settings: {epochs: none}", encoding="utf-8")
     with pytest.raises(
-        RunError, match="config.yaml is not what it should be: cohort: Field required.*settings.epochs"
+        RunError, match="config.yaml is not what it should be: cohort is missing.*settings.epochs must be"
     ):
         read_results(folder.folder)
 

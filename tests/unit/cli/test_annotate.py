@@ -130,7 +130,7 @@ def test_a_damaged_file_is_named_and_existing_truth_stays(cohort, annotations):
     assert run(*common).exit_code == 0
     existing = run(*common, "--min-overlap", 0.5).exception
     assert isinstance(existing, CohortError)
-    assert "or add --force" in str(existing)
+    assert "Add --force to replace them" in str(existing)
     (annotations / "s003_0.xml").write_text("<ASAP_Annotations>")
     assert "s003_0.xml is not valid XML" in str(run(*common, "--force").exception)
     assert evidence_of(cohort, "s003_0") == [0]

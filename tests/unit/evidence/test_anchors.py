@@ -69,7 +69,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
         ("family: x\nsource: prior\ndatasets: []\nprompts: []", "at least 1"),
         (
             "family: x\nsource: prior\ndatasets: []\nextra: 1\nprompts: [{concept: a, wording: abc}]",
-            "Extra inputs",
+            "there is no key 'extra'",
         ),
         (
             "family: x\nsource: prior\ndatasets: []\nprompts: [{concept: a, wording: abc}, {concept: a, wording: abd}]",

@@ -17,7 +17,7 @@ def test_unknown_dial_is_refused_by_name():
 
 
 def test_dial_out_of_bounds_is_refused_with_its_value():
-    with pytest.raises(ConfigError, match=r"'label_noise'.*less than or equal to 0.8.*got 0.9"):
+    with pytest.raises(ConfigError, match=r"label_noise must be at most 0.8 \(got 0.9\)"):
         resolve_dials({}, {"label_noise": 0.9})
 
 

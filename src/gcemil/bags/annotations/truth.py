@@ -173,7 +173,8 @@ def write_truth(
 def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float) -> None:
     """What can be refused before the annotations are read."""
     if not annotations.is_dir():
-        raise UsageError(f"{annotations} is no folder. Give the folder that holds the annotation files.")
+        said = "is no folder" if annotations.exists() else "does not exist"
+        raise UsageError(f"{annotations} {said}. Give the folder that holds the annotation files.")
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
             f"'{negative_class}' is no class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
@@ -326,8 +327,8 @@ def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: b
         same = {path for path in existing if path in found and _holds_same(path, found[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
-                f"{others[0]} exists and says something else ({len(others)} truth files in all). Remove them, or add --force "
-                "(replace=True)."
+                f"{cohort.folder} is annotated already: {others[0]} exists and says something else ({len(others)} truth files in all). "
+                "Add --force to replace them."
             )
         for path, truth in found.items():
             if path not in same:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords, read_patch_layout, stated_number
+from gcemil.bags.arrays import read_coords, stated_number
 from gcemil.bags.bag import CoordRows
 from gcemil.bags.foreign.source import (
     Attributes,
@@ -20,12 +20,15 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     Rows,
+    bag_shape,
     check_feature_shape,
+    describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     is_linkable,
     load_features,
     plain_ids,
+    read_bag_coords,
 )
 from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.errors import CohortError
@@ -55,6 +58,7 @@ def read_clam(
         slides.append(replace(slide, patch_size=size))
     lines = [
         *describe_stripped_ids((_without_suffix(path) for path in files), where=str(source)),
+        *describe_batches(slides),
         *_list_assumptions(patch_size, coords_dir, inferred, placeless),
     ]
     return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
@@ -92,15 +96,30 @@ def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignS
         layouts = store.describe(path)
         n_patches, dim = check_feature_shape(path, layouts)
         return ForeignSlide(
-            slide_id, path, n_patches, dim, None, is_linkable(layouts), partial(load_features, path)
+            slide_id,
+            path,
+            n_patches,
+            dim,
+            None,
+            is_linkable(layouts),
+            partial(load_features, path),
+            is_batch=len(layouts["features"].shape) == 3,
         )
-    shape = read_tensor_shape(path)
+    whole = read_tensor_shape(path)
+    shape = bag_shape(whole)
     if len(shape) != 2:
         raise CohortError(
             f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
         )
     return ForeignSlide(
-        slide_id, path, shape[0], shape[1], None, False, partial(_load_tensor, path, coords_file)
+        slide_id,
+        path,
+        shape[0],
+        shape[1],
+        None,
+        False,
+        partial(_load_tensor, path, coords_file),
+        is_batch=len(whole) == 3,
     )
 
 
@@ -120,7 +139,7 @@ def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
 def _read_coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
     """Coordinates of the feature file itself, else those of the coords file."""
     if slide.path.suffix == ".h5":
-        return read_patch_layout(slide.path)[1]
+        return read_bag_coords(slide.path) if store.has(slide.path, "coords") else None
     return None if coords_file is None else read_coords(coords_file)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task
-from gcemil.bags.folds import Fold, leaking_cases, write_folds
+from gcemil.bags.folds import Fold, carve_validation, leaking_cases, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, order_classes, read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
@@ -56,7 +56,8 @@ def import_cohort(
             table = _read_own_labels(folder, encoder)
         else:
             choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
-            table = read_labels(labels, choice=choice, slide_table=slide_table)
+            names = [slide.slide_id for slide in folder.slides]
+            table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
         splits = splits or _find_own_splits(labels, folder)
         return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
 
@@ -192,10 +193,28 @@ def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) 
     excluded = table.excluded
     if splits is not None:
         placed = match_folds(read_splits(splits), rows)
-        folds, lines = placed.folds, placed.assumptions
+        folds, carving = _carve_validation(placed.folds, rows, splits)
+        lines = (*placed.assumptions, *carving)
         excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
         rows = [row for row in rows if row.slide_id not in placed.unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
+
+
+def _carve_validation(
+    folds: Sequence[Fold], rows: Sequence[SlideRow], path: Path
+) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
+    """The test sets as published, and validation taken out of training where the split names none."""
+    carved = tuple(carve_validation(rows, fold) for fold in folds)
+    changed = [new for new, old in zip(carved, folds, strict=True) if new != old]
+    if changed:
+        count = len(changed[0].slides("val"))
+        return carved, (
+            f"{path.name} names no validation slides: {count} of its training slides validate in fold {changed[0].index}, "
+            f"whole cases of every class; its test part is as published.",
+        )
+    if any("val" not in fold.part_of.values() for fold in carved):
+        return carved, (f"{path.name} names no validation slides, and training has none to spare.",)
+    return carved, ()
 
 
 def _describe_provenance(

@@ -8,19 +8,30 @@ MHIM ID, Label · CAMIL train, train_label. `censorship` 1 means censored: event
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gcemil.bags.cohort import Task
 from gcemil.bags.tables import RawTable
 from gcemil.errors import CohortError, UsageError
+from gcemil.wording import did_you_mean
 
-_ID_COLUMNS = (
+ID_COLUMNS = (
     ("slide_id", "case_id"),
     ("FILENAME", "PATIENT"),
     ("slide", "patient"),
     ("slide_path", "case_id"),
     ("ID", "Case"),
+)
+CASE_COLUMNS = (
+    "case_id",
+    "PATIENT",
+    "patient",
+    "patient_id",
+    "Case",
+    "case",
+    "bcr_patient_barcode",
+    "submitter_id",
 )
 _FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
@@ -175,15 +186,44 @@ def _use_chosen_columns(table: RawTable, choice: Choice) -> Columns | None:
         raise UsageError("Survival needs both columns: give --time and --event.")
     if not wanted and (choice.target is None or choice.target not in table.columns):
         return None
-    ids = next((pair for pair in _ID_COLUMNS if pair[0] in table.columns), None)
+    ids = find_id_columns(table)
     if ids is None or not table.has(*wanted):
         listed = ", ".join(name or "(index)" for name in table.columns)
-        raise UsageError(f"{table.path} lacks a slide column, or one of the columns named; it has: {listed}.")
+        absent = [name for name in wanted if name not in table.columns]
+        if absent:
+            raise UsageError(
+                f"{table.path} has no column '{absent[0]}'.{did_you_mean(absent[0], table.columns)} Its columns are: {listed}. "
+                "Name two of them with --time and --event."
+            )
+        raise UsageError(
+            f"{table.path} has no column of slides; it has: {listed}. Call the column of slides slide_id."
+        )
     case, site = _first_column(table, ids[1]), _first_column(table, "site")
     if not wanted:
         return Columns(ids[0], case, label=choice.target, site=site)
     time, event = wanted
     return Columns(ids[0], case, time=time, event=event, censorship="censor" in event.lower(), site=site)
+
+
+def find_id_columns(table: RawTable) -> tuple[str, str] | None:
+    """The column of slides and the name its column of cases would have; None where the table names no slides."""
+    return next((pair for pair in ID_COLUMNS if pair[0] in table.columns), None)
+
+
+def find_case_column(table: RawTable) -> str | None:
+    """The column of cases of a table that names no slides: one row per patient."""
+    if find_id_columns(table) is not None or find_wide_parts(table):
+        return None
+    return _first_column(table, *CASE_COLUMNS)
+
+
+def _describe_wrong_target(table: RawTable, target: str, candidates: Sequence[str] | None = None) -> str:
+    names = table.columns if candidates is None else candidates
+    listed = ", ".join(name or "(index)" for name in names) or "none"
+    return (
+        f"{table.path} has no column '{target}'.{did_you_mean(target, names)} It has: {listed}. "
+        "Name the label with --target."
+    )
 
 
 def find_fold_columns(table: RawTable) -> list[str]:
@@ -204,16 +244,29 @@ def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
         name, columns = next(iter(fitting.items()))
         # A target that the dialect does not read must not be passed over in silence.
         if choice.target is not None and not (columns.event or "").startswith(choice.target):
-            raise UsageError(f"{table.path} has no target column '{choice.target}'.")
+            raise UsageError(_describe_wrong_target(table, choice.target))
         return name, columns
     listed = ", ".join(name or "(index)" for name in table.columns)
+    if not found and find_id_columns(table) is not None:
+        if choice.target is not None:
+            raise UsageError(_describe_wrong_target(table, choice.target))
+        raise UsageError(
+            f"{table.path} does not say which column is the label: it has {listed}. Name it with --target, or for survival "
+            "give --time and --event."
+        )
     if not found:
         raise CohortError(
-            f"{table.path} is no label table of {', '.join(DIALECTS)} or CAMIL; its columns are: {listed}."
+            f"{table.path} is no label table of {', '.join(DIALECTS)} or CAMIL; its columns are: {listed}. "
+            "A table needs slide_id and label, or slide_id, time and event."
         )
     if not fitting:
         raise CohortError(
-            f"{table.path} ({', '.join(found)}) has no {choice.task} target; its columns are: {listed}."
+            f"{table.path} ({', '.join(found)}) has no {choice.task} target; its columns are: {listed}. "
+            + (
+                "Name them with --time and --event."
+                if choice.task == "survival"
+                else "Name it with --target."
+            )
         )
     if len({columns.task for columns in fitting.values()}) > 1:
         raise CohortError(
@@ -243,9 +296,7 @@ def _refuse_both_polarities(table: RawTable) -> None:
 
 def _pick_target(table: RawTable, candidates: list[str], target: str | None) -> str:
     if target is not None and target not in candidates:
-        raise UsageError(
-            f"{table.path} has no target column '{target}'; candidates: {', '.join(candidates) or 'none'}."
-        )
+        raise UsageError(_describe_wrong_target(table, target, candidates))
     if target is None and len(candidates) != 1:
         raise UsageError(
             f"{table.path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
-from gcemil.bags.foreign.source import Facts, FeatureLayout
+from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
@@ -27,6 +27,7 @@ from gcemil.bags.tables import RawTable, read_raw_table
 from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import InputError, UsageError, error_text
 from gcemil.files import read_json
+from gcemil.wording import near_path
 
 _SAMPLE = 16
 Layouts = dict[str, store.Layout]
@@ -66,7 +67,7 @@ def inspect(path: Path) -> Inspection:
     except OSError as error:
         raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
     if not is_there:
-        raise InputError(f"{path} does not exist.")
+        raise InputError(f"{path} does not exist.{near_path(path)} Give a file or a folder.")
     with untrusted_files():
         return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
 
@@ -132,9 +133,16 @@ def _inspect_cohort(path: Path) -> Inspection:
         ("folds", str(len(folds))),
     ]
     missing = [row.slide_id for row in cohort.slides if not cohort.feature_file(row.slide_id).is_file()]
-    problems = tuple(f"'{name}' has no feature file, or its link is broken." for name in missing)
+    problems = tuple(_describe_missing(cohort, name) for name in missing)
     command = f"gcemil validate {path}" if folds else f"gcemil split {path}"
     return Inspection(path, "cohort", "Cohort of gcemil", tuple(facts), problems, command)
+
+
+def _describe_missing(cohort: Cohort, slide_id: str) -> str:
+    path = cohort.feature_file(slide_id)
+    if path.is_symlink():
+        return f"'{slide_id}' is a link to {path.readlink()}, which is not there: the source moved. Import it again."
+    return f"'{slide_id}' has no feature file."
 
 
 def _inspect_run(path: Path) -> Inspection:
@@ -281,6 +289,7 @@ def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     if kind == "features" or layout is not None:
         names = ("features",) if layout is None else layout.datasets
         features = next(layouts[name] for name in names if name in layouts)
+        features = replace(features, shape=bag_shape(features.shape))
         found += [f"Not usable: {problem}." for problem in [features_problem(features)] if problem]
     return found
 
@@ -340,7 +349,7 @@ def _inspect_geojson(path: Path) -> Inspection:
         problems = [problem for feature in features for problem in _find_qupath_problems(feature)]
     except (InputError, KeyError, TypeError, AttributeError) as error:
         return Inspection(
-            path, "unknown", "No GeoJSON feature collection", (("because", repr(error)),), (), None
+            path, "unknown", "No GeoJSON feature collection", (("because", error_text(error)),), (), None
         )
     counted = tuple(f"{problem} ({count} objects)" for problem, count in Counter(problems).items())
     return Inspection(

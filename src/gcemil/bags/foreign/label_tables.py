@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gcemil.bags.cohort import SlideRow, Task
-from gcemil.bags.foreign.dialects import Choice, Columns, detect_dialect, find_wide_parts
+from gcemil.bags.foreign.dialects import (
+    ID_COLUMNS,
+    Choice,
+    Columns,
+    detect_dialect,
+    find_case_column,
+    find_wide_parts,
+)
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import RawTable, check_slide_id, is_missing, read_raw_table, stack_tables
 from gcemil.errors import CohortError, UsageError
@@ -34,12 +41,24 @@ class LabelTable:
     excluded: tuple[str, ...] = ()
 
 
-def read_labels(path: Path, *, choice: Choice | None = None, slide_table: Path | None = None) -> LabelTable:
-    """The label table in this file (or in a folder of train.csv, test.csv), whatever tool it was written for."""
+def read_labels(
+    path: Path,
+    *,
+    choice: Choice | None = None,
+    slide_table: Path | None = None,
+    slide_ids: Iterable[str] = (),
+) -> LabelTable:
+    """The label table in this file (or in a folder of train.csv, test.csv), whatever tool it was written for.
+
+    A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
+    """
     choice = choice or Choice()
     raw = _read_raw_labels(path)
     notes: list[str] = []
-    if raw.has("PATIENT") and not raw.has("FILENAME"):
+    names = list(slide_ids)
+    if slide_table is None and names and (case := find_case_column(raw)) is not None:
+        raw, notes = _join_cases(raw, case, names)
+    elif raw.has("PATIENT") and not raw.has("FILENAME"):
         raw, notes = _join_slide_table(raw, slide_table)
     if (parts := find_wide_parts(raw)) and all(label for _, label in parts.values()):
         dialect, columns = (
@@ -163,6 +182,38 @@ def _join_slide_table(clinical: RawTable, slide_table: Path | None) -> tuple[Raw
     notes += [f"Patients of the slide table without clinical row: {', '.join(unknown)}."] if unknown else []
     notes += [f"Patients of the clinical table without slide: {', '.join(idle)}."] if idle else []
     return RawTable(clinical.path, (*clinical.columns, "FILENAME"), rows), notes
+
+
+def _join_cases(table: RawTable, case: str, slide_ids: Sequence[str]) -> tuple[RawTable, list[str]]:
+    """A table of patients with one row per slide: a slide belongs to the patient its name begins with."""
+    by_case = {row[case]: row for row in table.rows if not is_missing(row[case])}
+    if len(by_case) != len(table.rows):
+        raise CohortError(f"{table.path}: a {case} is empty or stands twice. Keep one row per patient.")
+    slide, own = next((pair for pair in ID_COLUMNS if pair[1] == case), ("slide_id", "case_id"))
+    rows = []
+    for slide_id in slide_ids:
+        if owners := [name for name in by_case if _begins_with(slide_id, name)]:
+            # P1 and P1-2 both begin P1-2-A: the longer name is the patient.
+            owner = max(owners, key=len)
+            rows.append({**by_case[owner], own: owner, slide: slide_id})
+    if not rows:
+        raise CohortError(
+            f"{table.path} has one row per {case} ('{next(iter(by_case))}' …), and no slide begins with one of them "
+            f"('{slide_ids[0]}' …). Add a column slide_id, or for STAMP give --slide-table."
+        )
+    idle = sorted(set(by_case) - {row[own] for row in rows})
+    notes = [
+        f"{table.path.name} has one row per {case}: {len(rows)} slides joined to {len(by_case) - len(idle)} cases by the beginning of their names."
+    ]
+    notes += [f"Cases without a slide: {', '.join(idle)}."] if idle else []
+    columns = [name for name in table.columns if name != case]
+    return RawTable(table.path, (own, slide, *columns), tuple(rows)), notes
+
+
+def _begins_with(slide_id: str, case: str) -> bool:
+    """Whether the name of a slide is that of the case, or goes on after it with a mark that is no letter or digit."""
+    rest = slide_id.removeprefix(case)
+    return slide_id.startswith(case) and (not rest or not rest[0].isalnum())
 
 
 def _stack_parts(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:

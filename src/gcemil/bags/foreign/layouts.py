@@ -8,6 +8,7 @@ from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident
 from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ReadOptions
 from gcemil.errors import CohortError
+from gcemil.wording import is_there, near_path
 
 LAYOUTS: dict[str, FeatureLayout] = {
     "stamp": stamp.LAYOUT,
@@ -43,6 +44,14 @@ def find_first_h5(folder: Path) -> Path | None:
 
 def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     """The features folder, read by the reader of the tool that wrote it."""
+    if not is_there(source):
+        raise CohortError(
+            f"{source} does not exist.{near_path(source)} Give the folder that holds the features of your slides."
+        )
+    if source.is_file():
+        raise CohortError(f"{source} is a file. Give the folder that holds the features of your slides.")
+    if (source / "cohort.yaml").is_file():
+        raise CohortError(f"{source} is a cohort already. Use it as it is: 'gcemil validate {source}'.")
     layout = find_layout(source)
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())

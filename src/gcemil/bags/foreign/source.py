@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
+from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError
 from gcemil.slides.reader import SLIDE_EXTENSIONS
@@ -99,6 +99,8 @@ class ForeignSlide:
     load: Callable[[], Rows]
     read_truth: Callable[[], Truth] | None = None
     """What truth/<slide>.h5 is to hold, where the layout labels patches."""
+    is_batch: bool = False
+    """Written as (1, patches, dimension)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,17 +175,37 @@ def check_feature_shape(
         raise CohortError(
             f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. Try 'gcemil inspect {path}'."
         )
-    shape = layouts[dataset].shape
+    shape = bag_shape(layouts[dataset].shape)
     refuse_other_types(layouts[dataset].dtype, path)
     if len(shape) != 2:
         raise CohortError(
             f"{path}: '{dataset}' has shape {shape}, not (patches, dimension). Slide-level vectors cannot be a bag; point at patch features."
         )
-    if "coords" in layouts and layouts["coords"].shape != (shape[0], 2):
+    if "coords" in layouts and bag_shape(layouts["coords"].shape) != (shape[0], 2):
         raise CohortError(
             f"{path}: coords of shape {layouts['coords'].shape} for {shape[0]} feature rows. Extract the slide again."
         )
     return shape[0], shape[1]
+
+
+def bag_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without a leading 1: some tools write a slide as a batch of one, (1, patches, dimension)."""
+    return shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+
+
+def squeeze_bag(values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+    """The rows of a slide, without the leading 1 of a batch of one."""
+    return values.reshape(bag_shape(values.shape))
+
+
+def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
+    """One line that says how many slides were written as a batch of one, or none."""
+    count = sum(slide.is_batch for slide in slides)
+    return (
+        (f"{count} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied.",)
+        if count
+        else ()
+    )
 
 
 def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
@@ -198,13 +220,19 @@ def is_linkable(layouts: dict[str, store.Layout]) -> bool:
     """Float features and integer coordinates under our names."""
     # Fractions would have to be rounded, which a link cannot do.
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
-    return layouts["features"].dtype in _LINKABLE_DTYPES and whole
+    plain = all(len(layouts[name].shape) == 2 for name in ("features", "coords") if name in layouts)
+    return layouts["features"].dtype in _LINKABLE_DTYPES and whole and plain
 
 
 def load_features(path: Path) -> Rows:
     """Features and coordinates of a file laid out as ours."""
-    features = as_float(store.read(path, "features"))
-    return features, read_coords(path) if store.has(path, "coords") else None
+    features = as_float(squeeze_bag(store.read(path, "features")))
+    return features, read_bag_coords(path) if store.has(path, "coords") else None
+
+
+def read_bag_coords(path: Path) -> CoordRows:
+    """The coordinates of a feature file, whether or not it is a batch of one."""
+    return check_coords(squeeze_bag(store.read(path, "coords")), path)
 
 
 def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:

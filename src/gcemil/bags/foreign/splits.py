@@ -17,7 +17,7 @@ from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.dialects import find_fold_columns, find_wide_parts
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
-from gcemil.errors import CohortError, InputError
+from gcemil.errors import CohortError, InputError, error_text
 from gcemil.files import read_json
 
 _PART_NAMES: dict[str, Part] = {
@@ -63,10 +63,6 @@ def read_splits(path: Path) -> SplitTable:
             path,
             tuple(folds),
             (f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'.",),
-        )
-    if not any("val" in fold.values() for fold in folds):
-        return SplitTable(
-            path, tuple(folds), (f"{path.name} has no validation part, so these folds have none.",)
         )
     return SplitTable(path, tuple(folds))
 
@@ -196,7 +192,7 @@ def _read_stamp_folds(path: Path) -> list[IdParts]:
         ]
     except (InputError, KeyError, TypeError, AttributeError) as error:
         raise CohortError(
-            f"{path} is no STAMP splits.json ({error!r}): it needs 'splits' with train_patients and test_patients."
+            f"{path} is no STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
         ) from error
     return [
         _collect_fold([(name, _PART_NAMES[part]) for name, part in pairs_of_fold], path)

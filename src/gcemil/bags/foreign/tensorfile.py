@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags.bag import FeatureRows
+from gcemil.bags.foreign.source import squeeze_bag
 from gcemil.errors import StoreError
 from gcemil.files import refuse_special
 
@@ -22,7 +23,7 @@ def read_tensor(path: Path) -> FeatureRows:
     """The tensor as rows of float16 or float32."""
     tensor = _load_tensor(path)
     half = str(tensor.dtype) == "torch.float16"
-    rows: FeatureRows = (tensor if half else tensor.float()).numpy().copy()
+    rows: FeatureRows = squeeze_bag((tensor if half else tensor.float()).numpy().copy())
     return rows
 
 

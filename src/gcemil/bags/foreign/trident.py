@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords, stated_number
+from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     Attributes,
     Facts,
@@ -21,11 +21,13 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     check_feature_shape,
+    describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     is_linkable,
     load_features,
     plain_ids,
+    read_bag_coords,
     require_one_encoder,
 )
 from gcemil.errors import CohortError, UsageError
@@ -56,15 +58,23 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
         attributes = _read_coords_attributes(path, layouts)
         size = LevelZeroPx(patch_size) if patch_size else find_patch_size(attributes)
         if size is None and n_patches and "coords" in layouts:
-            size = infer_patch_size(read_coords(path))
+            size = infer_patch_size(read_bag_coords(path))
             inferred.append(ids[path.name])
         encoders.append(_to_text(store.attributes(path, "features").get("encoder")))
         overlaps.add(_to_text(attributes.get("overlap")))
         slides.append(
             ForeignSlide(
-                ids[path.name], path, n_patches, dim, size, is_linkable(layouts), partial(load_features, path)
+                ids[path.name],
+                path,
+                n_patches,
+                dim,
+                size,
+                is_linkable(layouts),
+                partial(load_features, path),
+                is_batch=len(layouts["features"].shape) == 3,
             )
         )
+    lines += describe_batches(slides)
     if patch_size:
         lines.append(f"Patch size {patch_size} level-0 px as given.")
     if inferred:

@@ -143,7 +143,9 @@ def test_broken_link_of_a_cohort_is_a_problem(tmp_path):
     labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,A,x", "q,B,y")
     import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
     path.unlink()
-    assert inspect(tmp_path / "c").problems == ("'B' has no feature file, or its link is broken.",)
+    assert inspect(tmp_path / "c").problems == (
+        f"'B' is a link to {path}, which is not there: the source moved. Import it again.",
+    )
 
 
 def test_run_folder_names_folds_that_did_not_finish(tmp_path):

@@ -209,9 +209,13 @@ def test_named_target_wins_over_the_dialect(tmp_path):
 
 def test_named_columns_that_do_not_exist_are_refused(tmp_path):
     path = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,s,x")
-    with pytest.raises(UsageError, match="one of the columns named; it has: case_id, slide_id, label"):
+    with pytest.raises(
+        UsageError, match="no column 'days'.* Its columns are: case_id, slide_id, label. .*--time and --event"
+    ):
         read_labels(path, choice=Choice(time="days", event="died"))
-    with pytest.raises(UsageError, match="no target column 'grade'"):
+    with pytest.raises(
+        UsageError, match="no column 'grade'. It has: case_id, slide_id, label. Name the label with --target"
+    ):
         read_labels(path, choice=Choice(target="grade"))
     with pytest.raises(UsageError, match="give --time and --event"):
         read_labels(path, choice=Choice(time="days"))

@@ -1,0 +1,173 @@
+"""What is wrong with given values, in plain words: a near name for a mistyped one, and pydantic's findings without its vocabulary.
+
+A message of the command line names the key, the value, what is accepted and, where one is close, the key that was meant.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+SHOWN_FAULTS = 3
+"""Of a record with many wrong fields, so many are told."""
+SHOWN_NAMES = 40
+_SEVERAL_TYPES = {Union, types.UnionType}
+
+_PHRASES = {
+    "missing": "is missing",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "path_type": "must be a path",
+    "model_type": "must be keys with values",
+    "model_attributes_type": "must be keys with values",
+    "dataclass_type": "must be keys with values",
+    "dict_type": "must be keys with values",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "none_required": "must be empty",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant: the same but for case, by initials (lr is learning_rate), or close in letters.
+
+    Dotted names are compared by their last part too, so that `budget` finds `evidence.budget`.
+    """
+    names = list(known)
+    wanted = name.lower().replace("-", "_")
+    last = wanted.rpartition(".")[2]
+    for ending in (wanted, last):
+        for one in names:
+            own = one.lower().rpartition(".")[2]
+            if ending in (one.lower(), own) or (len(ending) > 1 and ending == _initials(own)):
+                return one
+    close = get_close_matches(wanted, [one.lower() for one in names], n=1, cutoff=0.6)
+    if not close:
+        by_last = {one.lower().rpartition(".")[2]: one for one in reversed(names)}
+        close = get_close_matches(last, by_last, n=1, cutoff=0.7)
+        return by_last[close[0]] if close else None
+    return next(one for one in names if one.lower() == close[0])
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' where a known name is close, else nothing."""
+    found = suggest_name(name, known)
+    return "" if found is None else f" Did you mean {found}?"
+
+
+def near_path(path: Path) -> str:
+    """' Did you mean …?' where the folder has a name close to this one."""
+    try:
+        names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
+    except (OSError, ValueError):
+        return ""
+    found = suggest_name(path.name, names[:10_000])
+    return "" if found is None else f" Did you mean {path.parent / found}?"
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything can be seen at this path; a name the system refuses is not there."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def describe_unknown(name: str, known: Iterable[str], what: str = "setting") -> str:
+    """One sentence about a key that does not exist: the one that was meant, and all that there are."""
+    names = list(known)
+    listed = ", ".join(names[:SHOWN_NAMES]) + (" …" if len(names) > SHOWN_NAMES else "")
+    return f"there is no {what} '{name}'.{did_you_mean(name, names)} There are: {listed}"
+
+
+def readable(error: Exception, shape: Any = None) -> str:
+    """What is wrong with a record: where, what was given, what is accepted. The shape lets it name the keys there are."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    faults = error.errors(include_url=False)
+    lines = [_describe(fault, shape) for fault in faults[:SHOWN_FAULTS]]
+    return "; ".join(lines) + (
+        f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
+    )
+
+
+def dotted_names(shape: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Every key of a settings class, those of its stages with their dots."""
+    for name, field in shape.model_fields.items():
+        yield f"{above}{name}"
+        if (inner := model_within(field.annotation)) is not None:
+            yield from dotted_names(inner, f"{above}{name}.")
+
+
+def model_within(annotation: Any) -> type[BaseModel] | None:
+    """The settings class that a type is, or may be; None where it is a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) not in _SEVERAL_TYPES:
+        return None
+    return next((found for part in get_args(annotation) if (found := model_within(part)) is not None), None)
+
+
+def _describe(fault: Any, shape: Any) -> str:
+    """One finding of pydantic: key, phrase, value."""
+    where = ".".join(map(str, fault["loc"])) or "content"
+    kind = fault["type"]
+    if kind == "extra_forbidden":
+        known = _keys_at(shape, fault["loc"][:-1])
+        name = str(fault["loc"][-1])
+        if not known:
+            return f"there is no '{where}' (got {_shorten(fault['input'])})"
+        return describe_unknown(name, known, "key")
+    if kind == "missing":
+        return f"{where} is missing"
+    if kind == "value_error":
+        return f"{where}: {fault['msg'].removeprefix('Value error, ')} (got {_shorten(fault['input'])})"
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        phrase = f"must be {words} {fault['ctx'][key]:g}"
+    elif kind in ("too_short", "too_long"):
+        words, key = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
+        phrase = f"must have {words} {fault['ctx'][key]} entries"
+    elif kind in ("literal_error", "enum"):
+        phrase = f"must be {fault['ctx']['expected']}"
+    else:
+        phrase = _PHRASES.get(kind, fault["msg"])
+    return f"{where} {phrase} (got {_shorten(fault['input'])})"
+
+
+def _keys_at(shape: Any, loc: tuple[Any, ...]) -> list[str]:
+    """The keys of the settings class that stands at this place; none where it is not known."""
+    found = model_within(shape)
+    for step in loc:
+        if found is None or step not in found.model_fields:
+            return []
+        found = model_within(found.model_fields[step].annotation)
+    return [] if found is None else list(found.model_fields)
+
+
+def _initials(name: str) -> str:
+    return "".join(part[0] for part in name.split("_") if part)
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
