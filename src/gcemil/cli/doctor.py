@@ -18,6 +18,7 @@ EXTRAS = {
     "report": ("markupsafe", "matplotlib", "openTSNE"),
     "tables": ("openpyxl",),
     "tracking": ("tensorboard",),
+    "docs": ("mkdocs", "mkdocstrings"),
     "dev": ("pytest", "ruff", "mypy", "hypothesis"),
 }
 

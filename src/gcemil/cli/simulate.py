@@ -44,6 +44,7 @@ def simulate(
     from gcemil.cli.console import progress, say
     from gcemil.errors import UsageError
     from gcemil.files import locked_folder, parse_yaml
+    from gcemil.simulation.profile import load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
     overrides = {}
@@ -52,6 +53,8 @@ def simulate(
         if not value:
             raise UsageError(f"A dial is written name=value, got '{text}'.")
         overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
+    # Before the lock, which makes the folder: what is refused leaves nothing behind.
+    resolve_dials(load_profile(profile).dials, overrides)
     if pixels:
         with locked_folder(out):
             _simulate_pixels(profile, out, size.value, seed, slides, dim, overrides, force)
