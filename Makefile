@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
-CODE := src tests benchmarks
+CODE := src tests benchmarks docs/hooks.py docs/tutorials/run.py
 
 .PHONY: install demo test test-all bench fuzz faults browser check docs docs-serve tutorials clean
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ def _command(title: str, command: Any) -> Iterator[str]:
         if text.startswith("Example: "):
             text = f"Example: `{text.removeprefix('Example: ')}`"
         yield f"{_escape(text)}\n" if "`" not in text else f"{text}\n"
-    rows = [_parameter(one) for one in command.params if one.name != "help" and not getattr(one, "hidden", False)]
+    rows = [
+        _parameter(one) for one in command.params if one.name != "help" and not getattr(one, "hidden", False)
+    ]
     if rows:
         yield "| | takes | meaning |\n|---|---|---|"
         yield from rows
@@ -99,17 +102,25 @@ def _command(title: str, command: Any) -> Iterator[str]:
 
 
 def _parameter(parameter: Any) -> str:
-    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar]
-    takes = "" if getattr(parameter, "is_flag", False) or parameter.param_type_name == "argument" else parameter.metavar
+    names = (
+        [*parameter.opts, *parameter.secondary_opts]
+        if parameter.param_type_name == "option"
+        else [parameter.metavar]
+    )
+    takes = (
+        ""
+        if getattr(parameter, "is_flag", False) or parameter.param_type_name == "argument"
+        else parameter.metavar
+    )
     meaning = _escape(parameter.help or "")
     default = parameter.default
     if parameter.required:
         meaning += " **Required.**"
     elif default not in (None, False, [], ()) and not callable(default):
-        shown = default if isinstance(default, str | int | float) and not isinstance(default, bool) else default
-        meaning += f" Default: `{getattr(shown, 'value', shown)}`."
+        meaning += f" Default: `{getattr(default, 'value', default)}`."
     listed = ", ".join(f"`{name}`" for name in names)
-    return f"| {listed} | {f'`{takes}`' if takes else ''} | {meaning} |".replace("|common", "\\|common")
+    shown = takes.replace("|", "\\|")
+    return f"| {listed} | {f'`{shown}`' if shown else ''} | {meaning} |"
 
 
 def _settings_page() -> Iterator[str]:
@@ -141,7 +152,7 @@ def _attribute_docstrings(shape: Any) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(shape))).body[0].body  # type: ignore[attr-defined]
     return {
         first.target.id: second.value.value
-        for first, second in zip(body, body[1:], strict=False)
+        for first, second in pairwise(body)
         if isinstance(first, ast.AnnAssign)
         and isinstance(first.target, ast.Name)
         and isinstance(second, ast.Expr)
@@ -176,4 +187,10 @@ def _notebook_page(path: Path) -> Iterator[str]:
 
 def _escape(text: str) -> str:
     """Text for a cell of a table: a stroke would end the cell, and <slide> would be read as markup."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*").replace("_", "\\_")
+    return (
+        text.replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace("*", "\\*")
+        .replace("_", "\\_")
+    )
