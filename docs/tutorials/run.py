@@ -6,6 +6,7 @@ Each runs in an empty folder that is removed afterwards. Times and machines do n
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbformat.v4 import new_output
 
 HERE = Path(__file__).parent
 LONGEST_CELL_S = 900
@@ -40,11 +42,14 @@ def run_notebook(path: Path, folder: Path) -> Any:
 
 
 def strip_notebook(notebook: Any) -> Any:
-    """Without counters and times, so that running it again changes nothing but what it prints."""
+    """Text alone, without counters, colours and times: running it again changes nothing but what it prints."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [output for output in cell.outputs if output.output_type == "stream"]
+            printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+            # Jupyter asks for colours; a page has none.
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+            cell.outputs = [new_output("stream", name="stdout", text=plain)] if plain else []
         cell.metadata = {}
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return notebook

@@ -402,17 +402,16 @@ Preset = Literal["common", "published"]
 """The common recipe, or how the authors of the host train it (hosts/table.py)."""
 
 
-def read_train_settings(path: Path) -> TrainSettings:
-    """The settings of a YAML file, of the config.yaml of a run, or of a run folder."""
+def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
+    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and whether a run says them."""
     file = path / "config.yaml" if path.is_dir() else path
     try:
         values = read_yaml(file)
     except InputError as error:
         raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
-    if isinstance(values, dict) and "cohort" in values and "settings" in values:
-        # A run says beside its settings what it was trained on.
-        values = values["settings"]
-    return TrainSettings.from_values(values, file)
+    # A run says beside its settings what it was trained on.
+    is_run = isinstance(values, dict) and "settings" in values
+    return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
 
 
 def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:

@@ -115,12 +115,15 @@ def resolve_settings(
     """Settings from the file or the preset, then the options, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
     from gcemil.errors import UsageError
+    from gcemil.hosts.own import check_trust
 
     if config is not None and preset != "common":
         raise UsageError(f"--preset {preset} and --config both say how to train. Give one of them.")
     if config is not None:
-        settings = read_train_settings(config)
-        _check_run_host(config, settings.host.name)
+        settings, is_run = read_train_settings(config)
+        if is_run:
+            # A class that a run names is not the word of who reads the run.
+            check_trust(settings.host.name, config)
     else:
         host_spec(host)
         settings = with_recipe(TrainSettings(host=HostSettings(name=host)), recipe, plain=not gce)
@@ -130,16 +133,6 @@ def resolve_settings(
     settings = with_overrides(settings, [*overrides, *([] if device is None else [f"device={device}"])])
     host_spec(settings.host.name)
     return settings
-
-
-def _check_run_host(config: Path, host: str) -> None:
-    """A class of its own that a run names is not the word of who reads the run."""
-    from gcemil.hosts.own import check_trust
-    from gcemil.runs.folder import RunFolder
-
-    run = config if config.is_dir() else config.parent
-    if RunFolder(run).cohort_record.is_file():
-        check_trust(host, run)
 
 
 def parse_folds(text: str) -> list[int]:

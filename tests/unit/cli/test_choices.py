@@ -1,8 +1,9 @@
 """What a command lets one choose from is what the tables below it hold."""
 
 import pytest
+import typer.main
 
-from gcemil.cli import predict, simulate, tables, train
+from gcemil.cli import main, predict, simulate, tables, train
 from gcemil.config import RECIPES
 from gcemil.runs.folder import MODES
 from gcemil.simulation.profile import SIZES
@@ -20,3 +21,24 @@ from gcemil.tables import FORMATS
 )
 def test_a_command_offers_what_its_table_holds(choices, known):
     assert [choice.value for choice in choices] == list(known)
+
+
+@pytest.mark.parametrize(
+    ("option", "meaning"),
+    [
+        ("--seed", "Where random numbers start ("),
+        ("--jobs", "How many are done side by side: "),
+        ("--device", "Where the network computes: "),
+    ],
+)
+def test_an_option_means_the_same_in_every_command(option, meaning):
+    tree = typer.main.get_command(main.app)
+    commands = [*tree.commands.values(), *tree.commands["anchors"].commands.values()]
+    found = [one.help for command in commands for one in command.params if option in one.opts]
+    assert len(found) >= 2
+    assert all(text.startswith(meaning) for text in found), found
+
+
+def test_every_command_stands_in_a_group():
+    grouped = [name for commands in main.GROUPS.values() for name in commands]
+    assert sorted([*grouped, "anchors"]) == sorted(typer.main.get_command(main.app).commands)

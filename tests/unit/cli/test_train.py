@@ -39,3 +39,9 @@ def test_a_preset_and_a_file_are_one_too_many(tmp_path):
 def test_an_unknown_host_is_named_before_its_preset_is_looked_for():
     with pytest.raises(UsageError, match="Unknown host 'resnet'"):
         resolved(host="resnet", preset="published")
+
+
+def test_a_class_that_the_config_of_a_run_names_is_not_imported(tmp_path):
+    (tmp_path / "config.yaml").write_text("cohort: c\nsettings: {host: {name: 'their.module:Host'}}\n")
+    with pytest.raises(UsageError, match="opening it would run that code"):
+        resolved(config=tmp_path / "config.yaml")
