@@ -457,9 +457,9 @@ def _refuse_unknown(path: str) -> None:
 def _comment_lines(settings: Settings, shape: type[BaseModel], depth: int) -> list[str]:
     """One line per setting, its meaning and what it accepts above it; stages are indented."""
     indent, lines = "  " * depth, []
-    for name, field in shape.model_fields.items():
+    for name, one in shape.model_fields.items():
         value = getattr(settings, name)
-        said = describe_field(field)
+        said = describe_field(one)
         lines += [f"{indent}# {said}"] if said else []
         if isinstance(value, Settings):
             lines += [f"{indent}{name}:", *_comment_lines(value, type(value), depth + 1)]
