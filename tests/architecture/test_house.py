@@ -178,7 +178,8 @@ def test_commands_of_the_first_pages_are_understood(page):
     from gcemil.cli.main import app
 
     verbs = typer.main.get_command(app).commands
-    lines = re.findall(r"^gcemil .*$", (ROOT / page).read_text(), re.MULTILINE)
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("gcemil ")]
     assert len(lines) == {"README.md": 3, "docs/howto/ten_commands.md": 10, "docs/howto/install.md": 2}[page]
     for line in lines:
         _, verb, *arguments = shlex.split(line, comments=True)

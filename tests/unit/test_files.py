@@ -203,7 +203,7 @@ def test_a_record_is_read_in_its_shape(tmp_path):
         ('{"name": "a", "sizes": [99999999999999999999]}', "more than 64 bits"),
         (
             '{"name": "a", "sizes": ["p", "q", "r", "s"]}',
-            r"sizes.0 must be a number \(got 'p'\); .*; and 1 more",
+            r"sizes.0 must be a whole number \(got 'p'\); .*; and 1 more",
         ),
         ("[]", "content must be keys with values"),
         ("", "is not valid JSON"),
