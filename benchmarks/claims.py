@@ -1,209 +1,279 @@
-"""Do the claims hold? One table per host or arm from the results of a grid whose folds have `snr` and `budget`.
+"""Do the claims hold? One table per host or arm from the results of a grid whose folds have `budget`.
 
-  python benchmarks/claims.py RESULTS [--arms gce ...] [--json FILE] [--markdown] [--by-cohort] [--no-stability]
-Every figure is a mean over worlds and seeds of paired runs; sd is between runs. `better` counts the runs in which the
-evidence beats the attention of the plain host at the same number of patches per slide. The best rival is the best rule of
-either network, smoothed ones included, chosen after the fact: the hardest comparison.
+  python benchmarks/claims.py RESULTS... [--arms gce prototypes] [--json FILE] [--no-stability]
+Rules are compared at the same number of patches per slide. The evidence does not train the host, so the rules of the plain
+host are those of the wrapped one. Rivals are all rules but the wrapper's, random and the oracle; the best one is chosen after
+the fact, figure by figure, over the mean of the runs. Intervals are 95 % of 2,000 bootstraps over the slides of every run,
+paired: the same slides for both sides. A slide counts as sufficient and necessary where keeping moves the output by at most
+0.05 and removing by at least 0.05.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
+from typing import Any
 
-from claim_tables import Figures, cohort_table, listing, markdown, one_line_each
+import numpy as np
+from numpy.typing import NDArray
 
 from gcemil.diagnostics.stability import measure_across_runs
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import Finding, read_finding
 
-CONTROLS = {"random", "oracle", "gce_soft", "gce_discrete"}
+OURS, CONTROLS = "gce_discrete", ("random", "oracle")
+NOT_RIVALS = (*CONTROLS, OURS, "gce_soft")
+TOLERANCE = 0.05
+DRAWS = 2000
+Rows = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--arms", nargs="+", default=["gce"], help="Wrapped arms or variants to be judged.")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true", help="Print the tables of docs/results.md.")
-    parser.add_argument("--by-cohort", action="store_true", help="Also one line per cohort.")
     parser.add_argument("--no-stability", action="store_true")
+    parser.add_argument("--by-cohort", action="store_true", help="One table per cohort as well.")
     arguments = parser.parse_args()
-    report = {}
-    for name, folds in judged_folds(arguments.results, arguments.arms).items():
-        runs = [paired_figures(fold) for fold in folds]
-        stability = [] if arguments.no_stability else seed_stability(folds)
-        report[name] = {
-            "runs": len(runs),
-            "rows": rows_of(runs, stability),
-            "cohorts": by_cohort(folds, runs),
-        }
-    if arguments.by_cohort:
-        print("\n".join(cohort_table(found["cohorts"]) for found in report.values()))
-    if not arguments.markdown:
-        print("\n".join(listing(name, found) for name, found in report.items()))
-    elif len(report) == 1:
-        print("\n".join(markdown(name, found["runs"], found["rows"]) for name, found in report.items()))
-    else:
-        print(one_line_each(report))
+    report: dict[str, Any] = {}
+    for name, folders in find_folds(arguments.results, arguments.arms, arguments.by_cohort).items():
+        runs = [Run.read(folder) for folder in folders]
+        report[name] = judge(runs, [] if arguments.no_stability else folders)
+        print_claims(name, report[name])
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def judged_folds(results: Path, arms: list[str]) -> dict[str, list[Path]]:
-    """The folds of every host, or of every arm where there are several."""
+def find_folds(results: Sequence[Path], arms: Sequence[str], by_cohort: bool) -> dict[str, list[Path]]:
+    """Diagnosed folds by host and arm, and by cohort where asked."""
     found: dict[str, list[Path]] = {}
-    for arm in arms:
-        for path in sorted(results.glob(f"runs/*/*/{arm}/seed_*/fold_*/diagnostics/budget.json")):
-            found.setdefault(path.parts[-6] if len(arms) == 1 else arm, []).append(path.parent.parent)
+    for folder in results:
+        for arm in arms:
+            for path in sorted(folder.glob(f"runs/*/*/{arm}/seed_*/fold_*/diagnostics/budget.json")):
+                cohort, host = path.parts[-7], path.parts[-6]
+                name = host if arm == "gce" else f"{host}, {arm}"
+                found.setdefault(name, []).append(path.parents[1])
+                if by_cohort:
+                    found.setdefault(f"{name}, {cohort}", []).append(path.parents[1])
     return found
 
 
-def paired_figures(fold: Path) -> Figures:
-    """The evidence of one fold beside the rules of the plain host trained on the same fold with the same seed."""
-    budget, snr = (read_finding(fold / "diagnostics" / f"{name}.json") for name in ("budget", "snr"))
-    metrics = json.loads((fold / "metrics.json").read_text())
-    task = "macro_f1" if "macro_f1" in metrics["soft"] else "c_index"
-    figures = {
-        "soft": metrics["soft"][task],
-        "discrete": metrics["discrete"][task],
-        "full": metrics["full"][task],
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One diagnosed fold: figures of every rule slide by slide, and what each bag was predicted."""
+
+    budget: Finding
+    slides: dict[str, list[dict[str, Any]]]
+    """By rule, in the order of the test slides."""
+    metrics: dict[str, dict[str, float]]
+    predictions: dict[str, Rows]
+    """Target, full, soft and discrete as class numbers; empty for survival."""
+
+    @classmethod
+    def read(cls, fold: Path) -> Run:
+        budget = read_finding(fold / "diagnostics" / "budget.json")
+        slides: dict[str, list[dict[str, Any]]] = {}
+        for one in budget.slides:
+            # The taught recipe has a plain host of its own; its rules are the rivals.
+            if one["rule"] in (OURS, "gce_soft") or one["network"] == rival_network(budget):
+                slides.setdefault(one["rule"], []).append(one)
+        metrics = json.loads((fold / "metrics.json").read_text())
+        predictions = read_predictions(fold) if "macro_f1" in metrics["full"] else {}
+        return cls(budget, slides, metrics, predictions)
+
+    def figure(self, rule: str, name: str) -> Values:
+        """One figure of a rule for every slide; NaN where the slide has none."""
+        values = [one.get(name) for one in self.slides[rule]]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    def is_faithful(self, rule: str) -> Values:
+        """1 for a slide on which the rule's patches are sufficient and necessary."""
+        kept, removed = self.figure(rule, "full_kept_gap"), self.figure(rule, "removal_gap")
+        return ((kept <= TOLERANCE) & (removed >= TOLERANCE)).astype(np.float64)
+
+    def value(self, rule: str, name: str, comparison: str = "full-kept") -> float:
+        """A figure over all slides, such as the metric of the complements."""
+        network = "wrapped" if rule in (OURS, "gce_soft") else rival_network(self.budget)
+        wanted = {"rule": rule, "network": network, "comparison": comparison}
+        (row,) = (row for row in self.budget.rows if wanted.items() <= row.labels.items())
+        return float(row.values[name] or 0.0)
+
+
+def rival_network(budget: Finding) -> str:
+    return "plain" if any(row.labels["network"] == "plain" for row in budget.rows) else "wrapped"
+
+
+def read_predictions(fold: Path) -> dict[str, Rows]:
+    """Targets and the predicted classes of the test bags, full, soft and discrete."""
+    found: dict[str, Rows] = {}
+    files = {
+        "full": "predictions_full.csv",
+        "soft": "predictions.csv",
+        "discrete": "predictions_discrete.csv",
     }
-    for arm in ("host", "host_long"):
-        path = fold.parents[2] / arm / fold.parent.name / fold.name / "metrics.json"
-        if path.is_file():
-            figures[arm] = json.loads(path.read_text())["full"][task]
-    evidence = row(snr, rule="evidence", comparison="full-kept", **{"class": "all"})
-    figures |= {name: evidence[name] for name in ("keep_only_drop", "evidence_fraction")}
-    figures["cd_gap"] = row(snr, rule="evidence", comparison="soft-kept", **{"class": "all"})["cd_gap"]
-    ours = row(budget, rule="gce_discrete", budget="recovered", comparison="full-kept")
-    for network in ("plain", "wrapped"):
-        chance = row(budget, rule="random", network=network, budget="recovered")
-        figures[f"random_degradation_{network}"] = chance["complement_degradation"]
-    for name, rule, network in (
-        ("evidence", "gce_discrete", "wrapped"),
-        ("attention", "attention", "plain"),
-        ("attention_smoothed", "attention_smoothed", "plain"),
-        ("oracle", "oracle", "plain"),
-    ):
-        found = row(budget, rule=rule, network=network, budget="recovered", comparison="full-kept")
-        figures[f"precision_{name}"] = found["precision"]
-        figures[f"average_precision_{name}"] = found["average_precision"]
-        excess = found["complement_degradation"] - figures[f"random_degradation_{network}"]
-        figures[f"degradation_{name}"] = excess
-        figures[f"kept_{name}"] = found["evidence_sufficiency"]
-    rivals = [
-        found
-        for found in budget.rows
-        if found.labels["rule"] not in CONTROLS and found.labels["budget"] == "recovered"
+    for mode, name in files.items():
+        with (fold / name).open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+        columns = [column for column in rows[0] if column.startswith("prob_")]
+        classes = [column.removeprefix("prob_") for column in columns]
+        found["target"] = np.array([classes.index(row["target"]) for row in rows])
+        found[mode] = np.array([int(np.argmax([float(row[one]) for one in columns])) for row in rows])
+    return found
+
+
+def judge(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, Any]:
+    """Every figure of the claims over these runs."""
+    rivals = sorted(set.intersection(*(set(run.slides) for run in runs)) - set(NOT_RIVALS))
+    task = "macro_f1" if runs[0].predictions else "c_index"
+    found: dict[str, Any] = {
+        "runs": len(runs),
+        "slides": [len(run.slides[OURS]) for run in runs],
+        "task": task,
+    }
+    for mode in ("full", "soft", "discrete"):
+        found[mode] = fmean(run.metrics[mode][task] for run in runs)
+    if task == "macro_f1":
+        for mode in ("soft", "discrete"):
+            found[f"{mode} - full"] = interval(runs, lambda run, rows, m=mode: macro_f1_gain(run, rows, m))
+    found["keep_only_drop"] = fmean(run.value(OURS, "keep_only_drop") for run in runs)
+    found["cd_gap"] = fmean(run.value(OURS, "cd_gap", "soft-kept") for run in runs)
+    found["evidence_fraction"] = fmean(run.value(OURS, "evidence_fraction") for run in runs)
+    per_slide = {
+        "precision": lambda run, rule: run.figure(rule, "precision"),
+        "average_precision": lambda run, rule: run.figure(rule, "average_precision"),
+        "sufficient_and_necessary": Run.is_faithful,
+    }
+    for name, of in per_slide.items():
+        means = {rule: fmean(float(np.nanmean(of(run, rule))) for run in runs) for rule in [OURS, *rivals]}
+        best = max(rivals, key=means.__getitem__)
+        found[name] = {
+            "evidence": means[OURS],
+            "attention": means["attention"],
+            "best_rival": means[best],
+            "best_rival_name": best,
+            **{rule: fmean(float(np.nanmean(of(run, rule))) for run in runs) for rule in CONTROLS},
+            "ratio": means[OURS] / means["attention"] if means["attention"] else None,
+            "runs_above_attention": sum(
+                float(np.nanmean(of(run, OURS))) > float(np.nanmean(of(run, "attention"))) for run in runs
+            ),
+            "evidence - attention": interval(runs, difference(of, "attention")),
+            "evidence - best_rival": interval(runs, difference(of, best)),
+        }
+    beyond = {
+        rule: fmean(
+            run.value(rule, "complement_degradation") - run.value("random", "complement_degradation")
+            for run in runs
+        )
+        for rule in (OURS, *rivals, "oracle")
+    }
+    best = max(rivals, key=beyond.__getitem__)
+    found["degradation_beyond_random"] = {
+        "evidence": beyond[OURS], "attention": beyond["attention"], "best_rival": beyond[best], "best_rival_name": best,
+        "oracle": beyond["oracle"], "ratio": beyond[OURS] / beyond["attention"] if beyond["attention"] else None,
+    }  # fmt: skip
+    if stability := seed_stability(folders):
+        found["jaccard"] = {name: fmean(one[name] for one in stability) for name in stability[0]}
+    return found
+
+
+def difference(of: Callable[[Run, str], Values], rule: str) -> Callable[[Run, Rows], float]:
+    """Evidence less the rule, on the slides drawn."""
+    return lambda run, rows: float(np.nanmean((of(run, OURS) - of(run, rule))[rows]))
+
+
+def interval(runs: Sequence[Run], statistic: Callable[[Run, Rows], float]) -> dict[str, float]:
+    """The mean over runs, and 95 % of bootstraps over the slides of every run."""
+    generator = np.random.default_rng(0)
+    sizes = [len(run.slides[OURS]) for run in runs]
+    whole = fmean(statistic(run, np.arange(n)) for run, n in zip(runs, sizes, strict=True))
+    draws = [
+        fmean(statistic(run, generator.integers(0, n, n)) for run, n in zip(runs, sizes, strict=True))
+        for _ in range(DRAWS)
     ]
-    for metric in ("precision", "average_precision"):
-        figures[f"{metric}_best_rival"] = max(found.values[metric] or 0.0 for found in rivals)
-    figures["average_precision_evidence"] = ours["average_precision"]
-    return figures | adaptive_figures(fold / "diagnostics" / "adaptive.json")
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return {"mean": whole, "low": float(low), "high": float(high)}
 
 
-def adaptive_figures(path: Path) -> Figures:
-    """The same at the sizes of the adaptive evidence, where a fold has them."""
-    if not path.is_file():
-        return {}
-    finding, figures = read_finding(path), {}
-    for name, rule, network in (
-        ("evidence", "gce_soft", "wrapped"),
-        ("attention", "attention", "plain"),
-        ("oracle", "oracle", "plain"),
-    ):
-        found, chance = (
-            row(finding, rule=one, network=network, comparison="full-kept") for one in (rule, "random")
-        )
-        figures[f"adaptive_precision_{name}"] = found["precision"]
-        figures[f"adaptive_degradation_{name}"] = (
-            found["complement_degradation"] - chance["complement_degradation"]
-        )
-        figures["adaptive_fraction"] = found["evidence_fraction"]
-    return figures
+def macro_f1_gain(run: Run, rows: Rows, mode: str) -> float:
+    target = run.predictions["target"][rows]
+    return macro_f1(target, run.predictions[mode][rows]) - macro_f1(target, run.predictions["full"][rows])
 
 
-def row(finding: Finding, **labels: str) -> dict[str, float]:
-    """The one row with these labels."""
-    found = [r for r in finding.rows if all(r.labels.get(key) == value for key, value in labels.items())]
-    return {name: value for name, value in found[0].values.items() if value is not None}
+def macro_f1(target: Rows, predicted: Rows) -> float:
+    """Mean over the classes that occur, as scikit-learn has it, many times faster on small arrays."""
+    n = int(max(target.max(), predicted.max())) + 1
+    table = np.bincount(target * n + predicted, minlength=n * n).reshape(n, n)
+    hits, total = np.diag(table), table.sum(axis=0) + table.sum(axis=1)
+    return float((2 * hits[total > 0] / total[total > 0]).mean())
 
 
-def rows_of(runs: list[Figures], stability: list[Figures]) -> dict[str, Figures]:
-    rows = {name: spread([run[name] for run in runs if name in run]) for name in runs[0]}
-    for metric in ("precision", "average_precision", "degradation"):
-        ours, theirs = ([run[f"{metric}_{who}"] for run in runs] for who in ("evidence", "attention"))
-        rows[f"{metric}: evidence / attention"] = {
-            "ratio": fmean(ours) / fmean(theirs),
-            "better": sum(a > b for a, b in zip(ours, theirs, strict=True)) / len(runs),
-        }
-    oracle = fmean(run["precision_oracle"] for run in runs)
-    rows["precision: evidence / oracle"] = {
-        "ratio": fmean(run["precision_evidence"] for run in runs) / oracle
-    }
-    rival = fmean(run["precision_best_rival"] for run in runs)
-    rows["precision: evidence / best rival"] = {
-        "ratio": fmean(run["precision_evidence"] for run in runs) / rival
-    }
-    if "host" in runs[0]:
-        gain = [run["soft"] - run["host"] for run in runs]
-        rows["soft - host"] = {**spread(gain), "better": sum(value > 0 for value in gain) / len(runs)}
-    if stability:
-        for name in stability[0]:
-            rows[f"jaccard_{name}"] = spread([world[name] for world in stability])
-    return rows
-
-
-BY_COHORT = (
-    "host", "soft", "discrete", "cd_gap", "evidence_fraction", "precision_evidence", "precision_attention",
-    "average_precision_evidence", "average_precision_attention", "average_precision_best_rival",
-)  # fmt: skip
-
-
-def by_cohort(folds: list[Path], runs: list[Figures]) -> dict[str, Figures]:
-    """The chief figures of every cohort, means over its runs."""
-    cohorts = [fold.parts[-5] for fold in folds]
-    return {
-        cohort: {
-            name: fmean(run[name] for run, of in zip(runs, cohorts, strict=True) if of == cohort)
-            for name in BY_COHORT
-            if name in runs[0]
-        }
-        for cohort in dict.fromkeys(cohorts)
-    }
-
-
-def spread(values: list[float]) -> Figures:
-    return {"mean": fmean(values), "sd": pstdev(values)}
-
-
-def seed_stability(folds: list[Path]) -> list[Figures]:
-    """Jaccard across seeds, world by world: of the evidence, and of the plain host's attention at the same share."""
+def seed_stability(folders: Sequence[Path]) -> list[dict[str, float]]:
+    """Jaccard across seeds, world by world: of the evidence, and of the host's attention at the same share."""
     worlds: dict[Path, list[Path]] = {}
-    for fold in folds:
-        worlds.setdefault(fold.parents[2], []).append(fold)
+    for fold in folders:
+        worlds.setdefault(fold.parents[1], []).append(fold)
     found = []
-    for world, of_world in worlds.items():
+    for of_world in worlds.values():
         number = int(of_world[0].name.removeprefix("fold_"))
-        wrapped = [fold.parent for fold in of_world if fold.name == of_world[0].name]
-        if len(wrapped) < 2:
+        runs = [fold.parent for fold in of_world if fold.name == of_world[0].name]
+        if len(runs) < 2:
             continue
-        plain = [world / "host" / run.name for run in wrapped]
-        ours, theirs = (
-            measure_across_runs([TrainedFold.open(run, number) for run in runs]) for runs in (wrapped, plain)
-        )
-        found.append(
-            {
-                "evidence": row(ours, rule="evidence")["jaccard"],
-                "attention": row(theirs, rule="attention")["jaccard"],
-            }
-        )
+        rows = measure_across_runs([TrainedFold.open(run, number) for run in runs]).rows
+        by_rule = {row.labels["rule"]: row.values["jaccard"] for row in rows}
+        found.append({rule: float(by_rule[rule] or 0.0) for rule in ("evidence", "attention")})
     return found
+
+
+def print_claims(name: str, found: dict[str, Any]) -> None:
+    """The figures as lines of a Markdown table."""
+
+    def shown(one: dict[str, float]) -> str:
+        return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+
+    print(f"\n| {name}: {found['runs']} runs of {fmean(found['slides']):.0f} test slides | |\n|---|---|")
+    print(
+        f"| {found['task']}: full / soft / evidence alone | {found['full']:.3f} / {found['soft']:.3f} / {found['discrete']:.3f} |"
+    )
+    for mode in ("soft", "discrete"):
+        if f"{mode} - full" in found:
+            print(f"| {mode} less full | {shown(found[f'{mode} - full'])} |")
+    print(
+        f"| keep-only drop, C-D gap, fraction | {found['keep_only_drop']:.3f}, {found['cd_gap']:.3f}, {found['evidence_fraction']:.3f} |"
+    )
+    for metric in ("precision", "average_precision", "sufficient_and_necessary"):
+        one = found[metric]
+        ratio = (
+            ""
+            if one["ratio"] is None
+            else f" ({one['ratio']:.2f}x, {one['runs_above_attention']} of {found['runs']})"
+        )
+        print(
+            f"| {metric}: evidence / attention / best rival / oracle / random | {one['evidence']:.3f} / {one['attention']:.3f}{ratio} / "
+            f"{one['best_rival']:.3f} ({one['best_rival_name']}) / {one['oracle']:.3f} / {one['random']:.3f} |"
+        )
+        print(
+            f"| less attention; less best rival | {shown(one['evidence - attention'])}; {shown(one['evidence - best_rival'])} |"
+        )
+    one = found["degradation_beyond_random"]
+    ratio = "" if one["ratio"] is None else f" ({one['ratio']:.2f}x)"
+    print(
+        f"| degradation beyond random: evidence / attention / best rival / oracle | {one['evidence']:.3f} / {one['attention']:.3f}{ratio} / "
+        f"{one['best_rival']:.3f} ({one['best_rival_name']}) / {one['oracle']:.3f} |"
+    )
+    if "jaccard" in found:
+        one = found["jaccard"]
+        print(
+            f"| Jaccard across seeds: evidence / attention | {one['evidence']:.3f} / {one['attention']:.3f} |"
+        )
 
 
 if __name__ == "__main__":
