@@ -228,7 +228,7 @@ def seed_stability(folders: Sequence[Path]) -> list[dict[str, float]]:
         if len(runs) < 2:
             continue
         rows = measure_across_runs([TrainedFold.open(run, number) for run in runs]).rows
-        by_rule = {row.labels["rule"]: row.values["jaccard"] for row in rows}
+        by_rule = {row.labels["rule"]: row.values.get("jaccard") for row in rows}
         found.append({rule: float(by_rule[rule] or 0.0) for rule in ("evidence", "attention")})
     return found
 
