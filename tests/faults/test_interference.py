@@ -115,5 +115,6 @@ def test_a_run_whose_linked_features_moved_names_the_file_that_is_gone(stage):
     assert ended.outcries == []
     assert ended.code == 1
     assert "s0.h5" in ended.output
-    assert "does not exist" in ended.output
+    assert "which is not there" in ended.output
+    assert not (folder / "run").exists()
     assert snapshot(folder / "cohort") == before

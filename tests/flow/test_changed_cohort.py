@@ -187,7 +187,7 @@ def test_faults_of_a_cohort_are_told_before_the_run_begins(cohort, tmp_path):
     path = Cohort.load(cohort).feature_file("s003_0")
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    with pytest.raises(CohortError, match="has 1 errors; the first: s003_0"):
+    with pytest.raises(CohortError, match="has 1 error: s003_0"):
         train_run(cohort, tmp_path / "run", plain(1), folds=[0], jobs=1)
     path.write_bytes(whole)
     train_run(cohort, tmp_path / "run", plain(1), folds=[0], jobs=1)

@@ -7,12 +7,13 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -21,7 +22,9 @@ from fuzz.mutations import mutate
 from fuzz.readers import READERS, Reader, preload
 from fuzz.worker import LIMIT_S, Outcome, Worker, is_supported
 
-KINDS = ("read", "refused", "exception", "message", "crash", "hang", "memory")
+KINDS = ("read", "refused", "exception", "message", "crash", "hang", "memory", "disk")
+ROOM_BYTES = 2**30
+"""What one input and everything written for it may take on the disk, which is often memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [reader for reader in READERS if options.reader in (None, reader.name)]
     # Whatever is written is flushed to the disk, which a campaign need not wait for.
     memory = Path("/dev/shm")
+    # A campaign that is ended takes its files along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="gcemil-fuzz-", dir=memory if memory.is_dir() else None) as place:
+        # What libraries write beside, too.
+        os.environ["TMPDIR"] = tempfile.tempdir = place
         counts, faults = campaign(chosen, options, Path(place))
     write(options, counts, faults)
     tell(counts, faults, options.seed)
@@ -129,11 +136,15 @@ def campaign(
             damaged, done = mutate(random, [source.folder / path for path in source.targets])
             names = [str(path.relative_to(source.folder)) for path in damaged]
             outcome = worker.outcome((reader.name, names), reader.limit_s)
+            if not outcome.is_fault and (taken := room_taken(source.folder)) > ROOM_BYTES:
+                outcome = replace(outcome, kind="disk", what=f"{taken / 2**30:.1f} GB written")
             counts[reader.name].add(outcome, index)
             if outcome.is_fault:
                 faults.append({"reader": reader.name, "index": index, "damage": done, **asdict(outcome)})
                 if options.keep is not None:
                     keep(source.folder, options.keep / f"{index}")
+            # At once, not when the same reader comes next: what many readers wrote would add up.
+            source.restore()
             if options.index is not None:
                 print(reader.name, done, outcome)
             if time.monotonic() - told > 60:
@@ -214,6 +225,11 @@ def entries(folder: Path, above: str = "") -> dict[str, Mark]:
             else:
                 found[name] = (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns)
     return found
+
+
+def room_taken(folder: Path) -> int:
+    """Bytes on the disk, without the holes of files."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def remove(path: Path) -> None:

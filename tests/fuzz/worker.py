@@ -42,7 +42,7 @@ ROOT_READS_ALL = 1 << 1 | 1 << 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """read, refused (an error of ours, in one line), exception, message, crash, hang or memory."""
+    """read, refused (an error of ours, in one line), exception, message, crash, hang, memory or disk."""
 
     kind: str
     what: str = ""
@@ -157,6 +157,7 @@ def _is_computing(child: int) -> bool:
 def _be_the_child(read: Callable[[Any], object], jobs: int, answers: int) -> None:
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # How a crash ends the process is told by the parent.
         faulthandler.disable()
         _take_limits()

@@ -50,13 +50,21 @@ def _warning(where: str, what: str, remedy: str) -> Problem:
     return Problem("warning", where, what, remedy)
 
 
+def _from_fault(where: str, fault: InputError, remedy: str = "") -> Problem:
+    """An error of ours as a problem, with this remedy or else the one that it tells itself."""
+    what, _, told = str(fault).partition(". ")
+    return _error(
+        where, what.removesuffix("."), remedy or told or "Correct the file named, then validate again."
+    )
+
+
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
     """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
     try:
         card = read_card(folder)
         rows = read_table(folder / "slides.csv", columns_of(card.task))
     except InputError as fault:
-        return [_error(str(folder), str(fault), "Correct the file named, then validate again.")]
+        return [_from_fault(str(folder), fault)]
     problems = [*_table_problems(rows, card, folder)]
     problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
     # An id that is a path would be looked for outside the cohort.
@@ -75,6 +83,16 @@ def _is_plain(slide_id: str) -> bool:
     return True
 
 
+def refuse_errors(folder: Path, problems: list[Problem]) -> None:
+    """One sentence for all errors: how many, the first with its remedy, and where to see the others."""
+    if errors := select_errors(problems):
+        first = errors[0]
+        count = "1 error" if len(errors) == 1 else f"{len(errors)} errors; the first"
+        raise CohortError(
+            f"{folder} has {count}: {first.where}: {first.what}. {first.remedy} See all with 'gcemil validate {folder}'."
+        )
+
+
 def select_errors(problems: list[Problem]) -> list[Problem]:
     """The problems that stop training."""
     return [problem for problem in problems if problem.level == "error"]
@@ -89,7 +107,7 @@ def _table_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         try:
             check_slide_id(slide_id, folder / "slides.csv")
         except CohortError as fault:
-            yield _error(slide_id, str(fault), "Rename the slide.")
+            yield _from_fault(slide_id, fault, "Rename the slide.")
     if card.task == "survival" or card.bag_unit == "case":
         targets: dict[str, set[tuple[str | None, ...]]] = defaultdict(set)
         for row in rows:
@@ -176,7 +194,7 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         }
         faults = fold_faults(folder, own)
     except InputError as fault:
-        yield _error("splits", str(fault), f"Run 'gcemil split {folder} --force'.")
+        yield _from_fault("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
     for what in faults:
         yield _error(
@@ -252,7 +270,7 @@ def _file_problems(
         try:
             yield from _feature_problems(slide_id, path, card, first_with)
         except StoreError as fault:
-            yield _error(slide_id, str(fault), "Extract the slide again, or remove its line.")
+            yield _from_fault(slide_id, fault)
         if on_slide:
             on_slide(done, len(names))
     listed = {f"{name}.h5" for name in names}
@@ -360,7 +378,7 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
             if store.has(path, name):
                 read_truth(path, name, n_patches)
     except StoreError as fault:
-        yield _error(slide_id, str(fault), remedy)
+        yield _from_fault(slide_id, fault, remedy)
 
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
@@ -373,20 +391,20 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
             try:
                 widths[name] = read_anchors(path)[0].shape[1]
             except StoreError as fault:
-                yield _error(name, str(fault), "Write the anchors again with 'gcemil anchors embed'.")
+                yield _from_fault(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
     path = folder / EXAMPLES_FILE
     if path.exists() or card.anchors == EXAMPLES:
         try:
             read_examples(path, card.feature_dim)
         except InputError as fault:
-            yield _error(path.name, str(fault), "Write them again with 'gcemil anchors from-examples'.")
+            yield _from_fault(path.name, fault)
     path = folder / "anchor_pairs.h5"
     if not path.exists():
         return
     try:
         features, anchor_space = (side.shape[1] for side in read_pairs(path))
     except StoreError as fault:
-        yield _error(path.name, str(fault), "Write the pairs again with 'gcemil anchors pairs'.")
+        yield _from_fault(path.name, fault, "Write the pairs again with 'gcemil anchors pairs'.")
         return
     if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
         yield _error(

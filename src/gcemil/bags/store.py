@@ -8,6 +8,7 @@ Files are written beside the target, read back, and renamed, without time stamps
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -160,6 +161,11 @@ def walk(path: Path) -> None:
 def _translate_faults(path: Path) -> Iterator[None]:
     """What h5py and the system say about reading this file, as one sentence with a remedy."""
     try:
+        if path.is_symlink() and not path.exists():
+            raise StoreError(
+                f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there. "
+                "Put the file back, or import the cohort again from where it lies now."
+            )
         if not path.is_file():
             raise StoreError(describe_absence(path))
         yield

@@ -22,7 +22,7 @@ from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, make_parts, write_folds
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.guards import refuse_errors, validate
 from gcemil.benchmark.grid import (
     CohortKey,
     CohortSettings,
@@ -222,12 +222,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
         simulate_cohort(settings, results.path(key))
     folder = cohort_folder(grid, results, key.cohort)
     problems = validate(folder)
-    if errors := select_errors(problems):
-        first = errors[0]
-        raise CohortError(
-            f"{folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "
-            f"See all with 'gcemil validate {folder}'."
-        )
+    refuse_errors(folder, problems)
     wanted = {fold for folds in (grid.folds, *grid.folds_by_host.values()) for fold in folds}
     if missing := sorted(wanted - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")

@@ -37,7 +37,6 @@ def demo(
     from gcemil.bags.folds import make_folds, write_folds
     from gcemil.cli.console import progress, say
     from gcemil.config import EvidenceSettings, TrainSettings
-    from gcemil.errors import CohortError
     from gcemil.simulation.simulate import simulate
     from gcemil.training.run import train_run
 
@@ -48,8 +47,7 @@ def demo(
             simulate(PROFILE, cohort_folder, seed=seed, slides=SLIDES, on_slide=advance)
     cohort = Cohort.load(cohort_folder)
     write_folds(cohort, make_folds(cohort, seed=seed))
-    if errors := guards.select_errors(guards.validate(cohort_folder)):
-        raise CohortError(f"{cohort_folder}: {errors[0].where}: {errors[0].what}")
+    guards.refuse_errors(cohort_folder, guards.validate(cohort_folder))
     say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 
     plain = TrainSettings(evidence=None, epochs=EPOCHS, seed=seed)

@@ -18,7 +18,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import CACHE as HASH_CACHE
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.guards import refuse_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, working_in, write_json, write_text
@@ -152,12 +152,7 @@ def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
 def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
     """Every check before the first step; the warnings, for the record."""
     problems = validate(cohort.folder)
-    if errors := select_errors(problems):
-        first = errors[0]
-        raise CohortError(
-            f"{cohort.folder} has {len(errors)} errors; the first: {first.where}: {first.what}. {first.remedy} "
-            f"See all with 'gcemil validate {cohort.folder}'."
-        )
+    refuse_errors(cohort.folder, problems)
     task = create_task(cohort, settings)
     # A host that cannot be imported or made is said here, not by a worker with the run already begun.
     create_host(

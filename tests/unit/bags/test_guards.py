@@ -65,7 +65,17 @@ def test_a_truncated_file(cohort):
     where, what, remedy = the_one(cohort.folder)
     assert where == "s003_0"
     assert "cannot be read as HDF5" in what
-    assert "Extract the slide again" in remedy
+    assert "extract it again" in remedy
+
+
+def test_a_link_whose_file_has_moved(cohort, tmp_path):
+    path = cohort.feature_file("s003_0")
+    path.rename(tmp_path / "elsewhere.h5")
+    path.symlink_to(tmp_path / "before.h5")
+    where, what, remedy = the_one(cohort.folder)
+    assert where == "s003_0"
+    assert what.endswith(f"s003_0.h5 is a link to {tmp_path}/before.h5, which is not there")
+    assert remedy == "Put the file back, or import the cohort again from where it lies now."
 
 
 def test_more_rows_than_coordinates(cohort):
@@ -273,7 +283,7 @@ def test_slow_chunks_are_a_warning_with_the_command(cohort):
 def test_examples_that_the_card_names_have_to_be_there_and_fit(cohort):
     card = cohort.folder / "cohort.yaml"
     card.write_text(card.read_text() + "anchors: examples\n")
-    assert "Name some patches with 'gcemil anchors from-examples'" in the_one(cohort.folder)[1]
+    assert "Name some patches with 'gcemil anchors from-examples'" in the_one(cohort.folder)[2]
     columns = {"concepts": np.array([b"a"]), "slides": np.array([b"s"])}
     attributes = {"k": 1, "seed": 0}
     path = cohort.folder / "anchors_examples.h5"
