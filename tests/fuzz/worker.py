@@ -23,8 +23,10 @@ from gcemil.errors import GcemilError
 
 LIMIT_S = 10.0
 """Of computing, or of waiting for something that does not come; a busy machine must not look like a hanging reader."""
-PATIENCE = 12
-"""Times the limit that a child may take by the clock while it computes."""
+PATIENCE = 120
+"""Times the limit that a child may take by the clock while it computes: a busy machine may hardly let it."""
+IDLE_LOOKS = 5
+"""How often in a row nothing of a child computes before it counts as waiting for what does not come."""
 LIMIT_BYTES = 2 * 2**30
 ROOM_BYTES = 4 * 2**30
 """Address space a reader gets beyond what the process has: enough to be caught using too much, not enough to harm the machine."""
@@ -131,16 +133,18 @@ class Worker:
 
     def _listen(self, started: float, limit_s: float) -> bytes | None:
         """Its line; empty when it died, None when it neither computes nor speaks, or takes far too long."""
-        said = b""
-        while (passed := time.monotonic() - started) < PATIENCE * limit_s:
-            ready, _, _ = select.select([self._answers], [], [], limit_s / 5)
+        said, idle = b"", 0
+        while time.monotonic() - started < PATIENCE * limit_s:
+            ready, _, _ = select.select([self._answers], [], [], limit_s / IDLE_LOOKS)
             if ready:
                 part = os.read(self._answers, 65536)
                 said += part
                 if not part or said.endswith(b"\n"):
                     return said if part else b""
-            elif passed > limit_s and not _is_computing(self._child):
-                return None
+            else:
+                idle = 0 if _is_computing(self._child) else idle + 1
+                if idle >= IDLE_LOOKS:
+                    return None
         return None
 
 

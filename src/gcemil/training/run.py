@@ -151,6 +151,7 @@ def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
 
 def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
     """Every check before the first step; the warnings, for the record."""
+    pick_device(settings.device)
     problems = validate(cohort.folder)
     refuse_errors(cohort.folder, problems)
     task = create_task(cohort, settings)
