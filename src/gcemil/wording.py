@@ -139,6 +139,9 @@ def _describe(fault: Any, shape: Any) -> str:
         return describe_unknown(name, known, "key")
     if kind == "missing":
         return f"{where} is missing"
+    if kind == "value_error" and not fault["loc"]:
+        # A check of the whole names the part itself; the value would be all of it.
+        return str(fault["msg"].removeprefix("Value error, "))
     if kind == "value_error":
         return f"{where}: {fault['msg'].removeprefix('Value error, ')} (got {_shorten(fault['input'])})"
     if kind in _BOUNDS:

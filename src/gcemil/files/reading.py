@@ -185,21 +185,28 @@ def checked(
         raise error(f"{source} is not what it should be ({fault}). {remedy}") from fault
 
 
-def refuse_wild_numbers(value: Any) -> Any:
+def refuse_wild_numbers(value: Any, where: str = "") -> Any:
     """The value, unless a number in it is not finite or needs more than 64 bits: no file of gcemil has such."""
     if isinstance(value, dict):
-        for item in value.values():
-            refuse_wild_numbers(item)
+        for name, item in value.items():
+            # Cut, because names of any length stand above any number of others.
+            refuse_wild_numbers(item, (f"{where}.{name}" if where else str(name))[:200])
     elif isinstance(value, list | tuple):
         for item in value:
-            refuse_wild_numbers(item)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    elif isinstance(value, float) and abs(value) > LARGEST_NUMBER:
-        raise ValueError(f"{value:g} is larger than anything that is measured")
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError("a whole number needs more than 64 bits")
+            refuse_wild_numbers(item, where)
+    elif what := _describe_wild_number(value):
+        raise ValueError(f"{where}: {what}" if where else what)
     return value
+
+
+def _describe_wild_number(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if isinstance(value, float) and abs(value) > LARGEST_NUMBER:
+        return f"{value:g} is larger than anything that is measured"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "a whole number needs more than 64 bits"
+    return ""
 
 
 _YAML = "tag:yaml.org,2002:"
