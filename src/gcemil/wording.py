@@ -9,9 +9,13 @@ import types
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+else:
+    # A near name needs no pydantic, which takes most of the time that --help would.
+    BaseModel = object
 
 SHOWN_FAULTS = 3
 """Of a record with many wrong fields, so many are told."""
@@ -101,6 +105,8 @@ def describe_unknown(name: str, known: Iterable[str], what: str = "setting") -> 
 
 def readable(error: Exception, shape: Any = None) -> str:
     """What is wrong with a record: where, what was given, what is accepted. The shape lets it name the keys there are."""
+    from pydantic import ValidationError
+
     if not isinstance(error, ValidationError):
         return str(error)
     faults = error.errors(include_url=False)
@@ -120,6 +126,8 @@ def dotted_names(shape: type[BaseModel], above: str = "") -> Iterator[str]:
 
 def model_within(annotation: Any) -> type[BaseModel] | None:
     """The settings class that a type is, or may be; None where it is a plain value."""
+    from pydantic import BaseModel
+
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) not in _SEVERAL_TYPES:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.options import seed_option
-from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES
+from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
     from gcemil.families import AnchorFamily
     from gcemil.features.pairs import Fit
 
-FAMILIES = " ".join((*ORGAN_FAMILIES, GENERIC_FAMILY))
+FAMILIES = " ".join(shipped_names("anchors"))
 
 app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
 

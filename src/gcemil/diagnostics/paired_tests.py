@@ -18,7 +18,6 @@ from itertools import product
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
 Differences = Float[np.ndarray, "n"]
 
@@ -72,6 +71,9 @@ def paired_t(differences: Differences) -> float | None:
     effect = cohens_dz(differences)
     if effect is None:
         return None
+    # scipy.stats takes a second to load, and tables without a test need none of it.
+    from scipy import stats
+
     n = len(differences)
     return float(2 * stats.t.sf(abs(effect) * np.sqrt(n), n - 1))
 
@@ -81,6 +83,8 @@ def wilcoxon(differences: Differences) -> float | None:
     found = without_zeros(differences)
     if len(differences) < 2 or not len(found):
         return None
+    from scipy import stats
+
     if len(found) > LARGEST_EXACT:
         return float(stats.wilcoxon(found).pvalue)
     ranks = stats.rankdata(np.abs(found))
@@ -125,6 +129,8 @@ def rank_biserial(differences: Differences) -> float | None:
     found = without_zeros(differences)
     if not len(found):
         return None
+    from scipy import stats
+
     ranks = stats.rankdata(np.abs(found))
     return float(np.sign(found) @ ranks / ranks.sum())
 

@@ -11,18 +11,18 @@ from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gcemil.config import GATES_HAVE_COOLED, LARGEST_SIZE, RECIPES, Preset, TrainSettings
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts import own
 from gcemil.wording import did_you_mean
 
 if TYPE_CHECKING:
+    from gcemil.config import Preset, TrainSettings
     from gcemil.hosts.host import GateMode, MilHost
 
     AnyHost = MilHost[Any]
 else:
-    # The command line lists the hosts by name; torch is loaded only with the host that is chosen.
-    GateMode, AnyHost = str, object
+    # The command line lists the hosts by name; settings are loaded only where they are used, torch only with a host.
+    GateMode, AnyHost, Preset, TrainSettings = str, object, str, object
 
 Changes = Mapping[str, Any]
 
@@ -161,6 +161,8 @@ def create_host(
     options: Mapping[str, object] | None = None,
 ) -> AnyHost:
     """A fresh host by name; `options` are the further arguments of its class."""
+    from gcemil.config import LARGEST_SIZE
+
     spec = host_spec(name)
     options = dict(options or {})
     if large := [key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE]:
@@ -190,6 +192,8 @@ def host_cost(name: str, *, wrapped: bool) -> float:
 
 def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> TrainSettings:
     """The settings with a recipe's evidence, training and gates; `plain` leaves the evidence out, for the host beside it."""
+    from gcemil.config import RECIPES
+
     recipe = RECIPES[name]
     # A host of somebody's own has no grouping in the paper.
     gate_mode = recipe.gate_mode if settings.host.name in HOSTS else None
@@ -203,6 +207,8 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
 
     A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
     """
+    from gcemil.config import GATES_HAVE_COOLED
+
     if preset == "common":
         return settings
     published = host_spec(settings.host.name).published

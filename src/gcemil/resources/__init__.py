@@ -6,7 +6,6 @@ from importlib.resources import files
 from typing import Any
 
 from gcemil.errors import UsageError
-from gcemil.files import parse_yaml
 from gcemil.wording import did_you_mean
 
 
@@ -18,6 +17,9 @@ def shipped_names(folder: str) -> list[str]:
 
 def read_shipped(folder: str, name: str, what: str) -> Any:
     """The content of one of them; another name is refused with those there are."""
+    # The command line lists the names, and need not load what reads the files.
+    from gcemil.files import parse_yaml
+
     known = shipped_names(folder)
     if name not in known:
         raise UsageError(
