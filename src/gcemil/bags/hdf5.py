@@ -2,8 +2,8 @@
 
 Files may come from anywhere. Links, and data that lie in another file, are never followed. A shape must be one that the
 bytes on the disk can hold. Bytes are taken from the file as they are only where they are plain numbers inside its bounds
-(contiguous, or in chunks without filters), which reads 512 rows of a (1, d)-chunked file without walking its chunk index
-row by row; everything else goes through h5py.
+(contiguous, or in chunks without filters), which reads a (1, d)-chunked file without asking its chunk index row by row;
+everything else goes through h5py.
 
 Whoever wants data asks `store`, which opens files and says in words what is wrong with them.
 """
@@ -14,6 +14,8 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from os import preadv
 from pathlib import Path
 from typing import Any
@@ -258,11 +260,45 @@ class NumberDataset:
 
     def _read_range(self, start: int, stop: int) -> Array:
         place = self._place_on_disk()
+        if place is None and self._chunk_places is not None:
+            return self._read_chunks(self._chunk_places, start, stop)
         if place is None:
             return to_native(self.dataset[start:stop])
         result = np.empty((stop - start, *self.layout.shape[1:]), self.layout.dtype)
         self._fill(_bytes_of(result), place + start * self._row_bytes)
         return result
+
+    @cached_property
+    def _chunk_places(self) -> NDArray[np.int64] | None:
+        """Where each chunk of whole rows begins, from one walk over the index; None where h5py has to read them."""
+        shape, chunks = self.layout.shape, self.layout.chunks
+        if chunks is None or chunks[1:] != shape[1:] or not (self.dataset.nbytes and self._is_plain):
+            return None
+        places = np.full(-(-shape[0] // chunks[0]), -1, np.int64)
+        chunk_bytes = chunks[0] * self._row_bytes
+
+        def note(stored: Any) -> None:
+            if stored.size == chunk_bytes and not stored.filter_mask and stored.byte_offset is not None:
+                places[stored.chunk_offset[0] // chunks[0]] = stored.byte_offset
+
+        try:
+            self.dataset.id.chunk_iter(note)
+        except (OSError, RuntimeError, LookupError):  # a damaged index, which h5py will say
+            return None
+        last = os.fstat(self._descriptor).st_size - chunk_bytes
+        # A chunk that was never written, or lies outside the file, is h5py's to fill or to refuse.
+        return places if bool(((places >= 0) & (places <= last)).all()) else None
+
+    def _read_chunks(self, places: NDArray[np.int64], start: int, stop: int) -> Array:
+        """Whole rows out of their chunks, one system call for every run of chunks that lie side by side."""
+        n_rows, row_bytes = self.layout.chunks[0] if self.layout.chunks else 1, self._row_bytes
+        first, last = start // n_rows, -(-stop // n_rows)
+        whole = np.empty(((last - first) * n_rows, *self.layout.shape[1:]), self.layout.dtype)
+        target, chunk_bytes, part = _bytes_of(whole), n_rows * row_bytes, places[first:last]
+        starts = [0, *(np.flatnonzero(np.diff(part) != chunk_bytes) + 1).tolist(), len(part)]
+        for begin, end in pairwise(starts):
+            self._fill(target[begin * chunk_bytes : end * chunk_bytes], int(part[begin]))
+        return whole[start - first * n_rows : stop - first * n_rows]
 
     def _read_runs(self, place: int, rows: NDArray[np.integer[Any]]) -> Array:
         """Rows of a plain contiguous dataset, one system call for every run of neighbours."""

@@ -37,6 +37,31 @@ def test_every_layout_reads_the_same_rows(tmp_path, dtype, options):
     assert store.read(path, "features", ROWS).dtype == dtype
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_rows_that_were_never_written_are_what_the_file_says_they_are(tmp_path, rows):
+    path = tmp_path / "holes.h5"
+    with h5py.File(path, "w") as file:
+        features = file.create_dataset("features", (40, 6), np.float32, chunks=(rows, 6), fillvalue=7.0)
+        features[:20] = 1.0
+    found = store.read(path, "features")
+    assert found[:20].tolist() == [[1.0] * 6] * 20
+    assert found[32:].tolist() == [[7.0] * 6] * 8
+
+
+def test_blocks_of_a_chunked_file_are_its_rows_in_order(tmp_path, monkeypatch):
+    path = tmp_path / "chunked.h5"
+    values = np.arange(90.0, dtype=np.float32).reshape(30, 3)
+    with h5py.File(path, "w") as file:
+        # Written backwards, so that the chunks do not lie in the order of their rows.
+        features = file.create_dataset("features", values.shape, values.dtype, chunks=(4, 3))
+        for start in reversed(range(0, 30, 4)):
+            features[start : start + 4] = values[start : start + 4]
+    monkeypatch.setattr("gcemil.bags.hdf5.BLOCK_BYTES", 100)
+    blocks = list(store.read_blocks(path, "features"))
+    assert len(blocks) == 4
+    assert np.concatenate(blocks).tolist() == values.tolist()
+
+
 def test_equal_content_gives_equal_bytes(tmp_path):
     for name in ("a.h5", "b.h5"):
         store.write(tmp_path / name, {"features": make_features()}, {"encoder": "uni"})
