@@ -38,6 +38,7 @@ class Bridge(nn.Module):
         self.in_dim = in_dim
         self.anchor_dim = anchor_dim
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+        self._has_fit = False
 
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         """B(h) itself; the cosines do not need it."""
@@ -63,7 +64,9 @@ class Bridge(nn.Module):
 
     def fold(self, anchors: AnchorEmbeddings) -> Fold:
         """The cosines as a fold, to be computed together with others of the same bag."""
-        if not bool(self.fitted):
+        # Asked once: reading a number at every bag would stop the device.
+        self._has_fit = self._has_fit or bool(self.fitted)
+        if not self._has_fit:
             raise UsageError(f"This {type(self).__name__} was never fitted. Call fit() with pairs first.")
         return self.folded_cosines(nn.functional.normalize(anchors, dim=1))
 

@@ -8,6 +8,8 @@ Survival: the mean training risk as the null of the complement.
 Where a term is the task's loss on another prediction (utility of the coverage, kept subset), the task itself is asked.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ def grounding_divergence(
         presence = patch_concept_presence(responses, weights)
         target = presence / presence.sum().clamp_min(torch.finfo(responses.dtype).tiny)
     log_share = log_gates - torch.logsumexp(log_gates, dim=0)
-    log_share = log_share.masked_fill(torch.isneginf(log_gates), torch.tensor(CLOSED_GATE).log().item())
+    log_share = log_share.masked_fill(torch.isneginf(log_gates), math.log(CLOSED_GATE))
     return (torch.special.xlogy(target, target) - target * log_share).sum()
 
 

@@ -173,18 +173,18 @@ def log_odds(presence: Scores) -> Scores:
 def standardised_attention(attention_logits: Scores) -> Scores:
     """z(log a), clipped to [-3, 6]; the softmax constant cancels, so raw logits will do. Constant attention gives 0."""
     deviation = attention_logits.std(correction=0)
+    standardised = ((attention_logits - attention_logits.mean()) / deviation).clamp(-3, 6)
     # A constant bag leaves rounding noise, which must not be blown up to unit variance.
-    if not bool(deviation > 1e-6 * attention_logits.abs().max()):
-        return torch.zeros_like(attention_logits)
-    return ((attention_logits - attention_logits.mean()) / deviation).clamp(-3, 6)
+    return torch.where(deviation > 1e-6 * attention_logits.abs().max(), standardised, 0.0)
 
 
 @torch.no_grad()
 def normal_rank(values: Scores) -> Scores:
     """Phi^-1((rank - 1/2) / N), the rank counted from the smallest; equal values share their mean rank."""
-    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    mean_rank = counts.cumsum(0).to(values.dtype) - (counts.to(values.dtype) - 1) / 2
-    return torch.special.ndtri((mean_rank[place] - 0.5) / len(values))
+    ordered = values.sort().values
+    # Smaller values before a patch, and those up to its own: twice its rank less one half, and no number is read here.
+    smaller, up_to_own = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return torch.special.ndtri((smaller + up_to_own).to(values.dtype) / (2 * len(values)))
 
 
 class LowRankAdapter(nn.Module):

@@ -70,7 +70,12 @@ def value_contributions(weights: Scores, values: Float[Tensor, "n c"], logits: F
     """
     if len(logits) == 1:
         return weights * values[:, 0]
-    return weights * (values[:, logits.argmax()] - values.mean(dim=1))
+    return weights * (predicted_column(values, logits) - values.mean(dim=1))
+
+
+def predicted_column(values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]) -> Float[Tensor, "n"]:
+    """The column of the predicted output; an index would be read off the device first."""
+    return values.index_select(1, logits.argmax().unsqueeze(0)).squeeze(1)
 
 
 def linear_contributions(

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import ClosedForm, first_column, headed_means, softmax
+from gcemil.hosts.attention import ClosedForm, first_column, headed_means, predicted_column, softmax
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
@@ -77,7 +77,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         return HostOutput(
             logits=logits,
             bag_feature=bag_feature,
-            scores=attention_logits[:, logits.argmax()],
+            scores=predicted_column(attention_logits, logits),
             contributions=self._contributions(weights, embedded.tokens, logits),
             auxiliary_logits={"max": max_logits},
         )
@@ -86,8 +86,9 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         self, weights: Float[Tensor, "n c"], tokens: Float[Tensor, "n w"], logits: Logits
     ) -> Scores:
         """sum_k' A_ik' (W[k, k'] h_i + b_k / C), centred over the outputs k when there are several."""
-        predicted = logits.argmax()
-        direction, offset = self.head.weight[predicted], self.head.bias[predicted]
+        predicted = logits.argmax().unsqueeze(0)
+        direction = self.head.weight.index_select(0, predicted).squeeze(0)
+        offset = self.head.bias.index_select(0, predicted).squeeze(0)
         if self.n_outputs > 1:
             direction = direction - self.head.weight.mean(dim=0)
             offset = offset - self.head.bias.mean()

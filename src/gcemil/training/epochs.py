@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,8 @@ class LossMeans:
     """Means of the loss terms over an epoch."""
 
     def __init__(self) -> None:
-        self.total: dict[str, float] = defaultdict(float)
+        # Tensors until the end: reading a number would stop the device at every step.
+        self.terms: dict[str, list[Tensor]] = defaultdict(list)
         self.steps = 0
         self.eventless = 0
 
@@ -41,18 +41,20 @@ class LossMeans:
         """Count the terms of one step."""
         self.steps += 1
         for name, term in terms.items():
-            self.total[name] += float(term.detach())
+            self.terms[name].append(term.detach())
 
     def means(self) -> dict[str, float]:
         """The mean of every term."""
-        return {name: value / max(1, self.steps) for name, value in self.total.items()}
+        return {
+            name: float(torch.stack(found).double().sum()) / max(1, self.steps)
+            for name, found in self.terms.items()
+        }
 
 
 class GradientNorms:
     """How large the gradients of an epoch were before they were clipped, host and wrapper apart."""
 
     def __init__(self) -> None:
-        # Tensors until the end: reading a number would stop the device at every step.
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
         self.largest = math.inf
 
@@ -77,35 +79,32 @@ class GateStatistics:
     """What the gates of an epoch looked like."""
 
     def __init__(self) -> None:
-        self.bags = 0
-        self.mean = self.opened = self.empty = 0.0
-        self.largest = 0.0
-        self.coverage = 1.0
-        self.histogram = np.zeros(GATE_BINS)
+        self.rows: list[Tensor] = []
+        """Of each bag: mean gate, share open, whether none is, largest gate, least coverage; then the histogram."""
 
     def add(self, outputs: Sequence[Evidence]) -> None:
         """Count the gates of a window of bags."""
         for output in outputs:
             gates = output.gates.detach().float()
-            self.bags += 1
-            self.mean += float(gates.mean())
-            self.opened += float(output.opened.float().mean())
-            self.empty += float(not bool(output.opened.any()))
-            self.largest = max(self.largest, float(gates.max()))
-            self.coverage = min(self.coverage, float(output.coverage.detach().min()))
-            self.histogram += torch.histc(gates, GATE_BINS, 0, 1).cpu().numpy() / len(gates)
+            opened = output.opened.float()
+            numbers = [gates.mean(), opened.mean(), 1 - opened.amax(), gates.amax(), output.coverage.detach().float().amin()]  # fmt: skip
+            self.rows.append(
+                torch.cat([torch.stack(numbers), torch.histc(gates, GATE_BINS, 0, 1) / len(gates)])
+            )
 
     def summary(self) -> dict[str, Any]:
         """Means over the bags, the largest gate and the least coverage; nothing where no bag was gated."""
-        if self.bags == 0:
+        if not self.rows:
             return {}
+        table = torch.stack(self.rows).double().cpu().numpy()
+        mean, opened, empty = table[:, :3].mean(axis=0).tolist()
         return {
-            "mean_gate": self.mean / self.bags,
-            "evidence_fraction": self.opened / self.bags,
-            "empty_subsets": self.empty / self.bags,
-            "max_gate": self.largest,
-            "min_coverage": self.coverage,
-            "gate_histogram": (self.histogram / self.bags).round(5).tolist(),
+            "mean_gate": mean,
+            "evidence_fraction": opened,
+            "empty_subsets": empty,
+            "max_gate": float(table[:, 3].max()),
+            "min_coverage": float(table[:, 4].min()),
+            "gate_histogram": table[:, 5:].mean(axis=0).round(5).tolist(),
         }
 
 

@@ -186,7 +186,7 @@ def label_weights(model: GceMil, target: Tensor) -> Tensor:
     """Anchor weights of the true class, or of the risk."""
     if isinstance(model.utility, RiskPathways):
         return model.utility.anchor_weights
-    return model.utility.anchor_weights[target]
+    return model.utility.anchor_weights.index_select(0, target.reshape(1)).squeeze(0)
 
 
 def subset_terms(
