@@ -12,11 +12,11 @@ import numpy as np
 import yaml
 
 from builders import grid_coords
-from gcemil.bags import store
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import write_table
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.records import SlideEvidence
+from gcemil.runs.evidence_files import write_evidence
 
 PROMPTS = ("glands", "necrosis")
 SNR_SETTINGS = {
@@ -127,7 +127,7 @@ class RunFolder:
                 folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv"), columns, rows
             )
         for one in evidence:
-            write_evidence(folder / "evidence" / f"{one.slide_id}.h5", one)
+            write_evidence(folder / "evidence" / f"{one.slide_id}.h5", one, one.hashes)
         return folder
 
     def finding(self, number: int, finding: Finding) -> None:
@@ -156,19 +156,3 @@ def run_folder(
     environment = {"gcemil": "0", "python": "3", "packages": {"numpy": "2"}, "seed": 0, "commit": None}
     (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     return RunFolder(folder, classes)
-
-
-def write_evidence(path: Path, evidence: SlideEvidence) -> None:
-    """The layout of `gcemil train`."""
-    datasets = {
-        "selected": evidence.indices, "gates": evidence.gates, "scores": evidence.scores,
-        "evidence_scores": evidence.evidence_scores, "responses": evidence.responses,
-        "marginal_gain": evidence.marginal_gain, "coverage": evidence.coverage,
-    }  # fmt: skip
-    if evidence.coords is not None:
-        datasets["coords"] = evidence.coords
-    attributes = {
-        "slide_id": evidence.slide_id, "stop_reason": evidence.stop_reason, "fraction": evidence.fraction,
-        "prompts": json.dumps(evidence.prompts), "model_hash": "m", "features_hash": "f",
-    }  # fmt: skip
-    store.write(path, datasets, attributes)

@@ -167,6 +167,7 @@ def slide_evidence(
             is_sufficient=explanation.check.is_sufficient,
             is_necessary=explanation.check.is_necessary,
             prompts=model.bank.prompts,
+            anchor_weights=weights.cpu().numpy(),
             hashes=hashes or {},
             **{name: values[span.start : span.stop] for name, values in arrays.items()},
         )

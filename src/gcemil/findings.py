@@ -14,6 +14,8 @@ from gcemil.files import read_record, write_json
 from gcemil.metrics import METRICS
 
 Labels = dict[str, str]
+SAME_NETWORK = "same_network"
+"""In the provenance of a finding with two networks: whether the plain host has the very weights of the wrapped one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Finding:
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_same_network(self) -> bool:
+        """Whether rows of the plain host repeat those of the wrapped one; readers then need one of them."""
+        return bool(self.provenance.get(SAME_NETWORK))
 
     def to_json(self) -> dict[str, Any]:
         used = sorted({name for row in self.rows for name in row.values})
@@ -67,12 +74,15 @@ def join_folds(findings: Sequence[Finding]) -> Finding:
     for finding in findings:
         for row in finding.rows:
             order.setdefault(tuple(sorted(row.labels.items())), []).append(row)
+    provenance = dict(findings[0].provenance)
+    if SAME_NETWORK in provenance:
+        provenance[SAME_NETWORK] = all(finding.is_same_network for finding in findings)
     return Finding(
         name=findings[0].name,
         rows=tuple(join_rows(rows) for rows in order.values()),
         notes=tuple(dict.fromkeys(note for finding in findings for note in finding.notes)),
         settings=findings[0].settings,
-        provenance=findings[0].provenance,
+        provenance=provenance,
     )
 
 

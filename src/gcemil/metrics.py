@@ -205,6 +205,15 @@ METRICS: dict[str, Metric] = {
     "necessary_share": Metric(
         "Necessary", "higher", "necessity", "Share of bags with |Phi(X) - Phi(X_notS)| >= delta_n."
     ),
+    "both_share": Metric(
+        "Both", "higher", "necessity", "Share of bags whose patches are sufficient and necessary."
+    ),
+    "no_evidence_share": Metric(
+        "No evidence",
+        "neither",
+        "necessity",
+        "Share of bags whose prediction stays without the recovered patches: they are no evidence.",
+    ),
     "soft_metric": Metric(
         "Soft task metric", "higher", "recoverability", "M(X_pi): task metric of the gated bag."
     ),

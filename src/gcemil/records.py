@@ -32,6 +32,8 @@ class SlideEvidence:
     """Whether the patches alone keep the prediction; of a case with several slides, those of all of them. None: not asked."""
     is_necessary: bool | None = None
     """Whether the prediction moves without them."""
+    anchor_weights: Float[np.ndarray, "m"] | None = None
+    """How much each anchor matters to the predicted class, or to the risk. None: not written."""
     hashes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -40,14 +42,24 @@ class SlideEvidence:
         return np.flatnonzero(self.selected)
 
     @property
+    def is_no_evidence(self) -> bool:
+        """Whether the prediction stays without the patches, so that they mark nothing."""
+        return self.is_necessary is False
+
+    @property
     def verdict(self) -> str:
         """What keeping and removing the patches showed, in words."""
-        if self.is_sufficient is None or self.is_necessary is None:
-            return "not checked"
-        if not self.is_necessary:
-            return "no evidence: without these patches the prediction stays as it is"
-        return "sufficient and necessary" if self.is_sufficient else "necessary, not sufficient alone"
+        return describe_verdict(self.is_sufficient, self.is_necessary)
 
     @property
     def fraction(self) -> float:
         return float(self.selected.mean())
+
+
+def describe_verdict(is_sufficient: bool | None, is_necessary: bool | None) -> str:
+    """What keeping and removing patches showed, in words; None: not asked."""
+    if is_sufficient is None or is_necessary is None:
+        return "not checked"
+    if not is_necessary:
+        return "no evidence: without these patches the prediction stays as it is"
+    return "sufficient and necessary" if is_sufficient else "necessary, not sufficient alone"

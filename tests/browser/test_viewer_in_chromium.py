@@ -37,6 +37,11 @@ class Visit:
         self.page.click(f"#{button}")
         self.settle()
 
+    @property
+    def slide_id(self) -> str:
+        """The slide that is shown."""
+        return self.page.get_attribute("body", "data-slide")
+
     def output(self) -> float:
         return float(self.page.get_attribute("#live-output", "data-output"))
 
@@ -122,7 +127,7 @@ def test_the_page_loads_tiles_and_complains_of_nothing(visit):
 
 def test_layers_toggle(visit):
     page = visit.page
-    for name in ("S", "evidence"):
+    for name in ("S", "evidence", "truth"):
         page.uncheck(f"#sets input[value={name}]")
     with_attention = drawn(visit)
     page.check("#heat input[value=none]")
@@ -176,7 +181,7 @@ def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):
 def test_the_exported_geojson_is_one_that_qupath_reads(visit):
     text = visit.downloaded("export-geojson")
     assert violations(text) == []
-    slide = visit.session.slide(next(iter(visit.session.specs)))
+    slide = visit.session.slide(visit.slide_id)
     assert len(json.loads(text)["features"]) == int(slide.evidence.selected.sum())
 
 
@@ -188,7 +193,7 @@ def test_the_bench_works_from_the_keyboard_without_moving_the_page(visit):
     page.focus("#stage")
     page.keyboard.press("r")
     visit.settle()
-    slide = visit.session.slide(next(iter(visit.session.specs)))
+    slide = visit.session.slide(visit.slide_id)
     removed = slide.bench.wrapped.removed(slide.chosen)
     expected = class_probability(removed.logits, int(slide.full.logits.argmax()))
     assert visit.output() == pytest.approx(expected, abs=1e-6)
@@ -202,8 +207,9 @@ def test_the_bench_works_from_the_keyboard_without_moving_the_page(visit):
         "document.documentElement.scrollWidth <= 1280 && document.documentElement.scrollHeight <= 720"
     )
     page.keyboard.press("]")
-    second = list(visit.session.specs)[1]
-    page.wait_for_selector(f"body[data-slide='{second}'][data-state=ready]")
+    names = list(visit.session.specs)
+    after = names[names.index(slide.slide_id) + 1 :][:1] or [slide.slide_id]
+    page.wait_for_selector(f"body[data-slide='{after[0]}'][data-state=ready]")
     assert visit.complaints == []
 
 
@@ -217,14 +223,38 @@ def test_hovering_shows_the_numbers_of_a_patch(visit):
             break
     text = shown.text_content()
     assert "patch" in text
-    assert "attention score" in text
+    assert "attention of the host" in text
     assert "truth" in text
+
+
+def test_keys_and_words_are_explained_and_what_is_drawn_is_named(visit):
+    page = visit.page
+    assert page.locator("#help-panel").is_hidden()
+    page.keyboard.press("?")
+    assert page.locator("#help-panel").is_visible()
+    words = page.locator("#help-panel").text_content()
+    assert all(word in words for word in ("removed", "selected", "necessary", "keep only"))
+    page.keyboard.press("Escape")
+    assert page.locator("#help-panel").is_hidden()
+    legend = page.locator("#legend")
+    assert "attention of the host, low to high" in legend.text_content()
+    assert "now the evidence" in legend.text_content()
+    visit.press("remove")
+    assert "removed patches" in legend.text_content()
+    visit.press("clear")
+    assert "now the evidence" not in legend.text_content()
+    page.keyboard.press("t")
+    assert "annotated truth" not in legend.text_content()
+    # Concepts are named in full beside their bars.
+    named = page.locator("#coverage span").all_text_contents()
+    assert len(named) == len(visit.session.slide(visit.slide_id).evidence.prompts)
+    assert visit.complaints == []
 
 
 def test_a_review_is_saved_and_summed_up(visit):
     visit.page.click("#accept")
     visit.page.wait_for_selector("#agreement:has-text('Agreement 100%')")
-    name = next(iter(visit.session.specs))
+    name = visit.slide_id
     saved = json.loads((visit.session.folder / "reviews" / f"{name}.json").read_text())
     assert {mark["mark"] for mark in saved["marks"]} == {"accept"}
     visit.page.click("#unmark")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,6 +92,27 @@ def refuse_errors(folder: Path, problems: list[Problem]) -> None:
         raise CohortError(
             f"{folder} has {count}: {first.where}: {first.what}. {first.remedy} See all with 'gcemil validate {folder}'."
         )
+
+
+@dataclass(frozen=True)
+class ProblemGroup:
+    """The same problem of several slides."""
+
+    problem: Problem
+    count: int
+
+    @property
+    def where(self) -> str:
+        """The first slide, and how many others."""
+        return self.problem.where if self.count == 1 else f"{self.problem.where} and {self.count - 1} more"
+
+
+def group_problems(problems: list[Problem]) -> list[ProblemGroup]:
+    """Problems that say the same and have the same remedy once, in the order in which they come."""
+    found: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        found.setdefault((problem.level, problem.what, problem.remedy), []).append(problem)
+    return [ProblemGroup(group[0], len(group)) for group in found.values()]
 
 
 def select_errors(problems: list[Problem]) -> list[Problem]:
@@ -311,11 +333,22 @@ def _feature_problems(
         yield _warning(
             slide_id,
             f"features are stored in chunks of {layouts['features'].chunks}, which read slowly",
-            "Rewrite them with 'gcemil repack'.",
+            _describe_repacking(path),
         )
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)
     yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
+
+
+def _describe_repacking(path: Path) -> str:
+    """How slow features become fast; a link is never rewritten, so what it leads to is."""
+    if not path.is_symlink():
+        return f"Rewrite them with 'gcemil repack {shlex.quote(str(path.parent.parent))}'."
+    source = path.resolve().parent
+    return (
+        f"They are links to another tool's files: rewrite those with 'gcemil repack {shlex.quote(str(source))}' if they may be "
+        "changed, or import again with --copy."
+    )
 
 
 def _coord_problems(

@@ -104,7 +104,7 @@ def print_audit(finding: Finding, out: Path) -> None:
             for row in finding.rows
             if row.labels["comparison"] == comparison
         )
-        print_finding(replace(finding, name=f"audit, {comparison}", rows=rows, notes=()))
+        print_finding(replace(finding, name=f"audit, {comparison}", rows=rows, notes=()), everything=True)
     for note in finding.notes:
         say(note)
     say(f"wrote {out}")

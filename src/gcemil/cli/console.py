@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +28,18 @@ from gcemil.errors import printable
 PLAIN_INTERVAL_S = 5.0
 QUIET, VERBOSE = "GCEMIL_QUIET", "GCEMIL_VERBOSE"
 """Set to 1 by --quiet and --verbose: no progress, or a line for every step."""
-PIPE_WIDTH = 160
+PIPE_WIDTH = 100
+"""Columns of a file or a pipe, which have no width of their own: what most editors and terminals show."""
+WORD = 24
+"""Columns that running text needs at least; figures are never broken."""
+HEADING, WRAPPED_HEADING = 16, 12
+"""A heading longer than the first is wrapped to the second."""
 
 Advance = Callable[[int, int], None]
 
 
 def console() -> Console:
-    """As wide as the terminal; a file or a pipe has room for a whole table."""
+    """As wide as the terminal; a file or a pipe is as wide as a usual one."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
@@ -48,15 +54,52 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A title on a line of its own, never wrapped so that a path in it can be copied, and the table below."""
-    table = Table(header_style="bold")
-    for column in columns:
-        table.add_column(Text(printable(column)), overflow="fold")
-    for row in rows:
-        # Text and not str: rich would read square brackets in a slide id as markup.
-        table.add_row(*[Text(printable(cell)) for cell in row])
-    console().print(Text(printable(title)), soft_wrap=True)
-    console().print(table)
+    """A title on a line of its own, never wrapped so that a path in it can be copied, and the table below.
+
+    What is wider than the terminal becomes several tables, each beginning with the first column.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns = [printable(column) for column in columns]
+    terminal = console()
+    terminal.print(Text(printable(title)), soft_wrap=True)
+    for chosen in _split_columns(columns, cells, terminal.width):
+        table = Table(header_style="bold")
+        for number in chosen:
+            shown = [row[number] for row in cells]
+            table.add_column(
+                Text(_wrap_heading(columns[number], shown)), overflow="fold", no_wrap=_is_short(shown)
+            )
+        for row in cells:
+            # Text and not str: rich would read square brackets in a slide id as markup.
+            table.add_row(*[Text(row[number]) for number in chosen])
+        terminal.print(table)
+
+
+def _split_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Numbers of the columns of each table: as many as fit, the first one in all of them."""
+    needs = []
+    for number, column in enumerate(columns):
+        shown = [row[number] for row in cells]
+        longest = max(map(len, (*shown, *_wrap_heading(column, shown).split("\n"))), default=0)
+        needs.append(3 + (longest if _is_short(shown) else min(longest, WORD)))
+    tables = [[0]] if columns else []
+    for number in range(1, len(columns)):
+        if 1 + sum(needs[one] for one in tables[-1]) + needs[number] > width and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1].append(number)
+    return tables
+
+
+def _is_short(shown: Sequence[str]) -> bool:
+    """Figures and single words, which are not broken into lines."""
+    return max(map(len, shown), default=0) <= WORD - 6
+
+
+def _wrap_heading(heading: str, shown: Sequence[str]) -> str:
+    if len(heading) <= HEADING:
+        return heading
+    width = max(WRAPPED_HEADING, *(map(len, shown) if _is_short(shown) else (WORD,)), 0)
+    return textwrap.fill(heading, width, break_long_words=False, break_on_hyphens=False)
 
 
 @contextmanager

@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from gcemil.cli.console import Advance
 from gcemil.cli.options import seed_option
 
-if TYPE_CHECKING:
-    from gcemil.diagnostics.budget import RuleRow
-
 PROFILE = "nsclc"
 SLIDES = 100
 FOLDS = (0, 1)
 EPOCHS = 15
 TOTAL_EPOCHS = EPOCHS * len(FOLDS)
-REPORTED = ("snr", "failures")
-"""Diagnostics of the demo's report; the others are a command away, and the report names it."""
+RIVALS = ["attention", "contribution", "occlusion", "single"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "budget": {"attributions": RIVALS},
+    "posthoc": {"attributions": RIVALS},
+    "stability": {"repeats": 2},
+    "cost": {"repeats": 3, "timed_bags": 4},
+}
+"""What would take longest is asked in its shorter form: rivals at the cost of a pass, fewer repeats."""
 
 
 def demo(
@@ -36,7 +39,9 @@ def demo(
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import make_folds, write_folds
     from gcemil.cli.console import progress, say
+    from gcemil.cli.diagnose import print_answer
     from gcemil.config import EvidenceSettings, TrainSettings
+    from gcemil.report.run_report import write_report
     from gcemil.simulation.simulate import simulate
     from gcemil.training.run import train_run
 
@@ -57,23 +62,33 @@ def demo(
             report = _count_epochs(advance)
             train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
         say(f"trained   {out / name}")
-    _print_story(out, seed)
-    say(f"report    {_write_demo_report(out, seed)}")
+    _print_predictions(out)
+    _diagnose(out, seed)
+    print_answer(out / "host_gce")
+    with progress("writing the report") as advance:
+        report_file = write_report(
+            out / "host_gce",
+            out / "host_gce" / "report.html",
+            against=out / "host",
+            seed=seed,
+            on_step=advance,
+        )
+    say(f"report    {report_file}")
     say(f"look      gcemil view {out / 'host_gce'}")
     say(f"{time.monotonic() - started:.0f} s in all.")
 
 
-def _write_demo_report(out: Path, seed: int) -> Path:
-    """Sufficiency, necessity, recoverability and failures of every test slide, as one HTML file."""
+def _diagnose(out: Path, seed: int) -> None:
+    """Every diagnostic, and what the head sees of the slides."""
     from gcemil.cli.console import progress
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
-    from gcemil.report.run_report import write_report
+    from gcemil.runs.predict import represent_runs
 
     run, host = out / "host_gce", out / "host"
     with progress("diagnosing") as advance:
-        diagnose_run(Comparison(run, host, seed=seed), names=REPORTED, on_done=advance)
-    with progress("writing the report") as advance:
-        return write_report(run, run / "report.html", against=host, seed=seed, on_step=advance)
+        diagnose_run(Comparison(run, host, seed=seed, options=OPTIONS), on_done=advance)
+    with progress("representing slides") as advance:
+        represent_runs([run, host], on_bag=advance)
 
 
 def _count_epochs(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
@@ -88,10 +103,8 @@ def _count_epochs(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
     return report
 
 
-def _print_story(out: Path, seed: int) -> None:
-    """Task metrics of both arms, then every subset rule at the same size."""
-    from statistics import fmean
-
+def _print_predictions(out: Path) -> None:
+    """Task metrics of both arms."""
     from gcemil.cli.console import print_table
     from gcemil.files import read_json
     from gcemil.runs.folder import RunFolder
@@ -103,60 +116,6 @@ def _print_story(out: Path, seed: int) -> None:
         ("host + GCE, evidence alone", *_format_metrics(summaries["host_gce"]["discrete"])),
     ]
     print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
-
-    found = [_compare_rules(out / "host_gce", out / "host", fold, seed) for fold in FOLDS]
-    table = []
-    for position, first in enumerate(found[0]):
-        rule = [rows[position] for rows in found]
-        scores = [row.snr for row in rule]
-        truths = [row.truth for row in rule if row.truth is not None]
-        table.append(
-            (
-                first.rule,
-                f"{fmean(s.evidence_fraction for s in scores):.3f}",
-                f"{fmean(s.evidence_sufficiency for s in scores):.3f}",
-                f"{fmean(s.keep_only_drop for s in scores):+.3f}",
-                f"{fmean(s.complement_degradation or 0.0 for s in scores):+.3f}",
-                f"{fmean(s.cd_gap for s in scores if s.cd_gap is not None):.3f}"
-                if first.snr.cd_gap is not None
-                else "-",
-                f"{fmean(t.precision for t in truths):.3f}",
-                f"{fmean(t.recall for t in truths):.3f}",
-            )
-        )
-    columns = (
-        "rule",
-        "size",
-        "keep-only F1 ↑",
-        "keep-only drop ↓",
-        "complement degr. ↑",
-        "C-D gap ↓",
-        "precision ↑",
-        "recall ↑",
-    )
-    print_table(
-        "The same number of patches, chosen by four rules (precision and recall against truth)",
-        columns,
-        table,
-    )
-
-
-def _compare_rules(wrapped: Path, plain: Path, fold: int, seed: int) -> list[RuleRow]:
-    """Every subset rule on the test slides of one fold, from the two trained networks."""
-    from gcemil.bags.cohort import Cohort
-    from gcemil.bags.folds import read_fold
-    from gcemil.diagnostics.budget import same_budget_rows
-    from gcemil.runs.folder import RunFolder, fold_parts, read_run
-    from gcemil.runs.network import load_network
-    from gcemil.tasks.task import create_task, stacked_targets
-
-    card = read_run(wrapped)
-    cohort = Cohort.load(card.cohort)
-    model = load_network(RunFolder(wrapped).fold(fold).checkpoint)[0].model
-    host = load_network(RunFolder(plain).fold(fold).checkpoint)[0].host
-    bags = fold_parts(cohort, read_fold(cohort, fold)).test
-    task = create_task(cohort, card.settings)
-    return same_budget_rows(model, host, cohort, bags, stacked_targets(bags), task, seed=seed)  # type: ignore[arg-type]
 
 
 def _format_metrics(values: dict[str, dict[str, float]]) -> tuple[str, ...]:

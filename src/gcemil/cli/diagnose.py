@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,10 @@ import typer
 from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
 
 if TYPE_CHECKING:
-    from gcemil.findings import Finding
+    from gcemil.findings import Finding, Row
 
-WIDEST = 9
-"""Columns of figures a terminal shows; the JSON has all of them."""
+FEW_FIGURES = 5
+"""Figures of a row that are printed unasked; --all prints the others."""
 
 
 def diagnose(
@@ -23,6 +24,9 @@ def diagnose(
     ),
     only: str | None = typer.Option(None, help="Names such as snr,budget; all by default."),
     folds: str = FOLDS,
+    everything: bool = typer.Option(
+        False, "--all", help="Print every row and every figure, not only those that answer the question."
+    ),
     jobs: int | None = jobs_option("diagnostics"),
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = seed_option("random subsets and perturbations"),
@@ -51,33 +55,125 @@ def diagnose(
         print_json(without_nan({finding.name: finding.to_json() for finding in found}))
         return
     for finding in found:
-        print_finding(finding)
+        if finding.name == "snr":
+            print_answer(runs[0])
+        if finding.name != "snr" or everything:
+            print_finding(finding, everything=everything)
     say(
         f"Findings of each fold, slide by slide: {runs[0]}/fold_<k>/diagnostics; joined: {runs[0]}/diagnostics"
     )
+    if not everything:
+        say("More rows and figures: the same command with --all.")
 
 
-def print_finding(finding: Finding) -> None:
-    """Its rows as a table, arrows saying which way is better, and its notes below."""
+def print_answer(run: Path) -> None:
+    """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
+    from gcemil.cli.console import print_table, say
+    from gcemil.report.claim import (
+        ORACLE_MEANING,
+        describe_networks,
+        group_rules,
+        make_claim,
+        read_judged_slides,
+    )
+    from gcemil.runs.folder import read_run
+
+    records, is_same_network = read_judged_slides(run)
+    rules = group_rules(records, is_same_network=is_same_network)
+    knows_truth = any(one.mean("precision") is not None for one in rules)
+    rows = [
+        (
+            one.words,
+            one.count("sufficient").words,
+            one.count("necessary").words,
+            one.both.words,
+            _format_mean(one.mean("cd_gap"), "{:.3f}"),
+            _format_mean(one.mean("evidence_fraction"), "{:.1%}"),
+            *([_format_mean(one.mean("precision"), "{:.3f}")] if knows_truth else []),
+        )
+        for one in rules
+    ]
+    columns = ["patches chosen by", "Sufficient", "Necessary", "Both", "Recoverable: C-D gap", "Size"]
+    print_table(
+        f"{run}: does the evidence hold? Test slides, the same number of patches for every rule; more is better, but for "
+        "the C-D gap",
+        [*columns, "Precision"] if knows_truth else columns,
+        rows,
+    )
+    card = read_run(run)
+    claim = make_claim(
+        records,
+        rule="attention" if card.settings.evidence is None else "evidence",
+        is_same_network=is_same_network,
+    )
+    for text in [] if claim is None else [*claim.sentences(), describe_networks(claim)]:
+        if text:
+            say(text)
+    if any(one.rule == "oracle" for one in rules):
+        say(ORACLE_MEANING)
+
+
+def _format_mean(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def print_finding(finding: Finding, *, everything: bool = False) -> None:
+    """Its rows as tables, arrows saying which way is better, and its notes below.
+
+    Rows with different figures stand in different tables, so that no column is mostly empty.
+    """
+    from gcemil.cli.console import say
+
+    shown = list(finding.rows) if everything else choose_rows(finding)
+    kinds: dict[tuple[str, ...], list[Row]] = {}
+    for row in shown:
+        figures = tuple(name for name, value in row.values.items() if value is not None)
+        # A figure that a few rows lack does not make them another kind of row.
+        kind = (*row.labels, row.labels.get("comparison", ""), *(figures[:1]))
+        kinds.setdefault(kind, []).append(row)
+    for rows in kinds.values():
+        _print_rows(finding.name, rows, None if everything else FEW_FIGURES)
+    if finding.is_same_network:
+        say("  The plain host and the wrapped one are the same network: each rule is shown once.")
+    for note in finding.notes:
+        say(f"  note: {note}")
+
+
+def choose_rows(finding: Finding) -> list[Row]:
+    """What answers the question of a diagnostic: one network where both are one, no smoothed rules, one size."""
+    from gcemil.rules import SMOOTHED
+
+    rows = [row for row in finding.rows if not row.labels.get("rule", "").endswith(SMOOTHED)]
+    if finding.is_same_network:
+        rows = [row for row in rows if row.labels.get("network") != "plain"]
+    for name, wanted in (("class", "all"), ("budget", "recovered"), ("k", "16")):
+        if any(row.labels.get(name) == wanted for row in rows):
+            rows = [row for row in rows if row.labels.get(name, wanted) == wanted]
+    return [row for row in rows if "froc" not in row.labels] or list(finding.rows)
+
+
+def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
     from gcemil.cli.console import print_table, say
     from gcemil.metrics import METRICS
     from gcemil.tables import format_spread
 
-    labels = list(dict.fromkeys(name for row in finding.rows for name in row.labels))
-    figures = list(dict.fromkeys(name for row in finding.rows for name in row.values))
-    rows = [
+    labels = list(dict.fromkeys(name for row in rows for name in row.labels))
+    # A label that all rows share is said once, above.
+    shared = [name for name in labels if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1]
+    title = ", ".join([title, *(rows[0].labels[name] for name in shared if name in rows[0].labels)])
+    labels = [name for name in labels if name not in shared]
+    figures = list(
+        dict.fromkeys(name for row in rows for name, value in row.values.items() if value is not None)
+    )
+    chosen = figures[:most]
+    table = [
         (
-            *(row.labels.get(name, "") for name in labels),
-            *(
-                format_spread(row.values.get(name), row.deviations.get(name) or None)
-                for name in figures[:WIDEST]
-            ),
+            " · ".join(row.labels.get(name, "") for name in labels if row.labels.get(name)),
+            *(format_spread(row.values.get(name), row.deviations.get(name) or None) for name in chosen),
         )
-        for row in finding.rows
+        for row in rows
     ]
-    columns = [f"{METRICS[name].label} {METRICS[name].arrow}".strip() for name in figures[:WIDEST]]
-    print_table(finding.name, (*labels, *columns), rows)
-    for note in finding.notes:
-        say(f"  note: {note}")
-    if len(figures) > WIDEST:
-        say(f"  {len(figures) - WIDEST} more figures per row in the JSON.")
+    columns = [f"{METRICS[name].label} {METRICS[name].arrow}".strip() for name in chosen]
+    print_table(title, (" · ".join(labels), *columns), table)
+    if len(figures) > len(chosen):
+        say(f"  {len(figures) - len(chosen)} more figures per row with --all.")

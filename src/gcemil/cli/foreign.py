@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ def inspect(
 
     Example: gcemil inspect trident_job/20x_256px_0px_overlap/features_uni_v1
     """
+    from gcemil.bags.foreign.inspect import PLACEHOLDERS
     from gcemil.bags.foreign.inspect import inspect as inspect_path
     from gcemil.cli.console import print_json, print_table, say
 
@@ -35,7 +37,9 @@ def inspect(
     for problem in found.problems:
         say(f"problem: {problem}")
     if found.next_command:
-        say(f"next: {found.next_command}")
+        missing = [name for name in PLACEHOLDERS if name in found.next_command.split()]
+        hint = f" ({'; '.join(PLACEHOLDERS[name] for name in missing)})" if missing else ""
+        say(f"next{hint}: {found.next_command}")
 
 
 def import_(
@@ -116,3 +120,9 @@ def import_(
         return
     for line in report.lines():
         say(line)
+    folder = shlex.quote(str(out))
+    say(
+        f"next: gcemil train {folder} --out runs/{out.resolve().name}"
+        if report.n_folds
+        else f"next: gcemil split {folder}"
+    )

@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -91,6 +92,9 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             again = "; run the same command again to go on" if ctx.invoked_subcommand in RESUMING else ""
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
+            # A caller that is no shell has no command to give again.
+            if again and Path(sys.argv[0]).name.startswith("gcemil"):
+                print(f"  gcemil {printable(shlex.join(sys.argv[1:]))}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
         except BrokenPipeError as error:
             if flush_output():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import typer
@@ -34,4 +35,8 @@ def repack(
             advance(index, len(files))
     say(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
     if links:
-        say("Links point to another tool's files; run 'gcemil repack' on that folder if it may be changed.")
+        sources = sorted({str(file.resolve().parent) for file in links})
+        typed = " ".join(f"'gcemil repack {shlex.quote(source)}'" for source in sources)
+        say(
+            f"Links point to another tool's files: run {typed} if they may be changed, or import again with --copy."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def split(
 
     from gcemil.bags import folds as fold_maker
     from gcemil.bags.cohort import Cohort
-    from gcemil.cli.console import print_table
+    from gcemil.cli.console import print_table, say
     from gcemil.cli.options import parse_parts
     from gcemil.errors import CohortError, UsageError
 
@@ -70,3 +71,4 @@ def split(
     fold_maker.write_folds(loaded, made, kind="partition" if parts is None else "official")
     rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in made]
     print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)
+    say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")

@@ -60,7 +60,7 @@ def train(
     """
     from gcemil.bags.folds import fold_indices
     from gcemil.cli.console import print_json
-    from gcemil.cli.training_progress import print_summary, show_training
+    from gcemil.cli.training_progress import print_summary, show_training, suggest_next
     from gcemil.training.run import train_run
 
     refuse_beside_config(context, config)
@@ -70,12 +70,15 @@ def train(
     settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting, device)
     settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = fold_indices(cohort) if folds == "all" else parse_folds(folds)
-    with show_training(chosen, settings, out) as report:
-        summary = train_run(cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=report)
+    with show_training(chosen, settings, out) as watch:
+        summary = train_run(
+            cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=watch.epoch, on_bag=watch.bag
+        )
     if as_json:
         print_json(summary)
     else:
         print_summary(out, summary)
+        suggest_next(out, is_wrapped=settings.evidence is not None)
 
 
 def _read_host_name(run: Path) -> str:

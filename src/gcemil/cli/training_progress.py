@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,46 +15,90 @@ from rich.progress import Progress
 
 from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars
 from gcemil.errors import printable
+from gcemil.files import is_file, read_text, write_text
+from gcemil.runs.folder import RunFolder, read_history
 from gcemil.tables import UNDEFINED, format_spread
+from gcemil.training.epochs import warning_kind
 
-Report = Callable[[int, dict[str, Any]], None]
+FIRST_WORD_S = 10.0
+"""Seconds after which a training without a terminal says how long it will take, be the first epoch over or not."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
+class TrainingWatch:
+    """Told of every epoch and every few bags: moves the bar or prints a line, and keeps the log of the run."""
+
+    def __init__(
+        self, folds: Sequence[int], settings: Any, out: Path, bar: Progress, *, has_bar: bool
+    ) -> None:
+        self._out, self._bar, self._has_bar = out, bar, has_bar
+        self._before = _count_epochs(out, folds)
+        self._total = max(settings.epochs * len(folds), self._before)
+        self._task = bar.add_task(printable(f"training {out}"), total=self._total, completed=self._before)
+        self._started, self._seen = time.monotonic(), 0
+        self._partial: dict[int, float] = {}
+        self._told_first = False
+        self._warned: set[tuple[int, str]] = set()
+
+    def epoch(self, fold: int, record: dict[str, Any]) -> None:
+        """An epoch of a fold is over."""
+        self._seen += 1
+        self._partial[fold] = 0.0
+        # Hosts with a preparing stage have more epochs than the settings name.
+        self._total = max(self._total, self._before + self._seen)
+        line = f"fold {fold} {_describe_epoch(record)}"
+        self._bar.update(self._task, completed=self._before + self._seen, total=self._total, description=line)
+        lines = [line]
+        if not self._has_bar:
+            self._print(f"{line} · {self._describe_left()}")
+        for text in record["warnings"]:
+            kind = (fold, warning_kind(text))
+            if kind not in self._warned:
+                self._warned.add(kind)
+                lines.append(f"warning: fold {fold}, epoch {record['epoch'] + 1}: {text}")
+                self._bar.console.print(lines[-1], markup=False)
+        self._add_to_log(lines)
+
+    def bag(self, fold: int, done: int, total: int) -> None:
+        """So many bags of the epoch under way are done: time left is known long before the first epoch ends."""
+        self._partial[fold] = min(1.0, done / max(1, total))
+        self._bar.update(self._task, completed=self._before + self._seen + sum(self._partial.values()))
+        waited = time.monotonic() - self._started
+        if not self._has_bar and not self._told_first and self._seen == 0 and waited >= FIRST_WORD_S:
+            self._told_first = True
+            self._print(f"fold {fold}: {done} of {total} bags of the first epoch · {self._describe_left()}")
+
+    def _describe_left(self) -> str:
+        done = self._seen + sum(self._partial.values())
+        left = max(0.0, self._total - self._before - done)
+        seconds = (time.monotonic() - self._started) / max(done, 1e-9) * left
+        return f"about {seconds:.0f} s left" if seconds < 120 else f"about {seconds / 60:.0f} min left"
+
+    def _print(self, line: str) -> None:
+        if not is_set(QUIET):
+            print(line, file=sys.stderr, flush=True)
+
+    def _add_to_log(self, lines: Sequence[str]) -> None:
+        """Rewritten whole, so that a run that is killed leaves no half line."""
+        path = RunFolder(self._out).log
+        before = read_text(path) if is_file(path) else ""
+        write_text(path, before + "".join(f"{printable(line)}\n" for line in lines))
+
+
 @contextmanager
-def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[Report]:
-    """A function to call after every epoch; it moves the bar or prints a line."""
-    warned: set[tuple[int, str]] = set()
-    total = settings.epochs * len(folds)
-    started, seen = time.monotonic(), 0
-    terminal, quiet = shows_bars(), is_set(QUIET)
+def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[TrainingWatch]:
+    """What is to be told of every epoch and of bags in between."""
+    has_bar = shows_bars()
     console = Console(stderr=True, highlight=False)
-    with Progress(*bar_columns(), console=console, transient=True, disable=quiet or not terminal) as bar:
-        task = bar.add_task(printable(f"training {out}"), total=total)
+    is_hidden = is_set(QUIET) or not has_bar
+    with Progress(*bar_columns(), console=console, transient=True, disable=is_hidden) as bar:
+        yield TrainingWatch(folds, settings, out, bar, has_bar=has_bar)
 
-        def report(fold: int, record: dict[str, Any]) -> None:
-            nonlocal seen
-            seen += 1
-            # Hosts with a preparing stage have more epochs than the settings name.
-            bar.update(
-                task,
-                completed=seen,
-                total=max(total, seen),
-                description=f"fold {fold} {_describe_epoch(record)}",
-            )
-            if not terminal and not quiet:
-                left = (time.monotonic() - started) / seen * max(0, total - seen)
-                print(
-                    f"fold {fold} {_describe_epoch(record)} · about {left:.0f} s left",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            for text in record["warnings"]:
-                if (fold, text) not in warned:
-                    warned.add((fold, text))
-                    console.print(f"warning: fold {fold}, epoch {record['epoch'] + 1}: {text}", markup=False)
 
-        yield report
+def _count_epochs(out: Path, folds: Sequence[int]) -> int:
+    """Epochs that a run which goes on has behind it."""
+    run = RunFolder(out)
+    return sum(len(read_history(run.fold(fold).path)) for fold in folds)
 
 
 def _describe_epoch(record: dict[str, Any]) -> str:
@@ -83,6 +128,15 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
         say(f"anchors: {', '.join(summary['anchors'])}")
     for text in summary["warnings"]:
         say(f"warning: {text}")
+
+
+def suggest_next(out: Path, *, is_wrapped: bool) -> None:
+    """What one does with a trained run."""
+    folder = shlex.quote(str(out))
+    if is_wrapped:
+        say(f"next: gcemil diagnose {folder} --only snr")
+    say(f"next: gcemil report {folder}")
+    say(f"next: gcemil view {folder}")
 
 
 def _format_mean(spread: dict[str, Any] | None) -> str:

@@ -31,7 +31,10 @@ def validate(
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:
-        rows = [(problem.level, problem.where, problem.what, problem.remedy) for problem in problems]
+        rows = [
+            (group.problem.level, group.where, group.problem.what, group.problem.remedy)
+            for group in guards.group_problems(problems)
+        ]
         print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
     if not as_json:
         say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")

@@ -14,6 +14,9 @@ def view(
     fold: int | None = typer.Option(
         None, min=0, help="By default the first trained fold; its test slides are shown."
     ),
+    slides: Path | None = typer.Option(
+        None, help="A folder of slide files, where they do not lie beside the features."
+    ),
     port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
     browser: bool = typer.Option(
         True, "--browser/--no-browser", help="Open the page, or print its address only."
@@ -45,10 +48,14 @@ def view(
     # A port that cannot be had is said before the run is read.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
-        session = ViewerSession.open(run, fold, tolerances=tolerances)
+        session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides)
+        seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)
         say(
-            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides. Ctrl-C ends the viewer."
+            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of {seen}. "
+            "Ctrl-C ends the viewer."
         )
+        if not seen and slides is None:
+            say("To see tissue name the folder of the slide files with --slides.")
         is_first = True
 
         def show(address: str) -> None:

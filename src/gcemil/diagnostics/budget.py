@@ -9,10 +9,6 @@ of the contract never meet in one row:
 
 Figures of M (Macro-F1 or C-index) are over all bags, the others means over bags. A signed difference of risks has no
 better side, so survival has the absolute ones only. Rules: rules.py.
-
-`same_budget_rows` is the short form for networks that are not in a run folder: every rule at the size of the recovered
-evidence. Attention, random and oracle (truth first) are subsets of the plain host;
-evidence is judged under the wrapped host, whose evidence it is.
 """
 
 from __future__ import annotations
@@ -25,10 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
-from gcemil.diagnostics.snr import BagOutcome, SnrScores, bag_outcome, bag_outputs, snr_scores, task_metric
+from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     NetworkName,
@@ -38,21 +32,13 @@ from gcemil.diagnostics.trained_fold import (
     prefix_logits,
 )
 from gcemil.diagnostics.truth import (
-    TruthScores,
-    oracle_scores,
-    true_evidence,
-    true_regions,
     truth_figures,
-    truth_scores,
 )
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.hosts.host import Host
-from gcemil.model import GceMil
-from gcemil.recovery.rules import members, random_k, ranking, subset_size, top_k
+from gcemil.recovery.rules import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
-from gcemil.shapes import Logits, Scores, Selected
+from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
 
 BUDGETS = (0.01, 0.05, 0.1)
@@ -276,55 +262,3 @@ def outcome_metric(tally: RuleOutcomes, what: str, task: Task, targets: Tensor) 
 
 def difference(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
-
-
-@dataclass(frozen=True)
-class RuleRow:
-    """One rule: what the interventions say, and precision and recall where truth is known."""
-
-    rule: str
-    snr: SnrScores
-    truth: TruthScores | None
-
-
-@torch.no_grad()
-def same_budget_rows(
-    model: GceMil,
-    plain_host: Host,
-    cohort: Cohort,
-    bags: Sequence[BagSpec],
-    targets: Tensor,
-    task: Task,
-    *,
-    seed: int = 0,
-) -> list[RuleRow]:
-    """Random, attention, evidence and, where truth exists, oracle; both networks in evaluation mode."""
-    outcomes: dict[str, list[BagOutcome]] = {}
-    subsets: dict[str, list[Selected]] = {}
-    truths: list[Tensor | None] = []
-    generator = torch.Generator().manual_seed(seed)
-    for _, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        features, coords = bag_tensors(bag)
-        truth = true_evidence(cohort, bag)
-        explanation = explain_bag(model, bag)
-        evidence = explanation.recovery.selected
-        size = int(evidence.sum())
-        bench = Interventions(plain_host, features, coords)
-        attention = bench.full().scores
-        rules = {"random": random_k(len(bag), size, generator=generator), "attention": top_k(attention, size)}
-        if truth is not None:
-            oracle = oracle_scores(truth, true_regions(cohort, bag), attention)
-            rules["oracle"] = top_k(oracle, size)
-        found = {name: bag_outcome(bench, selected) for name, selected in rules.items()}
-        wrapped = Interventions(model.host, features, coords, embedded=explanation.output.embedded)
-        found["evidence"] = bag_outcome(wrapped, evidence, explanation.output.log_gates)
-        rules["evidence"] = evidence
-        for name, outcome in found.items():
-            outcomes.setdefault(name, []).append(outcome)
-            subsets.setdefault(name, []).append(rules[name])
-        truths.append(truth)
-    order = [name for name in ("random", "attention", "evidence", "oracle") if name in outcomes]
-    return [
-        RuleRow(name, snr_scores(outcomes[name], targets, task), truth_scores(subsets[name], truths))
-        for name in order
-    ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.files import working_in
-from gcemil.findings import Finding, join_folds, read_finding, write_finding
+from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import RunFolder, open_cohort, read_run, write_summary
@@ -103,7 +103,10 @@ def run_diagnostic(
             {"others": [TrainedFold.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
         )
         finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
-    finding = replace(finding, provenance=describe_origin(run, fold, against, others, seed))
+    origin = describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
+    if against is not None:
+        origin[SAME_NETWORK] = bench.is_same_network
+    finding = replace(finding, provenance=origin)
     return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
 
 
@@ -134,6 +137,8 @@ class Comparison:
     against: Path | None = None
     others: tuple[Path, ...] = ()
     seed: int = 0
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What single diagnostics are asked otherwise than by default."""
 
 
 def diagnose_run(
@@ -208,7 +213,8 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
     provenance = read_finding(path).provenance
     # By name: a file keeps its names in alphabetical order.
     expected = _hash_networks(comparison.run, fold, comparison.against, comparison.others)
-    return provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
+    is_asked_alike = provenance.get("options", {}) == comparison.options.get(path.stem, {})
+    return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 
 def make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
@@ -234,6 +240,7 @@ def _make_finding(comparison: Comparison, job: tuple[str, int]) -> Path:
         against=comparison.against,
         others=comparison.others,
         seed=comparison.seed,
+        options=comparison.options.get(name),
     )
 
 

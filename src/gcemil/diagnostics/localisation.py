@@ -1,7 +1,8 @@
 """Does the evidence lie on the annotated lesions? The paper's CAMELYON16 protocol, for every map of scores.
 
 threshold        one per map, where the mean Dice over the validation slides is best; then fixed. The recovered evidence
-                 ("evidence") is a set already and has none
+                 is a set already and has none: "evidence" marks the patches that were found, "confirmed evidence" marks
+                 them only where the prediction moves without them, and nothing on a slide that has no evidence
 Dice             mean over the test slides with a lesion
 specificity      normal_specificity: share of patches not marked, mean over the test slides without a lesion
                  patch_specificity: share not marked among all negative patches of all test slides
@@ -66,7 +67,9 @@ ISOLATED_MICRONS = 275.0
 MapKey = tuple[str, str]
 """What is ranked, and by which network."""
 RECOVERED_MAP: MapKey = ("evidence", "wrapped")
-"""The recovered evidence: a set, so marked or not marked."""
+CONFIRMED_MAP: MapKey = ("confirmed evidence", "wrapped")
+SET_MAPS = (RECOVERED_MAP, CONFIRMED_MAP)
+"""The recovered evidence: a set, so marked or not marked. Published figures are of the first."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ def bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
     if bench.explanation is not None:
         maps["evidence scores", "wrapped"] = bench.explanation.output.scores
         maps["gates", "wrapped"] = bench.explanation.output.gates
-        maps[RECOVERED_MAP] = bench.explanation.recovery.selected
+        selected = bench.explanation.recovery.selected
+        maps[RECOVERED_MAP] = selected
+        maps[CONFIRMED_MAP] = selected & bench.explanation.check.is_necessary
     return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 
@@ -222,7 +227,7 @@ def localisation_rows(
     for rule in test[0].maps if test else ():
         threshold = (
             0.5
-            if rule == RECOVERED_MAP
+            if rule in SET_MAPS
             else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
@@ -329,6 +334,12 @@ def localisation_notes(
     if not all(one.truth.knows_size for one in test):
         lines.append(
             "Micrometres per pixel are not known for every slide: there, isolated tumour cells count in froc_official."
+        )
+    if CONFIRMED_MAP in test[0].maps:
+        # Without numbers, so that the folds say it once.
+        lines.append(
+            "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. 'evidence' marks the patches "
+            "that were found on every slide."
         )
     lines.append(
         "froc credits a candidate of any size: a map that marks all tissue hits every lesion with one candidate. "

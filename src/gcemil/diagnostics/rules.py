@@ -9,7 +9,7 @@
   oracle            truth first, one region after another, then attention; only where the truth is known
 
 `rule_scores` ranks by every rule; `rank_by_rules` by the few that need no attribution; `rule_subsets` takes from each of
-these as many patches as the recovered evidence has. Names, labels and colours: gcemil/rules.py.
+these as many patches as the recovered evidence has, `rival_subsets` as many by attributions. Names, labels and colours: gcemil/rules.py.
 
 Rivals are made from the host that is asked, wrapped or plain. The two gce rules are the wrapper's, whose gates exist
 under the wrapped host only.
@@ -118,6 +118,13 @@ def rule_subsets(
     if bench.truth is not None:
         oracle = oracle_scores(bench.truth, bench.regions, full.scores)
         yield RuleSubset("oracle", top_k(oracle, size), oracle)
+
+
+def rival_subsets(view: NetworkView, rivals: Mapping[str, Attribution], size: int) -> Iterator[RuleSubset]:
+    """The first so many patches by each rival; attention is among the rules of `rule_subsets` already."""
+    for name, scores in attribute_patches(view, rivals).items():
+        if name != "attention":
+            yield RuleSubset(name, top_k(scores, size), scores)
 
 
 def rank_by_rules(

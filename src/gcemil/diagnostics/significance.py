@@ -181,10 +181,14 @@ def fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> li
         f"With {n_folds} folds the smallest possible two-sided p of the Wilcoxon test is {smallest_wilcoxon(n_folds):g}.",
         "Folds share training bags, so their differences are not independent and p-values over folds are too small.",
     ]
+    if equal := [
+        f"{mode} {metric}"
+        for (mode, metric), test in zip(compared, tests, strict=True)
+        if test.rank_biserial is None
+    ]:
+        lines.append(f"{', '.join(equal)}: every difference is 0, so there is nothing to test.")
     for (mode, metric), test in zip(compared, tests, strict=True):
-        if test.rank_biserial is None:
-            lines.append(f"{mode} {metric}: every difference is 0, so there is nothing to test.")
-        elif test.cohens_dz is None:
+        if test.rank_biserial is not None and test.cohens_dz is None:
             lines.append(
                 f"{mode} {metric}: every fold differs by the same, so the t-test has no spread to compare with."
             )

@@ -15,26 +15,28 @@ Rules that are judged (rules.py), each at the size of the recovered evidence:
 
   evidence    the wrapper's own, under the wrapped host
   attention   the highest raw scores of the host that is asked
+  rivals      contribution, occlusion and single, where the host gives them at the cost of a pass
   random      one draw per bag, the same for both networks
   oracle      truth first, one region after another, then attention; only where the truth is known
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
     estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.rules import RuleSubset, rule_subsets
+from gcemil.diagnostics.rules import RuleSubset, choose_attributions, rival_subsets, rule_subsets
 from gcemil.diagnostics.snr import (
     BagOutcome,
     BagOutputs,
@@ -45,7 +47,7 @@ from gcemil.diagnostics.snr import (
     judge_subset,
     task_metric,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
 from gcemil.errors import InputError
 from gcemil.explain import Explanation
@@ -59,12 +61,16 @@ from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
 
+RIVALS = ("contribution", "occlusion", "single")
+"""Rankings of the host itself that cost no more than a pass; `budget` and `posthoc` ask the dearer ones too."""
 RUNAWAY_BUDGETS = 2
 """Evidence of more than so many budgets has run away."""
 
 SHARES = {
     "sufficient_share": "sufficient",
     "necessary_share": "necessary",
+    "both_share": "both",
+    "no_evidence_share": "no_evidence",
     "recoverable_share": "recoverable",
     "empty_share": "empty",
     "runaway_share": "runaway",
@@ -74,7 +80,7 @@ SHARES = {
 """Figures that are the share of slides of which something is true."""
 FULL_KEPT = (
     "full_kept_gap", "keep_only_effect", "kept_output", "removal_gap", "removal_effect", "sufficient_share",
-    "necessary_share", "evidence_fraction", "empty_share", "runaway_share", *TRUTH_FIGURES,
+    "necessary_share", "both_share", "no_evidence_share", "evidence_fraction", "empty_share", "runaway_share", *TRUTH_FIGURES,
     "coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share",
 )  # fmt: skip
 SOFT_KEPT = (
@@ -110,9 +116,12 @@ def measure_snr(
     budget = fold.own_budget if budget is None else budget
     complete = estimate_completeness(fold)
     generator = torch.Generator().manual_seed(fold.seed)
+    rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
     trials: list[Trial] = []
     for bench in fold.bags("test"):
-        for judged in judge_subsets(bench, fold, tolerances, generator=generator, budget=budget):
+        for judged in judge_subsets(
+            bench, fold, tolerances, generator=generator, budget=budget, rivals=rivals
+        ):
             record = snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
             trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
     return Finding(
@@ -150,6 +159,7 @@ def snr_record(
         return record
     return {
         **record,
+        "no_evidence": not explanation.check.is_necessary,
         **size_facts(fold.model, explanation, budget),
         **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
         **coverage_figures(fold.model, explanation, judged.outputs, complete),
@@ -330,13 +340,18 @@ def judge_subsets(
     *,
     generator: torch.Generator,
     budget: float,
+    rivals: Mapping[NetworkName, Mapping[str, Attribution]] | None = None,
 ) -> Iterator[JudgedSubset]:
     """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
     random = torch.rand(len(bench), generator=generator)
     for network in fold.networks:
         asked = bench.network(network)
         full = asked.full()
-        for subset in rule_subsets(bench, network, full, random, budget=budget):
+        subsets = list(rule_subsets(bench, network, full, random, budget=budget))
+        if rivals is not None:
+            size = int(subsets[0].selected.sum())
+            subsets += rival_subsets(network_view(fold, bench, network), rivals[network], size)
+        for subset in subsets:
             outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
             outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
             yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
@@ -359,6 +374,7 @@ def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, An
         "phi_kept": outputs.kept,
         "phi_removed": outputs.removed,
         **vars(judged.verdict),
+        "both": judged.verdict.sufficient and judged.verdict.necessary,
     }
 
 

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
@@ -162,6 +162,14 @@ class TrainedFold:
     @property
     def networks(self) -> tuple[NetworkName, ...]:
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
+
+    @property
+    def is_same_network(self) -> bool:
+        """Whether the plain host has the very weights of the wrapped one, so that every rule of one is a rule of the other."""
+        if not isinstance(self.plain, nn.Module) or not isinstance(self.host, nn.Module):
+            return False
+        own, other = self.host.state_dict(), self.plain.state_dict()
+        return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
 
     def host_of(self, network: NetworkName) -> Host:
         """The host of one of the two networks."""

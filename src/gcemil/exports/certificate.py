@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
+from gcemil.records import describe_verdict
 
 VerdictName = Literal["sufficient", "necessary", "recoverable"]
 VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")
@@ -138,14 +139,23 @@ class Certificate:
     notes: tuple[str, ...] = ()
 
     @property
+    def verdict(self) -> str:
+        """Whether the patches are evidence at all; of a whole bag nothing is left to compare with."""
+        necessary = self.verdicts["necessary"]
+        is_necessary = None if necessary.change is None else necessary.held
+        return describe_verdict(self.verdicts["sufficient"].held, is_necessary)
+
+    @property
     def headline(self) -> str:
-        """The three verdicts in one line."""
-        return "; ".join(self.verdicts[name].sentence(name) for name in VERDICTS)
+        """The three verdicts in one line; that there is no evidence comes first."""
+        found = [self.verdicts[name].sentence(name) for name in VERDICTS]
+        return "; ".join([self.verdict, *found] if self.verdict.startswith("no evidence") else found)
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain values."""
         value: dict[str, Any] = without_nan(asdict(self))
         value["headline"] = self.headline
+        value["verdict"] = self.verdict
         value["notes"] = [*self.subject.notes, *self.notes]
         value["subject"]["fraction"] = self.subject.fraction
         for entry, anchor in zip(value["anchors"], self.anchors, strict=True):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gcemil.bags.cohort import find_slide_file
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.patching import (
@@ -25,7 +26,10 @@ from gcemil.features.cohort_tables import CohortTables, is_drawn, write_cohort_t
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import EncodeSettings, EncodingReport, encode_slides
 from gcemil.slides.grid import PatchSettings
+from gcemil.slides.reader import SLIDE_EXTENSIONS
 
+SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
+"""Slides of which the file that is named is only one."""
 ShowProgress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """Opens a progress bar with this title; what it gives is told (done, total)."""
 
@@ -71,6 +75,7 @@ def encode_cohort(
         report = encode_slides(
             dict(slides), out, network, settings, patches=rules.patches, force=force, on_slide=advance
         )
+    link_slides(slides, out)
     troubles = (*remarks, *report.notes)
     tables = None
     try:
@@ -88,6 +93,26 @@ def encode_cohort(
         notes=(*_note_unusual_size(network, rules.patches), *troubles),
         has_troubles=bool(report.problems or troubles),
     )
+
+
+def link_slides(slides: Mapping[str, Path], out: Path) -> None:
+    """slides/<slide> as links, so that viewer and report show tissue; a slide that lies there already stays.
+
+    A format of several files is read by where its first file lies, so it cannot be a link.
+    """
+    for slide_id, path in slides.items():
+        suffix = next((one for one in SLIDE_EXTENSIONS if path.name.lower().endswith(one)), None)
+        if suffix is None or suffix in SEVERAL_FILES or find_slide_file(out, slide_id) is not None:
+            continue
+        link = out / "slides" / f"{slide_id}{suffix}"
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if link.is_symlink():
+                link.unlink()
+            link.symlink_to(path.resolve())
+        except OSError:
+            # Features are what was asked for; without links the viewer takes --slides.
+            return
 
 
 def choose_patches(

@@ -6,7 +6,7 @@ What is not there is None or empty, never a guess; a file that is there and cann
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
-from gcemil.findings import Finding, join_folds, read_finding
+from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.records import SlideEvidence
 from gcemil.runs.evidence_files import read_evidence
 from gcemil.runs.folder import MODES, FoldFolder, RunFolder, read_history, read_metrics, read_run
@@ -162,8 +162,19 @@ class RunData:
         path = RunFolder(self.folder).finding(name)
         found = [fold.findings[name] for fold in self.folds if name in fold.findings]
         if not found:
-            return read_finding(path) if path.is_file() else None
-        return found[0] if len(found) == 1 else join_folds(found)
+            return _show_network_once(read_finding(path)) if path.is_file() else None
+        return _show_network_once(found[0] if len(found) == 1 else join_folds(found))
+
+    @cached_property
+    def is_same_network(self) -> bool:
+        """Whether the plain host it was compared with has the very weights of the wrapped one."""
+        found = [
+            finding
+            for fold in self.folds
+            for finding in fold.findings.values()
+            if SAME_NETWORK in finding.provenance
+        ]
+        return bool(found) and all(finding.is_same_network for finding in found)
 
     def spread(self, name: str) -> str:
         """What the deviations of a finding are over."""
@@ -215,6 +226,13 @@ class RunData:
     def fold(self, number: int) -> FoldData:
         """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
+
+
+def _show_network_once(finding: Finding) -> Finding:
+    """Rows of the plain host repeat those of the wrapped one where both are one network."""
+    if not finding.is_same_network:
+        return finding
+    return replace(finding, rows=tuple(row for row in finding.rows if row.labels.get("network") != "plain"))
 
 
 def read_run_data(folder: Path) -> RunData:

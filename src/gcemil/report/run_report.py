@@ -82,11 +82,12 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
     ]
     found = []
     for done, make in enumerate(made, start=1):
-        if (section := make()) is not None:
+        if (section := make()) is not None and section.body:
             found.append(section)
         if on_step:
             on_step(done, len(made))
-    return found
+    missing = context.render_missing()
+    return found if missing is None else [*found, missing]
 
 
 def _is_grid(folder: Path) -> bool:

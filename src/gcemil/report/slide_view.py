@@ -24,6 +24,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_truth
 from gcemil.bags.cohort import find_patch_size, find_slide_file
 from gcemil.errors import GcemilError
+from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import (
     GREY,
     OPACITY,
@@ -43,6 +44,8 @@ from gcemil.report.run_data import BagKey, RunData
 from gcemil.slides.reader import open_slide, read_region
 
 PATCH_PIXELS = 96
+PROTOTYPE = "prototype "
+"""How an anchor without words is called."""
 
 
 Corners = Int[np.ndarray, "n 2"]
@@ -50,6 +53,8 @@ Colors = UInt8[np.ndarray, "n 3"]
 Mask = Bool[np.ndarray, "n"]
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
+NO_EVIDENCE = (120, 134, 145)
+"""Patches that were found and without which the prediction stays as it is."""
 FIRST_SUBSETS = ((214, 39, 40), (31, 119, 180), (230, 160, 0))
 
 
@@ -194,6 +199,31 @@ def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]
     """The selected patches; the others grey where there is no tissue to see."""
     colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
     return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
+
+
+def choose_color(evidence: SlideEvidence) -> tuple[int, int, int]:
+    """Red where the patches are evidence, grey where the prediction does not need them."""
+    return NO_EVIDENCE if evidence.is_no_evidence else EVIDENCE.color
+
+
+def sort_anchors(evidence: SlideEvidence, weight_share: float) -> tuple[list[int], list[int]]:
+    """Anchors that count for the prediction by their weight, and the others by coverage; all count where weights are unknown."""
+    weights = evidence.anchor_weights
+    by_coverage = np.argsort(-evidence.coverage, kind="stable").tolist()
+    if weights is None:
+        return by_coverage, []
+    counts = weights >= weight_share * weights.max()
+    by_weight = np.argsort(-weights, kind="stable").tolist()
+    return [one for one in by_weight if counts[one]], [one for one in by_coverage if not counts[one]]
+
+
+def name_anchor(evidence: SlideEvidence, anchor: int) -> str:
+    """The prompt; a prototype has no words, so the patch most like it stands beside its number."""
+    prompt = evidence.prompts[anchor]
+    if not prompt.startswith(PROTOTYPE) or evidence.coords is None:
+        return prompt
+    x, y = evidence.coords[int(evidence.responses[:, anchor].argmax())].tolist()
+    return f"{prompt}, like the patch at {x}, {y}"
 
 
 def draw_subsets(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:

@@ -31,6 +31,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, MUTED, LINE, PAPER = "#23272b", "#667078", "#d9dee2", "#ffffff"
 NAMES = {
     "evidence scores": "GCE scores",
+    "confirmed evidence": "GCE evidence, confirmed",
     "full": "all patches",
     "soft": "all patches, gated",
     "discrete": "evidence alone",

@@ -1,6 +1,6 @@
 """The HDF5 files of a fold: the evidence of every test slide, and what the head sees of every bag. No torch.
 
-evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, and coords where there are any
+evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any
 representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON lists in the same order
 """
 
@@ -65,6 +65,9 @@ def read_evidence(path: Path) -> SlideEvidence:
         ranking=facts.ranking,
         is_sufficient=facts.is_sufficient,
         is_necessary=facts.is_necessary,
+        anchor_weights=_read_numbers(path, "anchor_weights", (n_anchors,))
+        if store.has(path, "anchor_weights")
+        else None,
         hashes={
             name: value
             for name, value in (("model", facts.model_hash), ("features", facts.features_hash))
@@ -100,6 +103,8 @@ def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) 
     }
     if evidence.coords is not None:
         datasets["coords"] = evidence.coords
+    if evidence.anchor_weights is not None:
+        datasets["anchor_weights"] = evidence.anchor_weights
     attributes: dict[str, Any] = {
         "slide_id": evidence.slide_id,
         "stop_reason": evidence.stop_reason,

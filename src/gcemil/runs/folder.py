@@ -5,6 +5,7 @@ Everything that reads a run reads its files here, so that a damaged one is one s
   config.yaml         what was asked for; it makes the folder a run
   cohort.json         what the cohort held when the run was begun
   environment.json    versions, machine, commit, seed;  warnings.json    what validation of the cohort said
+  train.log           what training said
   summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
   fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
 
@@ -80,6 +81,11 @@ class FoldFolder:
         return self.path / "tensorboard"
 
     @property
+    def progress(self) -> Path:
+        """How much of the epoch under way is done, while the fold is trained."""
+        return self.path / "progress.json"
+
+    @property
     def timing(self) -> Path:
         """How long the fold took."""
         return self.path / "timing.json"
@@ -147,6 +153,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Versions, machine, commit, seed."""
         return self.path / "environment.json"
+
+    @property
+    def log(self) -> Path:
+        """What training said, epoch by epoch."""
+        return self.path / "train.log"
 
     @property
     def warnings(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ GATE_BINS = 10
 
 
 Epoch = Mapping[str, float]
+SOLVED_LOSS = 0.1
+"""Cross-entropy of a task whose bags are given nine tenths of their class."""
 DOMINANT_SHARE = 0.9
 MOSTLY = 0.5
 SEVERE = 5.0
@@ -108,8 +111,27 @@ class GateStatistics:
         }
 
 
-def find_failures(epoch: Epoch, terms: Mapping[str, float]) -> list[str]:
-    """What is wrong with this epoch, in sentences; nothing when it looks healthy."""
+def merge_warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the epochs warned of, each kind once: the last wording, and in how many epochs."""
+    kinds: dict[str, list[str]] = {}
+    for record in history:
+        for text in record["warnings"]:
+            kinds.setdefault(warning_kind(text), []).append(text)
+    return sorted(
+        texts[-1] if len(texts) == 1 else f"{texts[-1]} (in {len(texts)} epochs)" for texts in kinds.values()
+    )
+
+
+def warning_kind(text: str) -> str:
+    """The same sentence with other numbers is the same warning."""
+    return re.sub(r"\d[\d.e+-]*", "#", text)
+
+
+def find_failures(epoch: Epoch, terms: Mapping[str, float], *, competes: bool = True) -> list[str]:
+    """What is wrong with this epoch, in sentences; nothing when it looks healthy.
+
+    Terms compete where they train the same weights: those of the evidence and of a host that is left alone do not.
+    """
     found = []
     if epoch.get("eventless_windows", 0) > 0:
         found.append(
@@ -124,7 +146,9 @@ def find_failures(epoch: Epoch, terms: Mapping[str, float]) -> list[str]:
     if "mean_gate" in epoch:
         found += _gate_failures(epoch)
     total = sum(abs(value) for value in terms.values())
-    for name, value in terms.items():
+    task = sum(abs(value) for name, value in terms.items() if name.startswith("task"))
+    # A task that is solved has no loss left, and whatever remains is then most of nothing.
+    for name, value in terms.items() if competes and task >= SOLVED_LOSS else ():
         if len(terms) > 2 and not name.startswith("task") and abs(value) > DOMINANT_SHARE * total > 0:
             found.append(f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight.")
     return found

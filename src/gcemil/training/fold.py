@@ -40,8 +40,8 @@ from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
-from gcemil.training.epochs import Tracker
-from gcemil.training.loop import EpochRecord, OnEpoch, train
+from gcemil.training.epochs import Tracker, merge_warnings
+from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
@@ -55,13 +55,14 @@ def train_fold(
     folder: Path,
     *,
     on_epoch: OnEpoch | None = None,
+    on_bag: OnBag | None = None,
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
     if FoldFolder(folder).is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
     with working_in(folder, wait=LAST_WORDS_S):
-        _train_fold(cohort, index, settings, folder, on_epoch)
+        _train_fold(cohort, index, settings, folder, on_epoch, on_bag)
 
 
 def _train_fold(
@@ -70,6 +71,7 @@ def _train_fold(
     settings: TrainSettings,
     folder: Path,
     on_epoch: OnEpoch | None,
+    on_bag: OnBag | None,
 ) -> None:
     started, fold = time.monotonic(), FoldFolder(folder)
     run = fold.run.path
@@ -92,14 +94,14 @@ def _train_fold(
 
     progress = train(
         loaded, cohort, parts, task, settings, folder,
-        fold=index, on_epoch=report, before_saving=check_unchanged,
+        fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
     )  # fmt: skip
     tracker.close()
     save_network(fold.checkpoint, loaded, cohort, settings)
     details = {
         "best_epoch": progress.best_epoch,
         "validation": progress.best,
-        "warnings": sorted({text for record in progress.history for text in record["warnings"]}),
+        "warnings": merge_warnings(progress.history),
         "anchors": None if loaded.model is None else loaded.model.bank.provenance,
     }
     if given is not None:

@@ -259,7 +259,9 @@ def train_epoch(
     record["eventless_windows"] = sums.eventless
     record["learning_rate"] = optimizer.param_groups[0]["lr"]
     record["warnings"] = find_failures(
-        {k: v for k, v in record.items() if isinstance(v, int | float)}, record["terms"]
+        {k: v for k, v in record.items() if isinstance(v, int | float)},
+        record["terms"],
+        competes=model is not None and model.settings.teaches_host,
     )
     return record
 

@@ -7,6 +7,7 @@ difference shown, because a run that mixes them would be no result.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import refuse_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
-from gcemil.files import LOCK_NAME, is_file, working_in, write_json, write_text
+from gcemil.files import LOCK_NAME, is_file, read_json, working_in, write_json, write_text
 from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
@@ -43,6 +44,10 @@ from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
+OnFoldBag = Callable[[int, int, int], None]
+"""Fold, bags of the epoch that are done, bags of an epoch."""
+BETWEEN_TICKS_S = 2.0
+"""Seconds after which a worker says again how far it is."""
 
 
 def train_run(
@@ -53,6 +58,7 @@ def train_run(
     folds: Sequence[int] | None = None,
     jobs: int | None = None,
     on_epoch: OnFoldEpoch | None = None,
+    on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
     """Train the folds asked for (all that exist by default), as many side by side as there are cores."""
     cohort = Cohort.load(cohort_folder)
@@ -75,13 +81,14 @@ def train_run(
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or _default_jobs(settings), len(unfinished))
         if workers > 1:
-            _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch)
+            _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch, on_bag)
         else:
             for index in unfinished:
                 report = None if on_epoch is None else partial(on_epoch, index)
+                tick = None if on_bag is None else partial(on_bag, index)
                 # Bags of 512 patches are too small for several threads; cores are used by folds side by side.
                 with one_thread():
-                    train_fold(cohort, index, settings, run.fold(index).path, on_epoch=report)
+                    train_fold(cohort, index, settings, run.fold(index).path, on_epoch=report, on_bag=tick)
         return write_summary(out)
 
 
@@ -191,8 +198,9 @@ def _train_in_processes(
     folds: Sequence[int],
     workers: int,
     on_epoch: OnFoldEpoch | None,
+    on_bag: OnFoldBag | None,
 ) -> None:
-    """Folds side by side; their epochs are read from the histories they write."""
+    """Folds side by side; their epochs are read from the histories they write, their bags from what they say between."""
     run = RunFolder(out)
     counted = {index: len(read_history(run.fold(index).path)) for index in folds}
 
@@ -201,6 +209,10 @@ def _train_in_processes(
             for record in read_history(run.fold(index).path)[counted[index] :]:
                 counted[index] += 1
                 on_epoch(index, record)  # type: ignore[misc]
+        for index in folds if on_bag else ():
+            if is_file(run.fold(index).progress):
+                done, total = read_json(run.fold(index).progress)
+                on_bag(index, done, total)  # type: ignore[misc]
 
     work = partial(_train_one, cohort_folder, out, settings)
     for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=report_epochs):
@@ -208,5 +220,14 @@ def _train_in_processes(
 
 
 def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: int) -> None:
+    fold, last = RunFolder(out).fold(index), time.monotonic()
+
+    def tick(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= BETWEEN_TICKS_S:
+            last = time.monotonic()
+            write_json(fold.progress, [done, total])
+
     with one_thread():
-        train_fold(Cohort.load(cohort_folder), index, settings, RunFolder(out).fold(index).path)
+        train_fold(Cohort.load(cohort_folder), index, settings, fold.path, on_bag=tick)
+    fold.progress.unlink(missing_ok=True)

@@ -33,7 +33,8 @@ from starlette.routing import Route
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.exports.geojson import EvidenceList, PatchCollection
 from gcemil.files import parse_json, without_nan
-from gcemil.viewer import bench_api, exports, layers, reviews
+from gcemil.report.slide_view import name_anchor, sort_anchors
+from gcemil.viewer import bench_api, exports, layers, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
@@ -103,18 +104,9 @@ class ViewerApi:
         # Asked for by browsers on the welcome page, which names no icon.
         return Response(_read_static("icon.svg"), media_type=STATIC["icon.svg"])
 
-    def slides(self, request: Request) -> Response:
-        """The test slides of the fold."""
-        fold = self._session.fold
-        return JsonAnswer(
-            {
-                "run": fold.run.resolve().name,
-                "fold": fold.fold,
-                "host": fold.settings.host.name,
-                "wrapped": fold.model is not None,
-                "slides": list(self._session.specs),
-            }
-        )
+    async def slides(self, request: Request) -> Response:
+        """The test slides of the fold, the one to open first, and what may be claimed of the run."""
+        return JsonAnswer(await run_in_threadpool(overview.describe_run, self._session))
 
     async def slide(self, request: Request) -> Response:
         """Everything about one slide but its patches."""
@@ -217,7 +209,23 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
         "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
+        "anchors": _describe_anchors(slide),
+        "verdict": None if slide.evidence is None else slide.evidence.verdict,
+        "is_no_evidence": slide.evidence is not None and slide.evidence.is_no_evidence,
     }
+
+
+def _describe_anchors(slide: OpenedSlide) -> list[dict[str, Any]]:
+    """Every anchor by name, those that count for the prediction first."""
+    evidence, model = slide.evidence, slide.fold.model
+    if evidence is None or model is None:
+        return []
+    counting, others = sort_anchors(evidence, model.settings.recovery.min_weight_share)
+    return [
+        {"index": index, "name": name_anchor(evidence, index), "counts": counts}
+        for group, counts in ((counting, True), (others, False))
+        for index in group
+    ]
 
 
 def _encode_blocks(found: EvidenceList | PatchCollection) -> Iterator[bytes]:

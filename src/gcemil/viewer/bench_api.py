@@ -49,6 +49,7 @@ def judge_set(
         "live": _prediction(slide, slide.kept(present)),
         "predictions": _predictions(slide, outcome),
         "verdicts": [] if outcome is None else _verdicts(slide, outcome, tolerances),
+        "is_evidence": bool((selected == slide.chosen).all()),
         "coverage": _measure_coverage(slide, selected),
         "milliseconds": 1000 * (time.perf_counter() - start),
     }

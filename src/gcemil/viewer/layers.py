@@ -24,6 +24,11 @@ from gcemil.recovery.rules import ranking
 from gcemil.viewer.session import OpenedSlide
 
 Values = Float[np.ndarray, "n"]
+EVIDENCE_LABELS = {
+    False: "evidence: what the model found",
+    True: "found by the model, no evidence",
+}
+"""By whether the slide has no evidence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,9 @@ class Layer:
 def slide_layers(slide: OpenedSlide) -> list[Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-    layers = [Layer("attention", "attention score", "heat", _to_float32(slide.full.scores.numpy()[rows]))]
+    layers = [
+        Layer("attention", "attention of the host", "heat", _to_float32(slide.full.scores.numpy()[rows]))
+    ]
     if evidence is not None:
         layers += [
             Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
@@ -56,17 +63,18 @@ def slide_layers(slide: OpenedSlide) -> list[Layer]:
         layers += [
             Layer(
                 f"anchor_{index}",
-                f"anchor: {prompt}",
+                f"concept: {prompt}",
                 "heat",
                 _to_float32(evidence.responses[:, index]),
                 share,
             )
             for index, prompt in enumerate(evidence.prompts)
         ]
-    layers.append(Layer("evidence", slide.rule, "set", _to_float32(slide.chosen.numpy()[rows]), share))
+    label = EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
+    layers.append(Layer("evidence", label, "set", _to_float32(slide.chosen.numpy()[rows]), share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(Layer("truth", "truth", "set", _to_float32(truth.numpy()[rows]), share))
+        layers.append(Layer("truth", "annotated truth", "set", _to_float32(truth.numpy()[rows]), share))
     return layers
 
 

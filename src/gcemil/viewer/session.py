@@ -18,17 +18,19 @@ import torch
 from jaxtyping import Int
 
 from gcemil.bags.cohort import BagSpec
+from gcemil.bags.patching import find_slides
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
+from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery.rules import subset_size, top_k
 from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
-from gcemil.viewer.tiles import GridTiles, Tiles, feature_colors, open_slide_tiles
+from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles
 
 OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
 """Bags kept in memory, embedded, and the patches they may hold together; the one looked at longest ago goes first."""
@@ -97,8 +99,11 @@ class OpenedSlide:
 class ViewerSession:
     """One fold of a run while somebody looks at it."""
 
-    def __init__(self, fold: TrainedFold, *, tolerances: Tolerances | None = None) -> None:
+    def __init__(
+        self, fold: TrainedFold, *, tolerances: Tolerances | None = None, slides: Path | None = None
+    ) -> None:
         self.fold = fold
+        self._slide_files = {} if slides is None else find_slides([slides])
         self.tolerances = tolerances or Tolerances()
         self.specs: dict[str, BagSpec] = {
             slide_id: spec for spec in fold.specs("test") for slide_id in spec.slide_ids
@@ -111,13 +116,29 @@ class ViewerSession:
 
     @classmethod
     def open(
-        cls, run: Path, fold: int | None = None, *, tolerances: Tolerances | None = None
+        cls,
+        run: Path,
+        fold: int | None = None,
+        *,
+        tolerances: Tolerances | None = None,
+        slides: Path | None = None,
     ) -> ViewerSession:
-        """The fold asked for, or the first that is trained."""
+        """The fold asked for, or the first that is trained; `slides` is a folder of slide files."""
         trained = [one.number for one in RunFolder(run).trained_folds()]
         if fold is not None and fold not in trained:
             raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
-        return cls(TrainedFold.open(run, trained[0] if fold is None else fold), tolerances=tolerances)
+        opened = TrainedFold.open(run, trained[0] if fold is None else fold)
+        session = cls(opened, tolerances=tolerances, slides=slides)
+        if slides is not None and not session.specs.keys() & session._slide_files.keys():
+            raise UsageError(
+                f"{slides} holds none of the {len(session.specs)} test slides, such as "
+                f"'{next(iter(session.specs))}'. A slide file is named <slide id>.svs, .tif, .ndpi or the like."
+            )
+        return session
+
+    def slide_file(self, slide_id: str) -> Path | None:
+        """The slide itself: in the folder that was named, or beside the features."""
+        return self._slide_files.get(slide_id) or self.fold.cohort.slide_file(slide_id)
 
     @property
     def folder(self) -> Path:
@@ -136,7 +157,7 @@ class ViewerSession:
                 spec = self.specs[slide_id]
                 # Before, so that a large slide never meets another one in memory.
                 self._make_room(len(self.fold.cohort.layout(spec)))
-                found = _open_slide(self.fold, spec, slide_id)
+                found = _open_slide(self.fold, spec, slide_id, self.slide_file(slide_id))
                 with self._shelf:
                     self._opened[slide_id] = found
             return found
@@ -169,7 +190,7 @@ class ViewerSession:
                 self._opened.popitem()[1].tiles.close()
 
 
-def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str) -> OpenedSlide:
+def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Path | None) -> OpenedSlide:
     """The bag through the network once, and the pictures of the slide."""
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
@@ -188,15 +209,19 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str) -> OpenedSlide:
     )
     size = None if found_coords is None else fold.cohort.slide_patch_size(slide_id, coords)
     tiles: Tiles | None
-    tiles, note = open_slide_tiles(fold.cohort.slide_file(slide_id))
+    tiles, note = open_slide_tiles(slide_file)
+    if tiles is None and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None:
+        tiles, note = (
+            ThumbnailTiles(thumbnail),
+            "The small picture of the slide is shown: no slide file is known.",
+        )
     if found_coords is None:
         tiles, note = (
             None,
             "The slide has no coordinates: its patches are shown in the order of its feature file.",
         )
     if tiles is None:
-        colors = feature_colors(np.asarray(bench.bag.features[rows]))
-        tiles = GridTiles(coords, colors, size or UNKNOWN_PATCH)
+        tiles = GridTiles(coords, size or UNKNOWN_PATCH)
     return OpenedSlide(
         slide_id=slide_id,
         fold=fold,

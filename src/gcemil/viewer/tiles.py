@@ -1,7 +1,7 @@
-"""DeepZoom tiles of a slide: its pixels where there is a slide file, else its grid of patches.
+"""DeepZoom tiles of a slide: its pixels where there is a slide file, its thumbnail where there is one, else its grid.
 
-Level L shows the frame at 2^(max_level - L) level-0 pixels per pixel, in squares of 256. Without pixels every patch is a
-square whose colour is the first three principal components of its features: what looks alike is alike to the encoder.
+Level L shows the frame at 2^(max_level - L) level-0 pixels per pixel, in squares of 256. Without tissue every patch is a
+grey square: a colour under a colour scale would be read as part of it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageDraw
 
 from gcemil.errors import GcemilError, UsageError
-from gcemil.row_blocks import BLOCK_ROWS, row_blocks
+from gcemil.exports.overlay import Thumbnail
 from gcemil.slides.reader import LARGEST_READ, Pixels, SlideReader, open_slide, read_region
 
 TILE = 256
 UNKNOWN_MPP = 0.5
 """For a slide that does not state its pixel size: nothing here is measured in micrometres."""
-COLOR_SAMPLE = 4096
-"""Patches from which the principal components are made."""
 SMALLEST_SQUARE = 2.0
 """Pixels below which a patch is drawn as one pixel."""
 GLASS = (247, 247, 248)
+PATCH_GREY = (206, 212, 216)
+"""A patch of which nothing can be seen."""
 
 Corners = Int[np.ndarray, "n 2"]
 Places = Float[np.ndarray, "k 2"]
@@ -137,8 +137,9 @@ class GridTiles:
     shows_pixels = False
     min_level = 0
 
-    def __init__(self, coords: Corners, colors: Colors, patch_size: int) -> None:
-        self._colors, self._size = colors, patch_size
+    def __init__(self, coords: Corners, patch_size: int) -> None:
+        self._size = patch_size
+        self._colors: Colors = np.tile(np.array(PATCH_GREY, dtype=np.uint8), (len(coords), 1))
         low, high = coords.min(axis=0) - patch_size, coords.max(axis=0) + 2 * patch_size
         self.frame = Frame(int(low[0]), int(low[1]), int(high[0] - low[0]), int(high[1] - low[1]))
         self._corners = coords - low
@@ -158,35 +159,43 @@ class GridTiles:
         """There is no file."""
 
 
-def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
-    """Tiles of the slide file beside the features, or why there are none."""
-    if path is None:
-        return (
-            None,
-            "No slide file in slides/: patches are shown as squares, alike where their features are.",
+class ThumbnailTiles:
+    """Tiles of a slide of which a small picture is left."""
+
+    shows_pixels = True
+    min_level = 0
+
+    def __init__(self, thumbnail: Thumbnail) -> None:
+        self._picture = Image.fromarray(thumbnail.pixels)
+        self._downsample = thumbnail.downsample
+        width, height = (max(1, round(side * thumbnail.downsample)) for side in self._picture.size)
+        self.frame = Frame(*thumbnail.origin, width, height)
+
+    def tile(self, level: int, column: int, row: int) -> bytes:
+        """One square as image bytes."""
+        left, top, right, bottom = self.frame.box(level, column, row)
+        step = self.frame.scale(level) / self._downsample
+        box = (left * step, top * step, right * step, bottom * step)
+        width, height = self._picture.size
+        box = (box[0], box[1], min(box[2], width), min(box[3], height))
+        size = (right - left, bottom - top)
+        return _encode_tile(
+            np.asarray(self._picture.resize(size, Image.Resampling.BILINEAR, box=box)), "JPEG"
         )
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
+    """Tiles of the slide file, or why there are none."""
+    if path is None:
+        return None, "No slide file is known: patches are grey squares. Show tissue with --slides FOLDER."
     try:
         return SlideTiles(path), None
     except GcemilError as error:
         # The evidence can be looked at without pixels, as long as the reader is told.
         return None, str(error)
-
-
-def feature_colors(features: Float[np.ndarray, "n d"]) -> Colors:
-    """Pale colours from the first three principal components."""
-    rows = features[:: max(1, len(features) // COLOR_SAMPLE)].astype(np.float32)
-    mean = rows.mean(axis=0)
-    _, directions = np.linalg.eigh((rows - mean).T @ (rows - mean))
-    # A column of an eigenvector may point either way: the largest entry is made positive, so that colours are stable.
-    axes = directions[:, ::-1][:, :3]
-    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
-    blocks = row_blocks(len(features), BLOCK_ROWS)
-    projected = np.concatenate([(features[part].astype(np.float32) - mean) @ axes for part in blocks])
-    low, high = np.percentile(projected, (2, 98), axis=0)
-    shares = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
-    colors = np.full((len(features), 3), 0.5, dtype=np.float64)
-    colors[:, : shares.shape[1]] = shares
-    return np.rint(150 + 85 * colors).astype(np.uint8)
 
 
 def _draw_points(image: Image.Image, corners: Places, colors: Colors, side: float) -> Pixels:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags import store
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.guards import group_problems, select_errors, validate
+from gcemil.cli.main import app
 
 
 def features(n_patches=12, dim=8, seed=99):
@@ -277,7 +279,26 @@ def test_slow_chunks_are_a_warning_with_the_command(cohort):
         file.create_dataset("features", data=features(), chunks=(1, 8))
         file["coords"] = grid_coords(12)
     where, _, remedy = the_one(cohort.folder, "warning")
-    assert (where, remedy) == ("s003_0", "Rewrite them with 'gcemil repack'.")
+    assert (where, remedy) == ("s003_0", f"Rewrite them with 'gcemil repack {cohort.folder}'.")
+
+
+def test_slow_links_are_cured_at_their_source_or_by_a_copy(cohort, tmp_path):
+    source = tmp_path / "their files"
+    source.mkdir()
+    for name in ("s003_0", "s004_0"):
+        with h5py.File(source / f"{name}.h5", "w") as file:
+            file.create_dataset("features", data=features(), chunks=(1, 8))
+        path = cohort.feature_file(name)
+        path.unlink()
+        path.symlink_to(source / f"{name}.h5")
+    slow = [problem for problem in validate(cohort.folder) if "read slowly" in problem.what]
+    (group,) = group_problems(slow)
+    assert (group.where, group.count) == ("s003_0 and 1 more", 2)
+    assert f"gcemil repack '{source}'" in group.problem.remedy
+    assert "import again with --copy" in group.problem.remedy
+    # The remedy works: the source is rewritten, and nothing is slow any more.
+    assert CliRunner().invoke(app, ["repack", str(source)]).exit_code == 0
+    assert not [problem for problem in validate(cohort.folder) if "read slowly" in problem.what]
 
 
 def test_examples_that_the_card_names_have_to_be_there_and_fit(cohort):

@@ -103,7 +103,8 @@ def test_debug_is_also_a_variable_of_the_environment(ending, monkeypatch, value,
 def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
     assert ending(KeyboardInterrupt()) == (130, "\ngcemil: stopped.\n")
     monkeypatch.setattr(main, "RESUMING", {"doctor"})
-    assert ending(KeyboardInterrupt()) == (130, "\ngcemil: stopped; run the same command again to go on.\n")
+    said = "\ngcemil: stopped; run the same command again to go on.\n  gcemil doctor\n"
+    assert ending(KeyboardInterrupt()) == (130, said)
 
 
 def test_a_command_that_resumes_exists():

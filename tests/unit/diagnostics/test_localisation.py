@@ -8,6 +8,7 @@ import pytest
 
 from gcemil.bags import store
 from gcemil.bags.bag import slide_bag
+from gcemil.diagnostics import trained_fold
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     ScoredSlide,
@@ -33,6 +34,7 @@ from gcemil.diagnostics.localisation import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import StoreError
+from gcemil.explain import explain_bag
 from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.simulation.simulate import simulate
 from run_builders import TrainedRuns
@@ -243,7 +245,7 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
     rules = [(row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2]
     assert rules == [
         ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"), ("gates", "wrapped"),
-        ("evidence", "wrapped"), ("random", "none"), ("oracle", "none"),
+        ("evidence", "wrapped"), ("confirmed evidence", "wrapped"), ("random", "none"), ("oracle", "none"),
     ]  # fmt: skip
     # The recovered set is marked as it is: its share of the patches is the evidence fraction.
     shares = [
@@ -261,6 +263,23 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
     assert oracle["normal_specificity"] is None
     assert read_finding(write_finding(tmp_path, finding)) == finding
     assert figures(join_folds([finding, finding]), "oracle")["dice"] == pytest.approx(1)
+
+
+def test_a_slide_without_evidence_marks_nothing_once_its_verdict_counts(
+    classification_runs: TrainedRuns, monkeypatch
+):
+    """As on a normal slide, whose prediction stays without the patches that were found."""
+
+    def explain_in_vain(model, bag):
+        found = explain_bag(model, bag)
+        return replace(found, check=replace(found.check, is_necessary=False))
+
+    monkeypatch.setattr(trained_fold, "explain_bag", explain_in_vain)
+    finding = measure_localisation(TrainedFold.open(classification_runs.gce, 0))
+    found, confirmed = (figures(finding, rule, "wrapped") for rule in ("evidence", "confirmed evidence"))
+    assert found["marked_share"] > 0
+    assert (confirmed["marked_share"], confirmed["dice"], confirmed["patch_specificity"]) == (0, 0, 1)
+    assert any("slides that have no evidence mark nothing" in note for note in finding.notes)
 
 
 def test_the_same_seed_gives_the_same_finding(classification_runs: TrainedRuns):

@@ -169,7 +169,8 @@ def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRun
 
 def test_a_run_without_a_wrapper_has_rivals_only(classification_runs: TrainedRuns):
     found = measure_snr(TrainedFold.open(classification_runs.host, 0), budget=0.1)
-    assert {row.labels["rule"] for row in found.rows} == {"attention", "random", "oracle"}
+    rivals = {"attention", "contribution", "occlusion", "single"}
+    assert {row.labels["rule"] for row in found.rows} == {*rivals, "random", "oracle"}
     assert {row.labels["comparison"] for row in found.rows} == {"full-kept"}
     assert "The run has no wrapper" in found.notes[0]
     assert all(s["n_selected"] == max(1, round(0.1 * s["n_patches"])) for s in found.slides)

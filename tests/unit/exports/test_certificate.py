@@ -48,6 +48,19 @@ def test_the_headline_says_every_verdict_with_its_numbers():
     )
 
 
+def test_that_there_is_no_evidence_comes_first():
+    necessary = {"necessary": Verdict(False, 0.01, 0.05)}
+    none = replace(CERTIFICATE, verdicts={**CERTIFICATE.verdicts, **necessary})
+    assert none.headline.startswith(
+        "no evidence: without these patches the prediction stays as it is; sufficient"
+    )
+    assert none.to_json()["verdict"].startswith("no evidence")
+    assert CERTIFICATE.to_json()["verdict"] == "sufficient and necessary"
+    # A whole bag leaves nothing to compare with, which is another thing.
+    whole = replace(CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "necessary": Verdict(False, None, 0.05)})
+    assert whole.headline.startswith("sufficient")
+
+
 def test_a_whole_bag_is_not_necessary_and_a_rule_without_gates_has_no_verdict():
     assert Verdict(False, None, 0.05).sentence("necessary") == (
         "not necessary: the evidence is the whole bag, nothing is left without it"

@@ -1,13 +1,17 @@
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
+from gcemil.exports.geojson import EVIDENCE
 from gcemil.findings import Finding, Row
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
@@ -18,6 +22,7 @@ from gcemil.report.sections import (
     prediction,
     provenance,
     representations,
+    snr,
     survival,
     truth,
 )
@@ -25,10 +30,9 @@ from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.finding_tables import finding_table, order_rows
 from gcemil.report.sections.grid import pair_hosts
-from gcemil.report.sections.headline import Count, count_slides, wilson_interval
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides
-from gcemil.report.slide_view import read_slide_view
+from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
 from gcemil.runs import evidence_files
 from gcemil.runs.evidence_files import read_evidence
 from gcemil.tables import best_cells, format_metric
@@ -62,29 +66,12 @@ def toy_run(tmp_path):
 # --- headline -------------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_a_share_is_wilsons():
-    # z^2 / (n + z^2) with z^2 = 3.8415 and n = 10.
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
-    assert wilson_interval(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-def test_a_slide_counts_only_where_all_criteria_can_be_asked():
-    records = [
-        {"sufficient": True, "recoverable": None},
-        {"sufficient": True, "recoverable": True},
-        {"sufficient": False, "recoverable": True},
-    ]
-    assert count_slides(records, "sufficient") == Count(2, 3)
-    assert count_slides(records, "sufficient", "recoverable") == Count(1, 2)
-    assert count_slides([], "sufficient").words == "0 of 0"
-
-
 def test_the_headline_counts_the_slides_that_hold(toy_run):
     text = headline.render_lead(context_of(toy_run.folder))
     assert "<b>1 of 3</b> test slides" in text
-    assert "GCE evidence 1 of 3; random 0 of 3" in text
+    assert "random 0 of 3" in text
     assert "25.0 % of the patches" in text
+    assert "1 of 3 slides have no evidence" in text
 
 
 def test_without_the_diagnostic_the_headline_gives_its_command(tmp_path):
@@ -235,14 +222,74 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
         "host + GCE, gated": 0.8,
         "host + GCE, evidence alone": 0.8,
     }
-    text = prediction.render_section(context).body
+    assert "significance" not in prediction.render_section(context).body
+    text = context.render_missing().body
     assert "--only significance" in text
     assert f"--against {host.folder}" in text
 
 
-def test_without_a_plain_host_the_section_says_how_to_add_it(toy_run):
-    text = prediction.render_section(context_of(toy_run.folder)).body
-    assert f"gcemil report {toy_run.folder} --against HOST_RUN" in text
+def test_without_a_plain_host_the_end_of_the_page_says_how_to_add_it(toy_run):
+    context = context_of(toy_run.folder)
+    prediction.render_section(context)
+    assert f"gcemil report {toy_run.folder} --against HOST_RUN" in context.render_missing().body
+
+
+def test_what_was_not_measured_is_listed_once_with_one_command(toy_run, tmp_path):
+    page = write_report(toy_run.folder, tmp_path / "report.html").read_text(encoding="utf-8")
+    before, _, end = page.partition('id="missing"')
+    assert "Not measured" not in before.partition("</nav>")[2]
+    assert end.count("gcemil diagnose") == 1
+    assert "--only budget,posthoc,subsets" in end
+    for name in ("budget", "stability", "cost", "failures"):
+        assert end.count(QUESTIONS[name]) == 1
+
+
+def test_a_slide_without_evidence_has_a_chip_a_filter_and_a_grey_map(tmp_path):
+    run = run_folder(tmp_path / "run")
+    evidence = replace(toy_evidence("s0"), is_sufficient=True, is_necessary=False)
+    run.fold(0, ["s0"], evidence=[evidence])
+    run.snr(0, [judged_slide("s0", necessary=False, no_evidence=True)])
+    text = render_slides(context_of(run.folder)).body
+    assert '<span class="chip none">no evidence</span>' in text
+    assert "no evidence (1)" in text
+    assert "No evidence: without the patches that were found the prediction stays as it is" in text
+    data = read_run_data(run.folder)
+    view = read_slide_view(data, data.bags[0], "s0")
+    pixels = np.asarray(Image.open(io.BytesIO(draw_map(view)[0])).convert("RGB")).reshape(-1, 3)
+    assert (pixels == NO_EVIDENCE).all(axis=1).any()
+    assert not (pixels == EVIDENCE.color).all(axis=1).any()
+
+
+def test_concepts_that_count_for_the_prediction_come_first_and_the_others_are_folded(tmp_path):
+    run = run_folder(tmp_path / "run")
+    weights = np.array([0.1, 1.0], dtype=np.float32)
+    run.fold(0, ["s0"], evidence=[replace(toy_evidence("s0"), anchor_weights=weights)])
+    text = render_slides(context_of(run.folder)).body
+    shown, _, folded = text.partition("1 other concepts")
+    assert "Concepts that count for a" in shown
+    assert ("necrosis" in shown, "glands" in shown, "glands" in folded) == (True, False, True)
+    assert "not why the class was predicted" in folded
+
+
+def test_a_prototype_is_named_with_the_patch_that_is_most_like_it():
+    evidence = replace(toy_evidence("s0"), prompts=("prototype 1", "prototype 2"))
+    assert name_anchor(evidence, 0) == "prototype 1, like the patch at 0, 0"
+    assert name_anchor(toy_evidence("s0"), 0) == "glands"
+
+
+def test_a_bound_that_limits_nothing_is_said_to_and_not_printed(toy_run):
+    labels = {"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "full-kept"}
+    figures = {
+        "coverage_bound": 1355.6,
+        "coverage_slack": 1355.0,
+        "coverage_broken_share": 0.0,
+        "full_kept_gap": 0.1,
+    }
+    slides = read_run_data(toy_run.folder).folds[0].findings["snr"].slides
+    toy_run.finding(0, Finding("snr", (Row(labels, figures),), slides=slides))
+    text = snr.render_section(context_of(toy_run.folder)).body
+    assert "1355" not in text
+    assert "limits nothing here" in text
 
 
 def test_failing_slides_are_named_and_linked(toy_run):
@@ -328,9 +375,9 @@ def test_a_slide_shows_its_four_outputs_and_the_numbers_behind_its_verdicts(toy_
 def test_a_wrong_prediction_is_marked_without_the_diagnostic(tmp_path):
     run = run_folder(tmp_path / "run")
     run.fold(0, ["s0"], target="b", evidence=[toy_evidence("s0")])
-    text = render_slides(context_of(run.folder)).body
-    assert "b, predicted a" in text
-    assert "--only snr" in text
+    context = context_of(run.folder)
+    assert "b, predicted a" in render_slides(context).body
+    assert "--only snr" in context.render_missing().body
 
 
 @pytest.mark.parametrize("selected", [(0,), tuple(range(8))])

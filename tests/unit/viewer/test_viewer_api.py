@@ -1,17 +1,25 @@
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from gcemil.bags import store
+from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import class_probability
+from gcemil.report.claim import SAME_NETWORK_MEANING
+from gcemil.report.run_data import FoldData
+from gcemil.runs.evidence_files import read_evidence
+from gcemil.viewer import overview
 from gcemil.viewer.bench_api import read_masks
 from gcemil.viewer.reviews import Agreement
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
+from report_builders import toy_evidence
+from slide_builders import write_slide
 from viewer_builders import bits, opened, send_bits, send_review, visitor
 
 
@@ -70,6 +78,63 @@ def test_the_slides_are_those_the_fold_tests(client, session):
     listed = client.get("/api/slides").json()
     assert listed["slides"] == [spec.slide_ids[0] for spec in session.fold.specs("test")]
     assert (listed["fold"], listed["host"], listed["wrapped"]) == (0, "abmil", True)
+
+
+def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client, session):
+    listed = client.get("/api/slides").json()
+    found = {
+        slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
+    }
+    outcomes = overview._read_outcomes(FoldData(session.folder, 0))
+    right = [name for name, one in outcomes.items() if one["predicted"] == one["target"]]
+    faithful = [name for name in right if found[name].verdict == "sufficient and necessary"]
+    assert listed["first"] in (faithful or right)
+    most = max(min(4, overview.count_regions(found[name])) for name in (faithful or right))
+    assert min(4, overview.count_regions(found[listed["first"]])) == most
+    assert all(text.startswith(name) for name, text in listed["labels"].items())
+
+
+def test_regions_of_evidence_touch_at_corners_too():
+    apart = replace(toy_evidence(n_patches=12, selected=(0, 5, 11)), slide_id="x")
+    assert overview.count_regions(apart) == 2
+    assert overview.count_regions(None) == 0
+
+
+def test_what_may_be_claimed_stands_on_the_page(classification_runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(classification_runs.gce, run)
+    session = opened(run)
+    assert visitor(session).get("/api/slides").json()["claim"] == []
+    diagnose_run(Comparison(run, classification_runs.host), names=["snr"], jobs=1)
+    claim = visitor(session).get("/api/slides").json()["claim"]
+    session.close()
+    assert "is sufficient and necessary in" in claim[0]
+    assert any("Best rival at the same size" in text for text in claim)
+    assert SAME_NETWORK_MEANING in claim
+
+
+def test_anchors_that_count_for_the_prediction_come_first(client, slide):
+    about = client.get(f"/api/slides/{slide.slide_id}").json()
+    counts = [one["counts"] for one in about["anchors"]]
+    assert counts == sorted(counts, reverse=True)
+    assert sorted(one["index"] for one in about["anchors"]) == list(range(len(about["prompts"])))
+    assert about["verdict"] == slide.evidence.verdict
+
+
+def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
+    name = next(iter(session.specs))
+    (tmp_path / "scans").mkdir()
+    write_slide(tmp_path / "scans" / f"{name}.tif", np.full((600, 1000, 3), 240, np.uint8))
+    found = ViewerSession.open(classification_runs.gce, slides=tmp_path)
+    assert found.slide_file(name) == tmp_path / "scans" / f"{name}.tif"
+    assert found.slide(name).tiles.shows_pixels
+    found.close()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "X.tif").write_bytes(b"a slide of another cohort")
+    with pytest.raises(UsageError, match="holds none of the .* test slides"):
+        ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
+    with pytest.raises(UsageError, match="does not exist"):
+        ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
 
 
 def test_removing_patches_gives_what_the_python_interface_gives(client, slide):

@@ -6,8 +6,17 @@ from PIL import Image
 
 from gcemil.bags.cohort import find_slide_file
 from gcemil.errors import UsageError
+from gcemil.exports.overlay import Thumbnail
 from gcemil.viewer.session import place_in_square
-from gcemil.viewer.tiles import GLASS, Frame, GridTiles, SlideTiles, feature_colors, open_slide_tiles
+from gcemil.viewer.tiles import (
+    GLASS,
+    PATCH_GREY,
+    Frame,
+    GridTiles,
+    SlideTiles,
+    ThumbnailTiles,
+    open_slide_tiles,
+)
 from slide_builders import write_slide
 
 RED, BLUE = (200, 10, 10), (10, 10, 200)
@@ -34,17 +43,17 @@ def test_a_tile_outside_the_frame_does_not_exist(at):
 
 def two_patches():
     coords = np.array([[1000, 2000], [1256, 2000]])
-    return GridTiles(coords, np.array([RED, BLUE], np.uint8), 256)
+    return GridTiles(coords, 256)
 
 
 def test_a_grid_is_framed_by_one_empty_patch():
     assert two_patches().frame == Frame(744, 1744, 1024, 768)
 
 
-def test_a_patch_is_drawn_in_its_colour_where_it_lies():
+def test_a_patch_without_tissue_is_grey_where_it_lies():
     tiles = two_patches()
-    assert tuple(picture(tiles.tile(10, 1, 1))[100, 100]) == RED
-    assert tuple(picture(tiles.tile(10, 2, 1))[100, 100]) == BLUE
+    assert tuple(picture(tiles.tile(10, 1, 1))[100, 100]) == PATCH_GREY
+    assert tuple(picture(tiles.tile(10, 2, 1))[100, 100]) == PATCH_GREY
     assert (picture(tiles.tile(10, 0, 0)) == GLASS).all()
 
 
@@ -52,23 +61,22 @@ def test_patches_smaller_than_two_pixels_are_points():
     # At level 2 the frame is 4 by 3 pixels and a patch is one of them.
     small = picture(two_patches().tile(2, 0, 0))
     assert small.shape == (3, 4, 3)
-    assert [tuple(pixel) for pixel in small[1]] == [GLASS, RED, BLUE, GLASS]
+    assert [tuple(pixel) for pixel in small[1]] == [GLASS, PATCH_GREY, PATCH_GREY, GLASS]
 
 
 def test_one_patch_has_tiles_down_to_one_pixel():
-    tiles = GridTiles(np.array([[0, 0]]), np.array([RED], np.uint8), 256)
+    tiles = GridTiles(np.array([[0, 0]]), 256)
     assert picture(tiles.tile(0, 0, 0)).shape == (1, 1, 3)
 
 
-def test_equal_features_have_one_colour_and_two_kinds_have_two():
-    assert len(np.unique(feature_colors(np.ones((5, 4), np.float32)), axis=0)) == 1
-    two = feature_colors(np.repeat(np.eye(2, 6, dtype=np.float16), 4, axis=0))
-    assert len(np.unique(two[:4], axis=0)) == 1
-    assert (two[0] != two[4]).any()
-
-
-def test_features_of_width_two_and_one_patch_have_colours():
-    assert feature_colors(np.zeros((1, 2), np.float32)).shape == (1, 3)
+def test_a_thumbnail_is_cut_into_tiles_where_it_lies_on_the_slide():
+    pixels = np.zeros((4, 8, 3), np.uint8)
+    pixels[:, :4], pixels[:, 4:] = RED, BLUE
+    tiles = ThumbnailTiles(Thumbnail(pixels, 64.0, (100, 200)))
+    assert tiles.frame == Frame(100, 200, 512, 256)
+    assert np.abs(picture(tiles.tile(9, 0, 0)).astype(int)[100, 100] - RED).max() < 8
+    assert np.abs(picture(tiles.tile(9, 1, 0)).astype(int)[100, 200] - BLUE).max() < 8
+    assert picture(tiles.tile(6, 0, 0)).shape == (32, 64, 3)
 
 
 def test_patches_without_coordinates_lie_in_the_order_of_the_file():

@@ -16,7 +16,14 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task
 from gcemil.bags.folds import Fold, carve_validation, leaking_cases, write_folds
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, order_classes, read_labels
+from gcemil.bags.foreign.label_tables import (
+    LabelTable,
+    choose_classes,
+    count_targets,
+    find_label_faults,
+    order_classes,
+    read_labels,
+)
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
@@ -101,6 +108,8 @@ class ImportReport:
     excluded: tuple[str, ...] = ()
     labels_without_features: tuple[str, ...] = ()
     features_without_labels: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    """What is to be predicted, counted."""
 
     def lines(self) -> list[str]:
         """The report as text, nothing shortened."""
@@ -109,6 +118,7 @@ class ImportReport:
             f"{self.n_copied} copied, {self.n_folds} folds."
         )
         groups = (
+            ("to predict", self.targets),
             ("assumed", self.assumptions),
             ("warning", self.warnings),
             ("left out, no patches", self.empty),
@@ -176,7 +186,8 @@ def write_cohort(
         n_copied=len(linked) - sum(linked),
         n_folds=len(join.folds),
         assumptions=lines,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *find_label_faults(join.rows)),
+        targets=count_targets(join.rows, card.classes),
         empty=folder.empty,
         excluded=join.excluded,
         labels_without_features=tuple(sorted(labelled - known)),

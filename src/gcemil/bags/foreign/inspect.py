@@ -6,8 +6,11 @@ HDF5 files are known by the names of their datasets and the attributes tools lea
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,27 @@ from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
-from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape
+from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import RawTable, read_raw_table
 from gcemil.bags.untrusted import untrusted_files
-from gcemil.errors import InputError, UsageError, error_text
+from gcemil.errors import GcemilError, InputError, UsageError, error_text
 from gcemil.files import read_json
 from gcemil.wording import near_path
 
 _SAMPLE = 16
+_LOOKED_THROUGH, _TABLES_LOOKED_AT = 2000, 20
+"""Files of a folder among which a label table is looked for, and tables that are opened."""
+PLACEHOLDERS = {
+    "TABLE": "TABLE is your label table, with a column of slides and one of labels",
+    "FEATURES": "FEATURES is the folder of feature files",
+    "SLIDES": "SLIDES is the table of PATIENT and FILENAME",
+    "COLUMN": "COLUMN is what to predict",
+    "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
+}
+"""What a command cannot know, in words."""
 Layouts = dict[str, store.Layout]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -92,7 +105,7 @@ def _inspect_folder(path: Path) -> Inspection:
             "Folder of splits",
             (("files", ", ".join(files)),),
             (),
-            f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT",
+            f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}",
         )
     if (path / "bags_config.json").is_file():
         return Inspection(
@@ -124,7 +137,7 @@ def _inspect_cohort(path: Path) -> Inspection:
         cohort = Cohort.load(path)
     except InputError as error:
         return Inspection(
-            path, "cohort", "Cohort of gcemil", tuple(facts), (str(error),), f"gcemil validate {path}"
+            path, "cohort", "Cohort of gcemil", tuple(facts), (str(error),), f"gcemil validate {_quote(path)}"
         )
     folds = fold_indices(path)
     facts += [
@@ -134,7 +147,7 @@ def _inspect_cohort(path: Path) -> Inspection:
     ]
     missing = [row.slide_id for row in cohort.slides if not cohort.feature_file(row.slide_id).is_file()]
     problems = tuple(_describe_missing(cohort, name) for name in missing)
-    command = f"gcemil validate {path}" if folds else f"gcemil split {path}"
+    command = f"gcemil validate {_quote(path)}" if folds else f"gcemil split {_quote(path)}"
     return Inspection(path, "cohort", "Cohort of gcemil", tuple(facts), problems, command)
 
 
@@ -150,7 +163,7 @@ def _inspect_run(path: Path) -> Inspection:
     done = [fold for fold in folds if (path / fold / "metrics.json").is_file()]
     facts = (("folds", ", ".join(folds)), ("finished", ", ".join(done) or "none"))
     problems = tuple(f"{fold} has no metrics.json: it did not finish." for fold in folds if fold not in done)
-    return Inspection(path, "run", "Run of gcemil", facts, problems, f"gcemil report {path}")
+    return Inspection(path, "run", "Run of gcemil", facts, problems, f"gcemil report {_quote(path)}")
 
 
 def _inspect_trident_job(path: Path) -> Inspection:
@@ -163,7 +176,7 @@ def _inspect_trident_job(path: Path) -> Inspection:
     ]
     features = [f"{run.name}/{folder.name}" for run in runs for folder in sorted(run.glob("features_*"))]
     problems = () if features else ("No patch features yet: run TRIDENT's feature extraction.",)
-    command = f"gcemil import {path / features[0]} --labels TABLE --out COHORT" if features else None
+    command = _import_command(path / features[0]) if features else None
     return Inspection(path, "trident_job", "TRIDENT job folder", tuple(facts), problems, command)
 
 
@@ -180,11 +193,70 @@ def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
         ("kinds", ", ".join(kinds)),
         *first.facts,
     )
-    problems = tuple(f"{one.path.name}: {problem}" for one in seen for problem in one.problems)
+    problems = _join_problems(path, seen)
     if layout is None:
         return Inspection(path, first.kind, first.title, facts, problems, first.next_command)
-    command = f"gcemil import {path} --labels TABLE{layout.needs} --out COHORT"
+    command = _import_command(path, layout.needs)
     return Inspection(path, f"{layout.tool}_folder", layout.title, facts, problems, command)
+
+
+def _join_problems(folder: Path, seen: Sequence[Inspection]) -> tuple[str, ...]:
+    """What is wrong with several files once, with how many; the remedy is then for the folder."""
+    found: dict[str, list[str]] = {}
+    for one in seen:
+        for problem in one.problems:
+            # A remedy that names the file names the folder instead: it takes folders too.
+            told = problem.replace(_quote(one.path), _quote(folder))
+            found.setdefault(told, []).append(one.path.name)
+    return tuple(
+        f"{names[0]}: {problem}"
+        if len(names) == 1
+        else f"{len(names)} of {len(seen)} files looked at: {problem}"
+        for problem, names in found.items()
+    )
+
+
+def _import_command(features: Path, needs: str = "") -> str:
+    """The import of a features folder; with a label table that lies near it and names its slides."""
+    table = find_label_table(features)
+    labels = "TABLE" if table is None else _quote(table)
+    return f"gcemil import {_quote(features)} --labels {labels}{needs} --out {_propose_out(features)}"
+
+
+def find_label_table(features: Path) -> Path | None:
+    """A table beside the features, or up to two folders above, whose slides have features here; None where there is none."""
+    known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in {".h5", ".pt", ".npy"}}
+    tables = (
+        path
+        for folder in (features, features.parent, features.parent.parent)
+        for path in _list_tables(folder)
+    )
+    for path in islice(tables, _TABLES_LOOKED_AT):
+        try:
+            labels = read_labels(path)
+        except (GcemilError, OSError):
+            continue
+        if known & {row.slide_id for row in labels.rows}:
+            return path
+    return None
+
+
+def _list_tables(folder: Path) -> list[Path]:
+    """Tables of a folder; none of one that may not be looked at."""
+    try:
+        found = sorted(folder.iterdir())[:_LOOKED_THROUGH]
+        return [path for path in found if path.suffix.lower() in {".csv", ".tsv", ".xlsx"} and path.is_file()]
+    except OSError:
+        return []
+
+
+def _propose_out(path: Path) -> str:
+    """A folder for the cohort, by the name of what it comes from."""
+    return _quote(Path("cohorts") / (path.resolve().stem or "mine"))
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _report_unknown(path: Path, why: str) -> Inspection:
@@ -267,7 +339,7 @@ def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any
 
 def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     found = [
-        f"'{name}' is stored in chunks of {layout.chunks}, which reads an order of magnitude slower: gcemil repack {path}"
+        f"'{name}' is stored in chunks of {layout.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
         for name, layout in layouts.items()
         if layout.is_slow
     ]
@@ -298,10 +370,10 @@ def _next_command(path: Path, kind: str) -> str | None:
     layout = _layout_of(kind)
     if kind == "features" or layout is not None:
         needs = "" if layout is None else layout.needs
-        return f"gcemil import {path.parent} --labels TABLE{needs} --out COHORT"
+        return _import_command(path.parent, needs)
     if kind in {"clam_coords", "trident_patches"}:
         return (
-            f"gcemil import FEATURES --coords-dir {path.parent} --labels TABLE --out COHORT"
+            f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
             if kind == "clam_coords"
             else None
         )
@@ -318,7 +390,10 @@ def _inspect_table(path: Path) -> Inspection:
     if table.has("minx", "miny", "width", "height"):
         return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts), (), None)
     if table.has("PATIENT") and not table.has("FILENAME"):
-        command = f"gcemil import FEATURES --labels {path} --slide-table SLIDES --target COLUMN --out COHORT"
+        command = (
+            f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN "
+            f"--out {_propose_out(path)}"
+        )
         return Inspection(path, "labels", "STAMP clinical table", tuple(facts), (), command)
     try:
         labels = read_labels(path)
@@ -327,7 +402,7 @@ def _inspect_table(path: Path) -> Inspection:
     facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
-    command = f"gcemil import FEATURES --labels {path} --out COHORT"
+    command = f"gcemil import FEATURES --labels {_quote(path)} --out {_propose_out(path)}"
     return Inspection(path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command)
 
 
@@ -337,7 +412,7 @@ def _inspect_json(path: Path) -> Inspection:
         splits = read_splits(path)
     except InputError:
         return Inspection(path, "unknown", "JSON file gcemil does not know", (), (), None)
-    command = f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT"
+    command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
     return Inspection(path, "splits", "STAMP splits", (("folds", str(len(splits.folds))),), (), command)
 
 
@@ -376,7 +451,7 @@ def _inspect_other_table(
     path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception
 ) -> Inspection:
     if has_splits(table):
-        command = f"gcemil import FEATURES --labels TABLE --splits {path} --out COHORT"
+        command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
         return Inspection(path, "splits", "Split table", tuple(facts), (), command)
     return Inspection(path, "table", "Table", tuple(facts), (str(error),), None)
 

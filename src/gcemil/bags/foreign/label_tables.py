@@ -25,6 +25,8 @@ from gcemil.errors import CohortError, UsageError
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
+MOST_CLASSES = 8
+"""Above so many, labels that are mostly unique are no classes."""
 _SPLIT_FOLDER = re.compile(r"k=\d+$")
 
 
@@ -125,6 +127,45 @@ def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
     """Classes by number where all are numbers, else by alphabet."""
     found = sorted(set(labels))
     return tuple(sorted(found, key=float) if all(_is_number(label) for label in found) else found)
+
+
+def count_targets(rows: Sequence[SlideRow], classes: Sequence[str]) -> tuple[str, ...]:
+    """Slides and cases of every class; events and censored cases of a survival cohort."""
+    if not classes:
+        cases = {row.case_id: row.event for row in rows}
+        events = sum(event == 1 for event in cases.values())
+        return (f"survival: {events} cases with the event, {len(cases) - events} censored",)
+    return tuple(
+        f"class '{name}': {len(own)} slides of {len({row.case_id for row in own})} cases"
+        for name in classes
+        for own in [[row for row in rows if row.label == name]]
+    )
+
+
+def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
+    """What looks like a mistake in a column of labels: one class spelt in several ways, numbers, an id per slide."""
+    labels = [row.label for row in rows if row.label is not None]
+    distinct = sorted(set(labels))
+    spelt: dict[str, list[str]] = {}
+    for label in distinct:
+        spelt.setdefault(re.sub(r"[\s_-]+", " ", label).strip().casefold(), []).append(label)
+    found = [
+        f"{' and '.join(repr(label) for label in variants)} are {len(variants)} classes now, and look like one: "
+        "write them alike in the table and import again."
+        for variants in spelt.values()
+        if len(variants) > 1
+    ]
+    if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
+        found.append(
+            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is no class. "
+            "Name the label column with --target."
+        )
+    elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
+        found.append(
+            f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}': "
+            "name the label column with --target."
+        )
+    return tuple(found)
 
 
 def parse_event(text: str) -> int | None:

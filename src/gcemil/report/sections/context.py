@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from markupsafe import Markup
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gcemil.files import write_bytes
-from gcemil.report.html import command, element, join_markup, picture
+from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture
 from gcemil.report.run_data import RunData
 from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 
@@ -63,6 +63,10 @@ class Context:
     against: RunData | None
     figures: FigureFolder
     seed: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    """What the page cannot show and the command that would add it; listed once, at its end."""
+    unmeasured: list[str] = field(default_factory=list)
+    """Diagnostics that were not made."""
 
     @property
     def unit(self) -> str:
@@ -75,19 +79,42 @@ class Context:
 
     def name_network(self, key: str) -> str:
         """Whose prediction; a run without the wrapper has its host alone."""
-        return "host" if key == "wrapped" and not self.run.is_wrapped else readable_name(key)
+        is_plain = key == "wrapped" and (not self.run.is_wrapped or self.run.is_same_network)
+        return "host" if is_plain else readable_name(key)
 
     def diagnose_command(self, name: str) -> str:
         """The command that makes a diagnostic."""
         against = self.against.folder if self.against is not None else None
-        if name == "significance" and against is None:
+        if "significance" in name.split(",") and against is None:
             return f"gcemil diagnose {quote_path(self.run.folder)} --against HOST_RUN --only {name}"
         rival = "" if against is None else f" --against {quote_path(against)}"
         return f"gcemil diagnose {quote_path(self.run.folder)}{rival} --only {name}"
 
-    def render_missing(self, name: str) -> Markup:
-        """What is not known, and the command that would tell."""
-        return render_missing(f"Not measured: {QUESTIONS[name]}", self.diagnose_command(name))
+    def list_unmeasured(self, name: str) -> Markup:
+        """Note a diagnostic that was not made for the list at the end; nothing in its place."""
+        if name not in self.unmeasured:
+            self.unmeasured.append(name)
+        return EMPTY
+
+    def list_missing(self, what: str, remedy: str) -> Markup:
+        """Note what cannot be shown for the list at the end; nothing in its place."""
+        self.missing[what] = remedy
+        return EMPTY
+
+    def render_missing(self) -> Section | None:
+        """Everything that the page does not show, in one place; None where it shows all."""
+        lines = [element("li", QUESTIONS[name]) for name in self.unmeasured]
+        parts = [element("ul", *lines)] if lines else []
+        if lines:
+            names = ",".join(self.unmeasured)
+            parts.append(paragraph("Measure all of these with ", command(self.diagnose_command(names))))
+        others = [
+            element("li", join_markup([what, " Add it with ", command(remedy)]))
+            for what, remedy in self.missing.items()
+        ]
+        if others:
+            parts.append(element("ul", *others))
+        return Section("missing", "Not measured", join_markup(parts)) if parts else None
 
 
 def _encode_small_jpeg(png: bytes) -> bytes:

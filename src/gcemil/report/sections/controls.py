@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
+from gcemil.report.claim import ORACLE_MEANING
 from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph, render_table
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
@@ -55,13 +56,17 @@ def render_section(context: Context) -> Section:
     parts = [
         paragraph(
             "A subset is only as good as what it beats. Every rule below picks the same number of patches of every bag, and "
-            "the same network judges them: random patches are the floor, the annotated truth is a reference from above."
+            f"the network that is named judges them: random patches are the floor. {ORACLE_MEANING}"
         )
     ]
     budget, posthoc = context.run.finding("budget"), context.run.finding("posthoc")
-    parts.append(context.render_missing("budget") if budget is None else _render_budget(context, budget))
-    parts.append(element("h3", "Explanations made after training"))
-    parts.append(context.render_missing("posthoc") if posthoc is None else _render_posthoc(context, posthoc))
+    if budget is None and posthoc is None:
+        parts = []
+    parts.append(context.list_unmeasured("budget") if budget is None else _render_budget(context, budget))
+    if posthoc is None:
+        context.list_unmeasured("posthoc")
+    else:
+        parts += [element("h3", "Explanations made after training"), _render_posthoc(context, posthoc)]
     return Section("controls", "Controls and rivals", join_markup(parts))
 
 

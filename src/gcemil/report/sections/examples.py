@@ -17,17 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import Canvas, Thumbnail
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
 from gcemil.report.run_data import BagKey, RunData
-from gcemil.report.sections.context import Context, render_missing
+from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
     Mask,
     SlideFrame,
     SlideView,
+    choose_color,
     draw_attention,
     draw_evidence,
     draw_subsets,
@@ -126,13 +126,11 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     """Disjoint sufficient subsets, drawn again from the rankings: the finding keeps their number, not their patches."""
     records = context.run.slides("subsets")
     if not records:
-        return context.render_missing("subsets")
+        return context.list_unmeasured("subsets")
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
-        return render_missing(
-            f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides.",
-            context.diagnose_command("subsets"),
-        )
+        text = f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
+        return paragraph(text, kind="note")
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
@@ -182,10 +180,11 @@ def draw_attention_and_evidence(
     """The host's attention and the recovered evidence on the same slide."""
     place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
     count = int(evidence.selected.sum())
+    what = "No evidence: found" if evidence.is_no_evidence else "GCE evidence"
     panels = {
         "Attention of the host, by rank": draw_attention(place, evidence.scores),
-        f"GCE evidence, {count} of {len(evidence.selected)} patches": draw_evidence(
-            place, evidence.selected, EVIDENCE.color
+        f"{what}, {count} of {len(evidence.selected)} patches": draw_evidence(
+            place, evidence.selected, choose_color(evidence)
         ),
     }
     if thumbnail is not None:
@@ -193,7 +192,8 @@ def draw_attention_and_evidence(
     figure = _draw_panels(
         evidence.slide_id, {name: outline_truth(canvas, place, truth) for name, canvas in panels.items()}
     )
-    handles: list[Patch | Line2D] = [Patch(color=EVIDENCE_COLOR, label="evidence")]
+    label = "found, no evidence" if evidence.is_no_evidence else "evidence"
+    handles: list[Patch | Line2D] = [Patch(color=format_color(choose_color(evidence)), label=label)]
     if truth is not None and truth.any():
         handles.append(Line2D([], [], color="black", linewidth=1.2, label="outline of the annotated truth"))
     figure.legend(handles=handles, loc="outside lower left", ncols=2)

@@ -31,7 +31,7 @@ def render_section(context: Context, places: dict[str, str]) -> Section:
     """`places` leads from a bag to its part of the page."""
     finding = context.run.finding("failures")
     body = (
-        context.render_missing("failures") if finding is None else _render_finding(context, finding, places)
+        context.list_unmeasured("failures") if finding is None else _render_finding(context, finding, places)
     )
     return Section("failures", "Failures", body)
 

@@ -11,7 +11,7 @@ from gcemil.report.style import readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
-OWN_RULES = ("evidence", "gce_discrete", "evidence scores")
+OWN_RULES = ("evidence", "confirmed evidence", "gce_discrete", "evidence scores")
 GROUP_NAMES = {
     "task": "Task",
     "sufficiency": "Sufficiency",

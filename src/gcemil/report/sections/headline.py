@@ -1,28 +1,29 @@
-"""Does the evidence hold? Counted slide by slide, with the controls beside it.
+"""Does the evidence hold? Counted slide by slide, beside the best rival, attention and the controls.
 
-  a slide holds     its evidence is sufficient, necessary and recoverable (Definitions 1 to 3 of the paper)
-  interval          95 % of Wilson for a share of n slides: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-
-Attention, random and oracle subsets of the same size have no gates, so beside them stands what both have: sufficient and
-necessary together.
+Which rules are compared, how slides are counted and what sentence follows: report/claim.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gcemil.report.html import EMPTY, bar, element, join_markup, paragraph
-from gcemil.report.run_data import Record
+from gcemil.report.claim import (
+    ORACLE_MEANING,
+    Claim,
+    RuleSlides,
+    describe_networks,
+    group_rules,
+    make_claim,
+)
+from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
 from gcemil.report.sections.context import Context
-from gcemil.report.style import readable_name
 
-Z95 = 1.959963984540054
 FEW = 30
-CONTROLS = ("attention", "random", "oracle")
+SHOWN_BESIDE = ("attention", "random", "oracle")
+"""Rules that stand in every card, with the best rival."""
 WORDS = {
     "sufficient": (
         "Sufficient",
@@ -35,45 +36,7 @@ WORDS = {
     ),
 }
 LIMITS = {"sufficient": "sufficiency", "necessary": "necessity", "recoverable": "recoverability"}
-
-
-@dataclass(frozen=True)
-class Count:
-    """So many of so many."""
-
-    held: int
-    of: int
-
-    @property
-    def share(self) -> float:
-        """NaN without observations."""
-        return self.held / self.of if self.of else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the share."""
-        return wilson_interval(self.held, self.of)
-
-    @property
-    def words(self) -> str:
-        """The count as a reader sees it."""
-        return f"{self.held} of {self.of}"
-
-
-def wilson_interval(held: int, of: int) -> tuple[float, float]:
-    """95 % interval of a share; everything is possible without observations."""
-    if of == 0:
-        return 0.0, 1.0
-    share, square = held / of, Z95**2
-    centre = share + square / (2 * of)
-    half = Z95 * math.sqrt(share * (1 - share) / of + square / (4 * of**2))
-    return max(0.0, (centre - half) / (1 + square / of)), min(1.0, (centre + half) / (1 + square / of))
-
-
-def count_slides(records: Sequence[Record], *criteria: str) -> Count:
-    """Slides in which all these criteria hold, of those where all can be asked."""
-    asked = [record for record in records if all(record.get(name) is not None for name in criteria)]
-    return Count(sum(all(record[name] for name in criteria) for record in asked), len(asked))
+COLUMNS = ("Patches chosen by", "Sufficient", "Necessary", "Both", "Recoverable", "C-D gap", "Size")
 
 
 def render_lead(context: Context) -> Markup:
@@ -105,72 +68,69 @@ def render_lead(context: Context) -> Markup:
 
 
 def _render_answer(context: Context) -> Markup:
-    """The count, the three criteria, and the controls."""
-    run = context.run
-    by_rule = group_judged_slides(context)
-    own = by_rule.get(run.rule, [])
-    if not own:
-        return join_markup([paragraph("Not measured yet.", kind="answer"), context.render_missing("snr")])
-    finding = run.finding("snr")
+    """The sentence that follows from the counts, the three criteria, and every rule in a table."""
+    claim = read_claim(context)
+    if claim is None:
+        missing = paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
+        return join_markup([missing, context.list_unmeasured("snr")])
+    finding = context.run.finding("snr")
     settings = {} if finding is None else finding.settings
+    rules = list_rules(context)
+    beside = [one for one in rules if one is not claim.own and _is_beside(one, claim)]
     cards = [
-        _render_criterion(name, by_rule, run.rule, settings.get(f"{LIMITS[name]}_tolerance", math.nan))
+        _render_criterion(name, claim.own, beside, float(settings.get(f"{LIMITS[name]}_tolerance", math.nan)))
         for name in WORDS
-        if count_slides(own, name).of
+        if claim.own.count(name).of
     ]
     return join_markup(
         [
-            _render_sentence(context, by_rule),
+            *_render_sentences(context, claim),
             element("div", *cards, class_="criteria"),
-            _render_comparison(context, by_rule),
+            _render_rules(rules),
+            *[paragraph(text, kind="note") for text in _list_notes(context, claim, rules)],
         ]
     )
 
 
-def group_judged_slides(context: Context) -> dict[str, list[Record]]:
-    """The slides of the S/N/R diagnostic by rule, under the run's own network."""
-    found: dict[str, list[Record]] = {}
-    for record in context.run.slides("snr"):
-        if record["network"] == "wrapped":
-            found.setdefault(record["rule"], []).append(record)
-    return found
+def list_rules(context: Context) -> list[RuleSlides]:
+    """Every rule that was judged, by network."""
+    return group_rules(context.run.slides("snr"), is_same_network=context.run.is_same_network)
 
 
-def _render_sentence(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
-    """The answer in one sentence."""
-    own = by_rule[context.run.rule]
-    fraction = sum(record["evidence_fraction"] for record in own) / len(own)
-    size = f" It is {100 * fraction:.1f} % of the patches."
+def read_claim(context: Context) -> Claim | None:
+    """What may be said of the run; None where S/N/R was not measured."""
+    return make_claim(
+        context.run.slides("snr"), rule=context.run.rule, is_same_network=context.run.is_same_network
+    )
+
+
+def _is_beside(one: RuleSlides, claim: Claim) -> bool:
+    is_best = claim.rival is not None and (one.rule, one.network) == (claim.rival.rule, claim.rival.network)
+    return one.rule in SHOWN_BESIDE or is_best
+
+
+def _render_sentences(context: Context, claim: Claim) -> list[Markup]:
+    """The count in bold; the rival in the same size, since it is half of the answer."""
+    first, *rest = claim.sentences(context.unit)
+    before, words, after = first.partition(claim.own.both.words)
+    lead = paragraph(before[:1].upper() + before[1:], element("b", words), after, kind="answer")
     if not context.run.is_wrapped:
-        both = count_slides(own, "sufficient", "necessary")
-        text = (
-            f" test {context.unit}s. The run has no wrapper, so the most attended patches stand for evidence."
-        )
-        return paragraph(
-            "Attention is sufficient and necessary in ", element("b", both.words), text, size, kind="answer"
-        )
-    held = count_slides(own, "sufficient", "necessary", "recoverable")
-    low, high = held.interval
-    interval = f" ({100 * held.share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %)."
-    return paragraph(
-        "The evidence is sufficient, necessary and recoverable in ", element("b", held.words),
-        f" test {context.unit}s", interval, size, kind="answer",
-    )  # fmt: skip
+        rest.insert(0, "The run has no wrapper, so the most attended patches stand for evidence.")
+    return [lead, *[paragraph(text, kind="rival") for text in rest]]
 
 
-def _render_criterion(name: str, by_rule: dict[str, list[Record]], rule: str, limit: float) -> Markup:
-    """One criterion: the share, its interval, what it means, and the controls."""
-    own = count_slides(by_rule[rule], name)
-    low, high = own.interval
+def _render_criterion(name: str, own: RuleSlides, beside: Sequence[RuleSlides], limit: float) -> Markup:
+    """One criterion: the share, its interval, what it means, and the rules beside it."""
+    count = own.count(name)
+    low, high = count.interval
     title, meaning = WORDS[name]
     rivals = []
-    for other in CONTROLS:
-        count = count_slides(by_rule.get(other, []), name)
-        if count.of and other != rule:
-            share = f"{100 * count.share:.0f} %"
+    for other in beside:
+        if (theirs := other.count(name)).of:
+            share = f"{100 * theirs.share:.0f} %"
             rivals += [
-                element("span", readable_name(other)),
-                bar(count.share, kind=other, words=share),
+                element("span", other.words),
+                bar(theirs.share, kind=other.rule, words=share),
                 element("span", share),
             ]
     return element(
@@ -178,28 +138,42 @@ def _render_criterion(name: str, by_rule: dict[str, list[Record]], rule: str, li
         element("h3", title),
         element(
             "div",
-            f"{100 * own.share:.0f} %",
-            element("small", f"{own.words}; {100 * low:.0f} to {100 * high:.0f} %"),
+            f"{100 * count.share:.0f} %",
+            element("small", f"{count.words}; {100 * low:.0f} to {100 * high:.0f} %"),
             class_="big",
         ),
-        bar(own.share, kind=rule, words=f"{own.words}"),
+        bar(count.share, kind=own.rule, words=f"{count.words}"),
         paragraph(meaning.format(limit=limit)),
         element("div", *rivals, class_="rivals") if rivals else EMPTY,
         class_="criterion",
     )
 
 
-def _render_comparison(context: Context, by_rule: dict[str, list[Record]]) -> Markup:
-    """What subsets of the same size do by the two criteria that everybody can be asked."""
-    own = count_slides(by_rule[context.run.rule], "sufficient", "necessary")
-    others = [
-        f"{readable_name(rule)} {count.words}"
-        for rule in CONTROLS
-        if rule != context.run.rule
-        and (count := count_slides(by_rule.get(rule, []), "sufficient", "necessary")).of
+def _render_rules(rules: Sequence[RuleSlides]) -> Markup:
+    """Every rule by the same criteria."""
+    rows = [
+        (
+            one.words,
+            one.count("sufficient").words,
+            one.count("necessary").words,
+            one.both.words,
+            one.count("recoverable").words if one.count("recoverable").of else "",
+            "" if (gap := one.mean("cd_gap")) is None else f"{gap:.3f}",
+            f"{100 * (one.mean('evidence_fraction') or 0):.1f} %",
+        )
+        for one in rules
     ]
-    text = f"Sufficient and necessary together, same number of patches: {readable_name(context.run.rule)} {own.words}"
-    return paragraph("; ".join([text, *others]) + ".", kind="note")
+    return render_rows(
+        COLUMNS, rows, numeric=COLUMNS[1:], caption="The same number of patches, chosen by every rule"
+    )
+
+
+def _list_notes(context: Context, claim: Claim, rules: Sequence[RuleSlides]) -> list[str]:
+    """Whose rivals these are, and what the oracle is."""
+    found = [describe_networks(claim)] if context.run.is_wrapped else []
+    if any(one.rule == "oracle" for one in rules):
+        found.append(ORACLE_MEANING)
+    return [text for text in found if text]
 
 
 def list_cautions(context: Context) -> list[str]:

@@ -13,7 +13,7 @@ drawn: it exists only where the selector reads features, and an evidence file do
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,14 +22,23 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
+from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
 from gcemil.records import SlideEvidence
-from gcemil.report.html import EMPTY, Section, join_markup, paragraph
+from gcemil.report.html import (
+    EMPTY,
+    Section,
+    element,
+    join_markup,
+    paragraph,
+    picture,
+    render_rows,
+)
 from gcemil.report.run_data import FoldData, RunData
-from gcemil.report.sections.context import Context, quote_path, render_missing
+from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.examples import list_anchor_letters
-from gcemil.report.slide_view import SlideView
+from gcemil.report.slide_view import PROTOTYPE, SlideView, encode_jpeg, read_patch_pixels
 from gcemil.report.style import (
     ATTENTION_COLOR,
     EVIDENCE_COLOR,
@@ -47,6 +56,8 @@ from gcemil.report.style import (
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
 Responses = Float[np.ndarray, "n m"]
+EXAMPLES = 4
+"""Patches that stand for an anchor without words."""
 MOST_DOTS = 2000
 """Above so many, dots are pixels of an image inside the figure."""
 
@@ -74,11 +85,16 @@ def read_threshold(run: RunData) -> float:
     return EvidenceSettings.model_validate(run.settings["evidence"]).selection_threshold
 
 
+def read_weight_share(run: RunData) -> float:
+    """Anchors below this share of the largest weight do not count for a prediction."""
+    return EvidenceSettings.model_validate(run.settings["evidence"]).recovery.min_weight_share
+
+
 def _render_gates(context: Context) -> Markup:
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
     if not records:
-        return render_missing(
+        return context.list_missing(
             "The training history has no gates.",
             f"gcemil train COHORT --out {quote_path(context.run.folder)}",
         )
@@ -102,7 +118,7 @@ def _render_anchors(context: Context) -> Markup:
     found = _read_coverage(context.run, context.run.folds[0])
     if found is None:
         remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
-        return render_missing("The fold has no evidence files.", remedy)
+        return context.list_missing("The fold has no evidence files.", remedy)
     prompts, coverage = found
     recovery = context.run.settings["evidence"]["recovery"]
     target = None if recovery.get("reachable") else float(recovery["coverage_target"])
@@ -117,8 +133,50 @@ def _render_anchors(context: Context) -> Markup:
                 "predicted class.",
             ),
             paragraph(f"Anchors: {_name_anchors(context.run)}.", kind="note"),
+            _render_prototypes(context, prompts),
         ]
     )
+
+
+def _render_prototypes(context: Context, prompts: Sequence[str]) -> Markup:
+    """Of anchors without words, the patches of the tested slides that are most like them; nothing for named concepts."""
+    if not prompts or not prompts[0].startswith(PROTOTYPE):
+        return EMPTY
+    fold = context.run.folds[0]
+    rows = []
+    for anchor, prompt in enumerate(prompts):
+        strongest = sorted(_find_strongest(context.run, fold, anchor), reverse=True)[:EXAMPLES]
+        shown = (_render_example(context, slide, corner, size) for _, slide, corner, size in strongest)
+        rows.append((prompt, join_markup(shown)))
+    note = "A prototype is the centre of a group of training patches and has no words: look at what is most like it."
+    return join_markup(
+        [render_rows(("Anchor", "Most like it, one patch per slide"), rows), paragraph(note, kind="note")]
+    )
+
+
+def _find_strongest(
+    run: RunData, fold: FoldData, anchor: int
+) -> Iterator[tuple[float, str, tuple[int, int], int]]:
+    """The strongest patch of every tested slide: response, slide, corner, and size (0: not known)."""
+    for bag in run.bags:
+        for slide_id in bag.slide_ids if bag.fold == fold.number else ():
+            evidence = fold.evidence(slide_id)
+            if evidence is None or evidence.coords is None:
+                continue
+            patch = int(evidence.responses[:, anchor].argmax())
+            x, y = evidence.coords[patch].tolist()
+            size = find_patch_size(run.cohort, run.card, slide_id, evidence.coords.astype(np.int64))
+            yield float(evidence.responses[patch, anchor]), slide_id, (x, y), size or 0
+
+
+def _render_example(context: Context, slide_id: str, corner: tuple[int, int], size: int) -> Markup:
+    """The patch as a picture where its slide can be opened, else where it lies."""
+    where = f"{slide_id} at {corner[0]}, {corner[1]}"
+    coords = np.array([corner], dtype=np.int64)
+    pixels = read_patch_pixels(context.run.cohort, slide_id, coords, [0], patch_size=size) if size else None
+    if pixels is None:
+        return element("span", where, class_="chip")
+    return picture(encode_jpeg(pixels[0]), where, mime="image/jpeg", width=72)
 
 
 def _read_coverage(run: RunData, fold: FoldData) -> tuple[tuple[str, ...], np.ndarray] | None:

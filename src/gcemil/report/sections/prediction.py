@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Section, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context, quote_path, render_missing
+from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.finding_tables import Naming, finding_table
 from gcemil.report.style import (
     EVIDENCE_COLOR,
@@ -61,7 +61,7 @@ def render_section(context: Context) -> Section:
     ]
     if context.against is None and context.run.is_wrapped:
         remedy = f"gcemil report {quote_path(context.run.folder)} --against HOST_RUN"
-        parts.append(render_missing("The plain host is not shown: no run of it was given.", remedy))
+        context.list_missing("The plain host is not shown: no run of it was given.", remedy)
     else:
         parts.append(_render_significance(context))
     return Section("prediction", "Host against host + GCE", join_markup(parts))
@@ -121,7 +121,7 @@ def _render_significance(context: Context) -> Markup:
         return join_markup([])
     finding = context.run.finding("significance")
     if finding is None:
-        return context.render_missing("significance")
+        return context.list_unmeasured("significance")
     return _render_significance_table(finding)
 
 

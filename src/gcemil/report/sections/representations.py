@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from gcemil.errors import MissingExtraError
 from gcemil.report.html import Section, paragraph
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context, quote_path, render_missing
+from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.style import (
     GROUPS,
     MARKERS,
@@ -50,11 +50,8 @@ def render_section(context: Context) -> Section | None:
     if not path.is_file():
         rival = "" if context.against is None else f" --against {quote_path(context.against.folder)}"
         remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
-        return Section(
-            "representations",
-            title,
-            render_missing("The run stores no representations of its slides.", remedy),
-        )
+        context.list_missing("The run stores no representations of its slides.", remedy)
+        return None
     found = read_representations(path)
     if len(found.bag_ids) < FEWEST:
         text = (

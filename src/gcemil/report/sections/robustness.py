@@ -94,9 +94,11 @@ def render_section(context: Context) -> Section:
     for name in METRICS_OF:
         if name == "sweep" and not context.run.is_wrapped:
             continue
-        parts.append(element("h3", QUESTIONS[name]))
         finding = context.run.finding(name)
-        parts.append(context.render_missing(name) if finding is None else _render_finding(context, finding))
+        if finding is None:
+            context.list_unmeasured(name)
+            continue
+        parts += [element("h3", QUESTIONS[name]), _render_finding(context, finding)]
     return Section("robustness", "Is there one answer, and does it stay?", join_markup(parts))
 
 
@@ -159,7 +161,7 @@ def render_cost_section(context: Context) -> Section:
     """Time and memory relative to one pass of the host."""
     finding = context.run.finding("cost")
     return Section(
-        "cost", "Cost", context.render_missing("cost") if finding is None else _render_cost(context, finding)
+        "cost", "Cost", context.list_unmeasured("cost") if finding is None else _render_cost(context, finding)
     )
 
 

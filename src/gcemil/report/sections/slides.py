@@ -15,26 +15,32 @@ import numpy as np
 from markupsafe import Markup
 
 from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
-from gcemil.exports.geojson import EVIDENCE
-from gcemil.report.html import EMPTY, Section, bar, element, join_markup, paragraph, picture
+from gcemil.records import SlideEvidence
+from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
 from gcemil.report.run_data import BagKey, Record
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
+from gcemil.report.sections.mechanism import read_weight_share
 from gcemil.report.slide_view import (
+    NO_EVIDENCE,
     SlideFrame,
     SlideView,
+    choose_color,
     draw_attention,
     draw_evidence,
     encode_jpeg,
     encode_palette_png,
+    name_anchor,
     outline_truth,
     read_slide_view,
+    sort_anchors,
 )
-from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR
+from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR, format_color
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
 GAP = 10
+NO_EVIDENCE_MEANING = "No evidence: without the patches that were found the prediction stays as it is"
 OUTPUTS = {
     "phi_full": "all patches",
     "phi_soft": "gated",
@@ -44,6 +50,7 @@ OUTPUTS = {
 FILTERS = {
     "show-all": "all",
     "show-unheld": "evidence does not hold",
+    "show-none": "no evidence",
     "show-wrong": "prediction wrong",
     "show-failing": "any failure",
 }
@@ -76,7 +83,7 @@ def render_section(context: Context) -> Section:
     facts = list(collect_bag_facts(context))
     finding = context.run.finding("snr")
     parts = [
-        EMPTY if finding is not None else context.render_missing("snr"),
+        EMPTY if finding is not None else context.list_unmeasured("snr"),
         _render_filters(facts),
         _render_legend(context),
         *(_render_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)),
@@ -90,6 +97,7 @@ def _render_filters(facts: Sequence[BagFacts]) -> Markup:
     counts = {
         "show-all": len(facts),
         "show-unheld": sum("unheld" in list_filter_classes(one) for one in facts),
+        "show-none": sum("none" in list_filter_classes(one) for one in facts),
         "show-wrong": sum("wrong" in list_filter_classes(one) for one in facts),
         "show-failing": sum("failing" in list_filter_classes(one) for one in facts),
     }
@@ -112,6 +120,8 @@ def list_filter_classes(facts: BagFacts) -> list[str]:
     found = ["bag"]
     if any(verdict.held is False for verdict in facts.verdicts.values()):
         found.append("unheld")
+    if facts.is_no_evidence:
+        found.append("none")
     if facts.is_wrong:
         found.append("wrong")
     if facts.failures:
@@ -125,6 +135,7 @@ def _render_legend(context: Context) -> Markup:
     entries = {
         "attention, darker is higher": f"background:linear-gradient(90deg,#f0f4fa,{ATTENTION_COLOR},#081d42);width:2.4rem;border:0",
         "GCE evidence": f"background:{EVIDENCE_COLOR}",
+        "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE)}",
         "other patches": "background:#dedede",
     }
     if (context.run.cohort / "truth").is_dir():
@@ -147,7 +158,7 @@ def _render_bag(context: Context, key: str, facts: BagFacts) -> Markup:
         "summary", element("span", facts.bag.bag_id, class_="name"), element("span", _describe_outcome(facts)),
         element("span", *_render_chips(facts), class_="chips"),
     )  # fmt: skip
-    maps = [_render_anchors(views)]
+    maps = [_render_anchors(context, facts, views)]
     for view in reversed(views):
         # A bag of one slide carries its name already.
         name = [paragraph(view.slide_id, kind="note")] if len(views) > 1 else []
@@ -168,7 +179,7 @@ def _describe_outcome(facts: BagFacts) -> str:
 
 def _render_chips(facts: BagFacts) -> list[Markup]:
     """Verdicts by sign and colour, and whether the prediction is wrong."""
-    found = []
+    found = [element("span", "no evidence", class_="chip none")] if facts.is_no_evidence else []
     for name, verdict in facts.verdicts.items():
         if verdict.held is not None:
             words, kind = (f"✓ {name}", "held") if verdict.held else (f"✗ not {name}", "failed")
@@ -213,6 +224,8 @@ def _render_verdicts(facts: BagFacts) -> Markup:
 
 def _render_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
     words = [f"Fold {facts.bag.fold}"]
+    if facts.is_no_evidence:
+        words.insert(0, NO_EVIDENCE_MEANING)
     if facts.judged is not None:
         share = 100 * facts.judged["n_selected"] / facts.judged["n_patches"]
         words.append(f"{facts.judged['n_selected']} of {facts.judged['n_patches']} patches ({share:.1f} %)")
@@ -227,26 +240,43 @@ def _render_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
     return paragraph("; ".join(words) + ".", kind="note")
 
 
-def _render_anchors(views: Sequence[SlideView]) -> Markup:
-    """Coverage of the anchors by the evidence of the whole bag."""
+def _render_anchors(context: Context, facts: BagFacts, views: Sequence[SlideView]) -> Markup:
+    """Coverage of the anchors by the evidence of the whole bag: those that count for the prediction, then the others."""
     if not views:
         return EMPTY
     evidence = views[0].evidence
-    order = np.argsort(-evidence.coverage, kind="stable").tolist()
+    counting, others = sort_anchors(evidence, read_weight_share(context.run))
+    whose = "the risk" if facts.predicted is None else facts.predicted
+    title = "Concepts that the evidence shows" if not others else f"Concepts that count for {whose}"
+    parts = [element("h4", title), _render_coverage(evidence, counting)]
+    if others:
+        text = (
+            f"These weigh less than half of the first one for {whose}. A patch may look like several concepts, so the evidence "
+            "can show one of another class: that is what the patches resemble, not why the class was predicted."
+        )
+        body = join_markup([paragraph(text, kind="note"), _render_coverage(evidence, others)])
+        parts.append(collapse(f"{len(others)} other concepts", body))
+    return join_markup(parts)
+
+
+def _render_coverage(evidence: SlideEvidence, anchors: Sequence[int]) -> Markup:
     parts = []
-    for anchor in order:
+    for anchor in anchors:
         covered = float(evidence.coverage[anchor])
-        parts += [element("span", evidence.prompts[anchor]), bar(covered), element("span", f"{covered:.2f}")]
-    return join_markup(
-        [element("h4", "Anchors covered by the evidence"), element("div", *parts, class_="anchors")]
-    )
+        parts += [
+            element("span", name_anchor(evidence, anchor)),
+            bar(covered),
+            element("span", f"{covered:.2f}"),
+        ]
+    return element("div", *parts, class_="anchors")
 
 
 def _render_map(view: SlideView) -> Markup:
     """Attention and evidence side by side."""
     data, mime = draw_map(view)
     count, total = int(view.evidence.selected.sum()), len(view.evidence.selected)
-    alt = f"Slide {view.slide_id}: attention of the host, and {count} evidence patches of {total}"
+    what = "patches that are no evidence" if view.evidence.is_no_evidence else "evidence patches"
+    alt = f"Slide {view.slide_id}: attention of the host, and {count} {what} of {total}"
     return picture(data, alt, mime=mime)
 
 
@@ -261,7 +291,7 @@ def draw_map(view: SlideView) -> tuple[bytes, str]:
     )
     panels = [
         draw_attention(place, view.evidence.scores),
-        draw_evidence(place, view.evidence.selected, EVIDENCE.color),
+        draw_evidence(place, view.evidence.selected, choose_color(view.evidence)),
     ]
     gap = np.full((place.frame.height, GAP, 3), 255, dtype=np.uint8)
     first, second = (outline_truth(panel, place, view.truth) for panel in panels)
@@ -299,6 +329,11 @@ class BagFacts:
             return str(self.judged["predicted"])
         shares = {name: float(value) for name, value in self.outcome.items() if name.startswith("prob_")}
         return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
+
+    @property
+    def is_no_evidence(self) -> bool:
+        """Whether the prediction stays without the patches that were found."""
+        return bool(self.judged and self.judged.get("no_evidence"))
 
     @property
     def is_wrong(self) -> bool:

@@ -10,9 +10,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcemil.findings import Finding
+from gcemil.findings import Finding, Row
+from gcemil.metrics import METRICS
+from gcemil.report.claim import ORACLE_MEANING, RuleSlides
 from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
-from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.finding_tables import (
     RULE_HEADINGS,
@@ -21,7 +22,7 @@ from gcemil.report.sections.finding_tables import (
     finding_table,
     order_rows,
 )
-from gcemil.report.sections.headline import group_judged_slides
+from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
     INK,
     WIDTH,
@@ -36,26 +37,24 @@ from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
     "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
-    "removal_gap", "necessary_share",
+    "removal_gap", "necessary_share", "both_share",
 )  # fmt: skip
+OF_PLAIN = ", plain host"
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
-BOUNDS = (
-    "coverage_residual",
-    "coverage_bound",
-    "coverage_slack",
-    "coverage_broken_share",
-    "margin_bound",
-    "margin_slack",
-    "margin_broken_share",
-    "empty_share",
-    "runaway_share",
-)
+BOUNDS = {
+    "coverage_bound": ("coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share"),
+    "margin_bound": ("margin_bound", "margin_slack", "margin_broken_share"),
+}
+"""Each bound with its figures."""
+SIZES = ("empty_share", "runaway_share")
+LARGEST_CHANGE = 1.0
+"""A probability cannot move further, so a bound above it says nothing."""
 
 
 def render_section(context: Context) -> Section:
     """The S/N/R diagnostic, or the command that measures it."""
     finding = context.run.finding("snr")
-    body = context.render_missing("snr") if finding is None else _render_finding(context, finding)
+    body = context.list_unmeasured("snr") if finding is None else _render_finding(context, finding)
     return Section("snr", "Sufficiency, necessity, recoverability", body)
 
 
@@ -68,7 +67,7 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
     parts = [
         paragraph(
             "All rules choose the same number of patches. Keep-only: the network sees these patches alone. Removal: it sees "
-            "all the others. The oracle takes the annotated truth first and exists only where the truth is known."
+            f"all the others. {ORACLE_MEANING}"
         ),
         _render_figure(context, finding),
         render_table(
@@ -106,26 +105,26 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
 
 
 def _render_figure(context: Context, finding: Finding) -> Markup:
-    by_rule = group_judged_slides(context)
+    rules = list_rules(context)
     settings = finding.settings
     panels = [
         SlidePanel(
             "Keep only",
             "|Φ(all) - Φ(kept)|  ↓",
-            _collect_values(by_rule, "full_kept_gap"),
+            _collect_values(rules, "full_kept_gap"),
             settings.get("sufficiency_tolerance"),
         ),
         SlidePanel(
             "Remove",
             "|Φ(all) - Φ(removed)|  ↑",
-            _collect_values(by_rule, "removal_gap"),
+            _collect_values(rules, "removal_gap"),
             settings.get("necessity_tolerance"),
             is_upper=False,
         ),
         SlidePanel(
             "Recover",
             "|Φ(gated) - Φ(kept)|  ↓",
-            _collect_values(by_rule, "cd_gap"),
+            _collect_values(rules, "cd_gap"),
             settings.get("recoverability_tolerance"),
         ),
     ]
@@ -145,10 +144,13 @@ def _render_figure(context: Context, finding: Finding) -> Markup:
     )
 
 
-def _collect_values(by_rule: dict[str, list[Record]], name: str) -> dict[str, list[float]]:
+def _collect_values(rules: Sequence[RuleSlides], name: str) -> dict[str, list[float]]:
+    """By rule; those of the plain host, where it is another network, under a name of their own."""
     found = {
-        rule: [float(record[name]) for record in records if record.get(name) is not None]
-        for rule, records in by_rule.items()
+        f"{one.rule}{OF_PLAIN}" if one.network == "plain" else one.rule: [
+            float(record[name]) for record in one.records if record.get(name) is not None
+        ]
+        for one in rules
     }
     return {rule: numbers for rule, numbers in found.items() if numbers}
 
@@ -165,14 +167,37 @@ def _render_details(context: Context, finding: Finding) -> Markup:
             parts.append(
                 render_table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
             )
-    bounds = filter_rows(own, **{"class": "all"})
     if context.run.is_wrapped:
-        caption = "Bounds: a negative slack is a broken bound"
-        made = finding_table(
-            bounds, {"comparison": "Comparison"}, BOUNDS, caption=caption, naming={"comparison": str}
-        )
-        parts.append(render_table(made))
+        parts += _render_bounds(context, filter_rows(own, **{"class": "all"}))
     return join_markup(parts)
+
+
+def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
+    """The bounds that limit something; of the others only that they do not."""
+    told: list[str] = []
+    notes: list[str] = []
+    for bound, figures in BOUNDS.items():
+        found = [value for row in rows if (value := row.values.get(bound)) is not None]
+        if not found:
+            continue
+        if context.run.task != "survival" and max(found) >= LARGEST_CHANGE:
+            notes.append(
+                f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits nothing here and is not shown."
+            )
+        else:
+            told += figures
+    names = [*told, *SIZES]
+    if not any(row.values.get(name) is not None for row in rows for name in names):
+        return [paragraph(note, kind="note") for note in notes]
+    made = finding_table(
+        [row for row in rows if any(row.values.get(name) is not None for name in names)],
+        {"comparison": "Comparison"},
+        names,
+        caption="Bounds and sizes: a negative slack is a broken bound" if told else "Sizes",
+        naming={"comparison": str},
+        notes=notes,
+    )
+    return [render_table(made)]
 
 
 @dataclass(frozen=True)
@@ -197,7 +222,7 @@ def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     for axes, panel in zip(axes_row, panels, strict=True):
         draw_grid(axes, grid="x")
         for rule, values in panel.by_rule.items():
-            _draw_strip(axes, places[rule], values, find_rule(rule).color)
+            _draw_strip(axes, places[rule], values, find_rule(rule.removesuffix(OF_PLAIN)).color)
         if panel.limit is not None:
             axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
             side = "≤" if panel.is_upper else "≥"
@@ -209,7 +234,11 @@ def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
         axes.set_xlabel(panel.label)
         axes.set_ylim(0.4, len(rules) + 0.75)
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    axes_row[0].set_yticks(list(places.values()), [readable_name(rule) for rule in places])
+    names = [
+        readable_name(rule.removesuffix(OF_PLAIN)) + rule[len(rule.removesuffix(OF_PLAIN)) :]
+        for rule in places
+    ]
+    axes_row[0].set_yticks(list(places.values()), names)
     axes_row[0].tick_params(axis="y", length=0)
     return figure
 

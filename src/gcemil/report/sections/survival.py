@@ -60,7 +60,7 @@ def render_section(context: Context) -> Section | None:
         )
     ]
     if without is None:
-        parts.append(context.render_missing("snr"))
+        context.list_unmeasured("snr")
     parts.append(
         paragraph(
             "The test assumes that the groups were formed without the outcome; they were, since these cases were not trained on. "

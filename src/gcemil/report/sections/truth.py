@@ -59,5 +59,5 @@ def render_section(context: Context) -> Section | None:
             else join_markup(paragraph(note, kind="note") for note in finding.notes)
         )
     elif has_truth:
-        parts.append(context.render_missing("localisation"))
+        context.list_unmeasured("localisation")
     return Section("truth", "Against the annotation", join_markup(parts)) if parts else None

@@ -62,28 +62,47 @@ function showAnswer(answer) {
   $("live-output").textContent = answer.live ? answer.live.output.toFixed(3) : "nothing is left";
   $("live-output").dataset.output = answer.live ? answer.live.output : "";
   $("live-of").textContent = `of ${answer.n_present} of ${total} patches \u00b7 ${answer.milliseconds.toFixed(0)} ms`;
-  $("s-size").textContent = `${answer.n_selected} of ${total} patches`;
+  $("s-size").textContent = `${answer.n_selected} of ${total} patches${answer.is_evidence ? ": the evidence" : ""}`;
   $("undo").disabled = bench().undo.length === 0;
   for (const id of ["keep", "remove", "accept", "reject", "unmark"]) $(id).disabled = answer.n_selected === 0;
   showPredictions(answer.predictions);
-  const empty = [{ held: null, sentence: "S has no patch: nothing to certify" }];
+  const empty = [{ held: null, sentence: "No patch is selected: nothing to test" }];
   $("verdicts").replaceChildren(...(answer.verdicts.length ? answer.verdicts : empty).map(({ held, sentence }) => {
     const line = Object.assign(document.createElement("li"), { textContent: sentence, title: sentence });
     line.dataset.held = String(held);
     return line;
   }));
-  $("coverage-title").textContent = answer.coverage ? "Coverage of S by anchor" : "\u00a0";
-  $("coverage").replaceChildren(...(answer.coverage || []).map((covered, i) => {
-    const bar = document.createElement("i");
-    bar.style.height = `${100 * covered}%`;
-    bar.title = `${page.slide.prompts[i]}: ${covered.toFixed(3)}`;
-    return bar;
-  }));
+  $("coverage-title").textContent = answer.coverage ? "Concepts that the selected patches show" : "\u00a0";
+  showCoverage(answer.coverage || []);
+}
+
+// Concepts that count for the prediction; the others behind a fold, since patches may resemble what plays no part.
+function showCoverage(coverage) {
+  const line = ({ index, name }) => {
+    const row = document.createElement("div");
+    const bar = document.createElement("u");
+    const fill = document.createElement("i");
+    fill.style.width = `${100 * coverage[index]}%`;
+    bar.append(fill);
+    row.append(Object.assign(document.createElement("span"), { textContent: name, title: name }), bar,
+      Object.assign(document.createElement("b"), { textContent: coverage[index].toFixed(2) }));
+    return row;
+  };
+  const shown = page.slide.anchors.filter(({ index }) => index < coverage.length);
+  const others = shown.filter((one) => !one.counts);
+  $("coverage").replaceChildren(...shown.filter((one) => one.counts).map(line));
+  if (!others.length) return;
+  const fold = document.createElement("details");
+  fold.append(Object.assign(document.createElement("summary"),
+    { textContent: `${count(others.length, "concept")} that count little for this prediction`,
+      title: "A patch may look like several concepts: these are what the patches resemble, not why the class was predicted." }),
+  ...others.map(line));
+  $("coverage").append(fold);
 }
 
 function showPredictions(found) {
   const names = Object.keys(found.full.values);
-  const rows = [["X, all", found.full], ["X\u03c0, gated", found.gated], ["XS, S alone", found.kept], ["X\u00acS, without S", found.removed]];
+  const rows = [["all patches", found.full], ["all, gated", found.gated], ["selected alone", found.kept], ["without them", found.removed]];
   const cells = (tag, texts) => {
     const row = document.createElement("tr");
     row.append(...texts.map((text) => Object.assign(document.createElement(tag), { textContent: text, title: text })));

@@ -57,9 +57,28 @@ const ACTIONS = {
   previous: () => move(-1), next: () => move(1),
   "zoom-in": () => zoom(1.5), "zoom-out": () => zoom(1 / 1.5), home: () => picture.viewport.goHome(),
   lasso: () => setLasso($("lasso").getAttribute("aria-pressed") !== "true"),
+  help: () => showHelp($("help-panel").hidden), "help-close": () => showHelp(false),
 };
-const KEYS = { k: "keep", r: "remove", u: "undo", l: "lasso", a: "accept", x: "reject", "[": "previous", "]": "next",
-  "+": "zoom-in", "=": "zoom-in", "-": "zoom-out", 0: "home" };
+const KEYS = { k: "keep", r: "remove", u: "undo", b: "restore", c: "clear", e: "recovered", l: "lasso", a: "accept", x: "reject",
+  "[": "previous", "]": "next", "+": "zoom-in", "=": "zoom-in", "-": "zoom-out", 0: "home", "?": "help" };
+const SETS = { s: "S", t: "truth", v: "evidence", d: "subsets" };
+const WORDS = [["K", "keep only the selected patches"], ["R", "remove them"], ["U", "undo"], ["B", "bring all patches back"],
+  ["E", "select the evidence"], ["C", "select none"], ["L", "lasso on or off; Shift adds, Alt takes away"],
+  ["Enter, Space", "the patch in the middle joins or leaves the selected"], ["S, V, T, D", "show or hide: selected, evidence, truth, disjoint subsets"],
+  ["A, X", "accept or reject the selected patches"], ["[ and ]", "previous and next slide"],
+  ["+, -, 0", "zoom in, zoom out, whole slide"], ["arrows", "move, with the slide in focus"], ["?, Escape", "open and close this panel"]];
+
+function showHelp(open) {
+  $("help-panel").hidden = !open;
+  (open ? $("help-close") : $("help")).focus();
+}
+
+function toggleSet(key) {
+  const box = document.querySelector(`#sets input[value="${key}"]`);
+  if (box) box.click();
+}
+$("keys").replaceChildren(...WORDS.flatMap(([key, what]) => [
+  Object.assign(document.createElement("dt"), { textContent: key }), Object.assign(document.createElement("dd"), { textContent: what })]));
 const STEPS = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
 
 for (const [id, action] of Object.entries(ACTIONS)) $(id).addEventListener("click", () => { if (page.slide) action(); });
@@ -89,7 +108,10 @@ picture.addHandler("tile-loaded", () => { document.body.dataset.tiles = String(N
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !page.slide) return;
-  if (event.target.matches("input, select")) return;
+  if (event.key === "Escape" && !$("help-panel").hidden) { showHelp(false); return; }
+  if (event.target.matches("select, input[type=range]")) return;
+  if (SETS[event.key]) { toggleSet(SETS[event.key]); event.preventDefault(); return; }
+  if (event.target.matches("input")) return;
   if (KEYS[event.key]) { $(KEYS[event.key]).click(); event.preventDefault(); return; }
   if (!$("stage").contains(event.target) || event.target.matches("button")) return;
   if (STEPS[event.key]) { pan(...STEPS[event.key]); event.preventDefault(); }

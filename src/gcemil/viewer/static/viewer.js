@@ -1,12 +1,12 @@
 // The page: one slide, its layers, and the bench. S is the set under test, P the patches present; both are bytes over the bag.
 "use strict";
 
-const COLORS = { S: "#e6a000", evidence: "#d62728", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
+const COLORS = { S: "#e6a000", evidence: "#d62728", none: "#788691", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
 const SUBSET_COLORS = ["#1f77b4", "#e6a000", "#4b2a7b"];
 const ACCEPTED = 1;
 const REJECTED = 2;
 const $ = (id) => document.getElementById(id);
-const page = { slide: null, benches: new Map(), shown: new Set(["S", "evidence"]), heat: "attention", lasso: null, asked: 0 };
+const page = { slide: null, benches: new Map(), shown: new Set(["S", "evidence", "truth"]), heat: "attention", lasso: null, asked: 0 };
 
 const picture = OpenSeadragon({
   element: $("picture"), showNavigationControl: false, drawer: "canvas", animationTime: 0.3, visibilityRatio: 0.3,
@@ -38,8 +38,10 @@ function guarded(action) {
 const start = guarded(async () => {
   const run = await (await ask("/api/slides")).json();
   $("run").textContent = `${run.run} \u00b7 fold ${run.fold} \u00b7 ${run.host}${run.wrapped ? " + GCE" : ""}`;
-  $("slide").replaceChildren(...run.slides.map((name) => new Option(name, name)));
-  await open(run.slides[0]);
+  $("slide").replaceChildren(...run.slides.map((name) => new Option(run.labels[name] || name, name)));
+  $("claim").hidden = run.claim.length === 0;
+  $("claim-text").replaceChildren(...run.claim.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
+  await open(run.first || run.slides[0]);
 });
 
 async function open(name) {
@@ -59,6 +61,8 @@ async function open(name) {
   document.body.dataset.slide = name;
   $("note").textContent = about.note || "";
   $("note").title = about.note || "";
+  $("verdict").textContent = about.verdict && about.verdict !== "not checked" ? `The evidence of this slide: ${about.verdict}.` : "";
+  $("verdict").classList.toggle("none", about.is_no_evidence);
   showLayerChoices();
   showPicture(about);
   await Promise.all([judge(), showAgreement()]);
@@ -94,7 +98,7 @@ function showLayerChoices() {
   if (!heats.some((layer) => layer.key === page.heat)) page.heat = "attention";
   const none = { key: "none", label: "none" };
   $("heat").replaceChildren(...[none, ...heats].map((layer) => choice("radio", "heat", layer, page.heat === layer.key)));
-  const sets = [{ key: "S", label: "S, the set under test" }, ...layers.filter((layer) => layer.kind === "set"),
+  const sets = [{ key: "S", label: "selected patches, under test" }, ...layers.filter((layer) => layer.kind === "set"),
     { key: "subsets", label: "disjoint subsets" }, { key: "review", label: "review marks" }];
   $("sets").replaceChildren(...sets.map((set) => choice("checkbox", "sets", set, page.shown.has(set.key))));
   rebuild();
@@ -107,12 +111,38 @@ function choice(type, name, { key, label }, checked) {
   if (type === "checkbox") {
     const swatch = document.createElement("i");
     swatch.className = "swatch";
-    swatch.style.borderColor = COLORS[key] || (key === "review" ? COLORS.accepted : SUBSET_COLORS[0]);
+    swatch.style.borderColor = setColor(key) || (key === "review" ? COLORS.accepted : SUBSET_COLORS[0]);
     line.append(swatch);
   }
   line.append(label);
   line.title = label;
   return line;
+}
+
+// Patches without which the prediction stays are drawn apart from evidence.
+function setColor(key) {
+  return key === "evidence" && page.slide.is_no_evidence ? COLORS.none : COLORS[key];
+}
+
+// What is drawn, in words; only what is shown.
+function showLegend() {
+  const layer = heatLayer();
+  const label = (key) => (page.slide.layers.find((one) => one.key === key) || {}).label;
+  const now = bench();
+  const selected = now.S.every((one, i) => one === now.chosen[i]) ? "selected patches, under test: now the evidence" : "selected patches, under test";
+  const lines = [];
+  if (layer) lines.push(["ramp", "", `${layer.label}, low to high`]);
+  for (const key of ["evidence", "S", "truth"]) {
+    if (page.shown.has(key) && (key === "S" || label(key))) lines.push(["", setColor(key), key === "S" ? selected : label(key)]);
+  }
+  if (now.P.some((there) => !there)) lines.push(["veil", "", "removed patches"]);
+  $("legend").replaceChildren(...lines.map(([kind, color, text]) => {
+    const line = document.createElement("li");
+    const sign = Object.assign(document.createElement("i"), { className: kind });
+    if (color) sign.style.borderColor = color;
+    line.append(sign, text);
+    return line;
+  }));
 }
 
 function count(number, thing) {
@@ -146,7 +176,7 @@ function rebuild() {
   if (layer) page.rasters.push(new Raster(slide.map, heatColors(layer)));
   page.gone = new Raster(slide.map, goneColors());
   for (const key of ["truth", "evidence"]) {
-    if (page.shown.has(key) && slide.values[key]) outline(COLORS[key], (patch) => slide.values[key][patch]);
+    if (page.shown.has(key) && slide.values[key]) outline(setColor(key), (patch) => slide.values[key][patch]);
   }
   if (page.shown.has("subsets") && slide.subsets) {
     SUBSET_COLORS.forEach((color, i) => outline(color, (patch) => slide.subsets[patch] === i + 1));
@@ -158,6 +188,7 @@ function rebuild() {
   const { S } = bench();
   // Drawn last and thinner, so that what lies below it stays visible.
   if (page.shown.has("S")) outline(COLORS.S, (patch) => S[slide.start + patch], 2);
+  showLegend();
   document.body.dataset.layers = [page.heat, ...page.shown].join(" ");
   redraw();
 }

@@ -1,8 +1,10 @@
 import json
+import shlex
 
 import h5py
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from foreign_builders import (
     clam_coords,
@@ -18,6 +20,7 @@ from foreign_builders import (
 from gcemil.bags import store
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
+from gcemil.cli.main import app
 from gcemil.errors import InputError
 
 
@@ -30,7 +33,34 @@ def test_clam_features_and_the_stride_behind_their_patch_size(tmp_path):
     assert found.kind == "clam_features"
     assert fact(found, "features") == "(8, 8) float32, chunks (1, 8)"
     assert fact(found, "patch size") == "512 (the stride; the file does not say it)"
-    assert found.next_command == f"gcemil import {tmp_path / 'h5_files'} --labels TABLE --out COHORT"
+    folder = tmp_path / "h5_files"
+    assert found.next_command == f"gcemil import {folder} --labels TABLE --out cohorts/h5_files"
+
+
+def test_the_next_command_works_when_typed_where_a_table_lies_near(tmp_path):
+    folder = tmp_path / "my features"
+    clam_features(folder, "A", grid(8, 512))
+    clam_features(folder, "B", grid(8, 512))
+    (tmp_path / "notes.csv").write_text("who,when\nme,now\n")
+    (tmp_path / "labels.csv").write_text("slide_id,label\nA,x\nB,y\n")
+    command = inspect(folder / "h5_files").next_command
+    assert f"'{folder / 'h5_files'}' --labels {shlex.quote(str(tmp_path / 'labels.csv'))}" in command
+    program, *typed = shlex.split(command)
+    typed[typed.index("--out") + 1] = str(tmp_path / "out")
+    result = CliRunner().invoke(app, typed)
+    assert (program, result.exit_code) == ("gcemil", 0)
+    assert "class 'x': 1 slides of 1 cases" in result.output
+    assert f"next: gcemil split {tmp_path / 'out'}" in result.output
+
+
+def test_the_same_problem_of_many_files_is_one_line_with_a_remedy_for_the_folder(tmp_path):
+    for name in "ABC":
+        clam_features(tmp_path, name, grid(8, 512))
+    folder = tmp_path / "h5_files"
+    problems = [one for one in inspect(folder).problems if "slower" in one and "features" in one]
+    assert len(problems) == 1
+    assert problems[0].startswith("3 of 3 files looked at: ")
+    assert problems[0].endswith(f"gcemil repack {folder}")
 
 
 def test_t7_slow_chunks_are_a_problem_with_its_remedy(tmp_path):
@@ -118,7 +148,8 @@ def test_folders_of_every_tool_are_recognised(tmp_path):
 def test_trident_job_points_at_its_features(tmp_path):
     trident_features(tmp_path, "A", grid(8, 512))
     folder = tmp_path / "20x_256px_0px_overlap" / "features_uni_v1"
-    assert inspect(tmp_path).next_command == f"gcemil import {folder} --labels TABLE --out COHORT"
+    expected = f"gcemil import {folder} --labels TABLE --out cohorts/features_uni_v1"
+    assert inspect(tmp_path).next_command == expected
 
 
 def test_bare_tensor_lacks_coordinates(tmp_path):

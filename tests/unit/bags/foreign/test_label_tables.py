@@ -6,7 +6,7 @@ import pytest
 from foreign_builders import write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.dialects import Choice
-from gcemil.bags.foreign.label_tables import read_labels
+from gcemil.bags.foreign.label_tables import count_targets, find_label_faults, read_labels
 from gcemil.errors import CohortError, MissingExtraError, UsageError
 
 
@@ -252,3 +252,39 @@ def test_excel_without_openpyxl_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(MissingExtraError, match="openpyxl"):
         read_labels(path)
+
+
+def rows_of(labels):
+    return [SlideRow(f"s{number}", f"c{number // 2}", label=label) for number, label in enumerate(labels)]
+
+
+def test_classes_are_counted_by_slides_and_cases():
+    assert count_targets(rows_of(["a", "a", "b"]), ("a", "b")) == (
+        "class 'a': 2 slides of 1 cases",
+        "class 'b': 1 slides of 1 cases",
+    )
+    survival = [SlideRow("s0", "c0", time=1.0, event=1), SlideRow("s1", "c0", time=1.0, event=1)]
+    assert count_targets([*survival, SlideRow("s2", "c1", time=2.0, event=0)], ()) == (
+        "survival: 1 cases with the event, 1 censored",
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["LUAD", "Luad ", "LUSC"], "'LUAD' and 'Luad ' are 2 classes now, and look like one"),
+        (["high grade", "high_grade"], "look like one"),
+        (["0.53", "0.7", "1.2"], "3 of 3 classes are fractions such as '0.53'"),
+        ([f"P-{number}" for number in range(20)], "20 classes for 20 slides, most of them unique"),
+    ],
+)
+def test_labels_that_look_like_a_mistake_are_warned_of(labels, said):
+    (text,) = find_label_faults(rows_of(labels))
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    "labels", [["LUAD", "LUSC"], ["0", "1", "2"], ["a", "b"] * 20, [f"t{n}" for n in range(6)]]
+)
+def test_plain_labels_are_not_warned_of(labels):
+    assert find_label_faults(rows_of(labels)) == ()

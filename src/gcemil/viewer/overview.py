@@ -1,0 +1,115 @@
+"""What the page says before a slide is looked at: what may be claimed of the run, and which slide to open first.
+
+The first slide should teach: its prediction is right, its evidence is sufficient and necessary, it lies in several
+regions, and there is tissue to see. Predictions and verdicts are read from the files of the fold; nothing is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from gcemil.errors import GcemilError
+from gcemil.records import SlideEvidence
+from gcemil.report.claim import ORACLE_MEANING, describe_networks, make_claim, read_judged_slides
+from gcemil.report.run_data import FoldData
+from gcemil.viewer.session import ViewerSession
+
+MOST_REGIONS = 4
+"""More regions do not make a slide more instructive."""
+Key = tuple[bool, bool, bool, bool, int]
+
+
+def describe_run(session: ViewerSession) -> dict[str, Any]:
+    """The run in a few words, its slides, and the one to open first."""
+    fold = session.fold
+    data = FoldData(session.folder, fold.fold)
+    outcomes = _read_outcomes(data)
+    facts = {
+        slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
+        for slide_id in session.specs
+    }
+    return {
+        "run": fold.run.resolve().name,
+        "fold": fold.fold,
+        "host": fold.settings.host.name,
+        "wrapped": fold.model is not None,
+        "slides": list(session.specs),
+        "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
+        "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
+        "claim": claim_sentences(session),
+    }
+
+
+def claim_sentences(session: ViewerSession) -> list[str]:
+    """What the S/N/R diagnostic allows to say of the run; none where it was not made."""
+    fold = session.fold
+    records, is_same_network = read_judged_slides(fold.run)
+    rule = "attention" if fold.model is None else "evidence"
+    claim = make_claim(records, rule=rule, is_same_network=is_same_network)
+    if claim is None:
+        return []
+    said = [*claim.sentences(), describe_networks(claim)]
+    if any(record["rule"] == "oracle" for record in records):
+        said.append(ORACLE_MEANING)
+    return [text for text in said if text]
+
+
+def _read_facts(
+    session: ViewerSession, data: FoldData, slide_id: str, outcome: dict[str, str]
+) -> dict[str, Any]:
+    """A label for the list of slides, and how instructive the slide is."""
+    try:
+        evidence = data.evidence(slide_id)
+    except GcemilError:
+        # A damaged evidence file is told when the slide is opened, not by a page that does not open.
+        evidence = None
+    target, predicted = outcome.get("target"), outcome.get("predicted")
+    words = (
+        [] if predicted is None else [target if predicted == target else f"{target}, predicted {predicted}"]
+    )
+    if evidence is not None and evidence.is_no_evidence:
+        words.append("no evidence")
+    return {
+        "label": ": ".join([slide_id, ", ".join(map(str, words))] if words else [slide_id]),
+        "rank": rank_slide(session, slide_id, outcome, evidence),
+    }
+
+
+def rank_slide(
+    session: ViewerSession, slide_id: str, outcome: dict[str, str], evidence: SlideEvidence | None
+) -> Key:
+    """Larger is more instructive."""
+    is_right = "predicted" in outcome and outcome["predicted"] == outcome.get("target")
+    is_faithful = bool(evidence is not None and evidence.is_sufficient and evidence.is_necessary)
+    has_tissue = session.slide_file(slide_id) is not None
+    has_truth = session.fold.cohort.truth_file(slide_id).is_file()
+    return is_right, is_faithful, has_tissue, has_truth, min(MOST_REGIONS, count_regions(evidence))
+
+
+def count_regions(evidence: SlideEvidence | None) -> int:
+    """Groups of selected patches that touch, at the corners too."""
+    if evidence is None or evidence.coords is None or not evidence.selected.any():
+        return 0
+    corners = evidence.coords.astype(np.int64)
+    steps = np.diff(np.unique(corners[:, 0]))
+    step = int(steps.min()) if len(steps) else 1
+    cells = (corners[evidence.selected] - corners.min(axis=0)) // max(1, step)
+    grid = np.zeros(cells.max(axis=0) + 1, dtype=bool)
+    grid[tuple(cells.T)] = True
+    return int(ndimage.label(grid, structure=np.ones((3, 3)))[1])
+
+
+def _read_outcomes(data: FoldData) -> dict[str, dict[str, str]]:
+    """Target and predicted class of every test slide; a risk has no class."""
+    found = {}
+    for row in data.predictions("full") or []:
+        shares = {name: float(value) for name, value in row.items() if name.startswith("prob_")}
+        predicted = (
+            {"predicted": max(shares, key=lambda name: shares[name]).removeprefix("prob_")} if shares else {}
+        )
+        for slide_id in row["slide_id"].split("|"):
+            found[slide_id] = {"target": row.get("target", ""), **predicted}
+    return found

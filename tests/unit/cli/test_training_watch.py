@@ -1,0 +1,79 @@
+"""What is said of a training: time left from the first bags on, warnings once, and a log in the run."""
+
+import json
+
+import pytest
+
+from gcemil.cli import training_progress
+from gcemil.cli.training_progress import show_training, suggest_next
+from gcemil.config import TrainSettings
+from gcemil.runs.folder import RunFolder
+from gcemil.training.epochs import find_failures, merge_warnings
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [0.0]
+    monkeypatch.setattr(training_progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def record(epoch, warnings=()):
+    return {"stage": "train", "epoch": epoch, "terms": {"task": 0.5}, "val": 0.7, "warnings": list(warnings)}
+
+
+def test_time_left_is_known_before_the_first_epoch_ends(tmp_path, capsys, clock):
+    with show_training([0], TrainSettings(epochs=10), tmp_path) as watch:
+        clock[0] = 20.0
+        watch.bag(0, 20, 80)
+        # A quarter of one of ten epochs took 20 s: 80 s each.
+        assert "20 of 80 bags of the first epoch · about 13 min left" in capsys.readouterr().err
+        clock[0] = 80.0
+        watch.epoch(0, record(0))
+        assert "about 12 min left" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_counts_what_is_left(tmp_path, capsys, clock):
+    fold = tmp_path / "fold_0"
+    fold.mkdir()
+    (fold / "history.jsonl").write_text(f"{json.dumps(record(0))}\n" * 8)
+    with show_training([0], TrainSettings(epochs=10), tmp_path) as watch:
+        clock[0] = 5.0
+        watch.epoch(0, record(8))
+    assert "about 5 s left" in capsys.readouterr().err
+
+
+def test_the_run_keeps_a_log_and_says_a_warning_once(tmp_path, capsys, clock):
+    with show_training([0], TrainSettings(epochs=2), tmp_path) as watch:
+        for epoch in range(2):
+            clock[0] += 1
+            watch.epoch(0, record(epoch, ["gates are all open"]))
+    lines = RunFolder(tmp_path).log.read_text(encoding="utf-8").splitlines()
+    assert [line.startswith("fold 0 train epoch") for line in lines] == [True, False, True]
+    assert lines[1] == "warning: fold 0, epoch 1: gates are all open"
+    assert capsys.readouterr().err.count("gates are all open") == 1
+
+
+def test_what_comes_next_is_a_command_that_can_be_typed(tmp_path, capsys):
+    suggest_next(tmp_path / "my run", is_wrapped=True)
+    said = capsys.readouterr().out
+    assert f"gcemil diagnose '{tmp_path / 'my run'}' --only snr" in said
+    assert f"gcemil view '{tmp_path / 'my run'}'" in said
+
+
+def test_a_solved_task_is_no_reason_to_lower_a_weight():
+    solved = {"task": 0.01, "utility": 0.9, "coverage": 0.001}
+    assert find_failures({}, solved) == []
+    (said,) = find_failures({}, {**solved, "task": 0.2, "utility": 9.0})
+    assert "'utility' is 98% of the loss" in said
+    # Terms that train other weights than the task's take nothing from it.
+    assert find_failures({}, {**solved, "task": 0.2, "utility": 9.0}, competes=False) == []
+
+
+def test_a_warning_of_many_epochs_is_one_line():
+    history = [
+        record(number, [f"gates are all open (mean 0.9{number})", "once"][: 2 - (number > 0)])
+        for number in range(3)
+    ]
+    assert merge_warnings(history) == ["gates are all open (mean 0.92) (in 3 epochs)", "once"]

@@ -1,0 +1,102 @@
+"""The sentence follows the numbers, whoever they favour."""
+
+import pytest
+
+from gcemil.report.claim import (
+    SAME_NETWORK_MEANING,
+    Count,
+    count_slides,
+    describe_networks,
+    group_rules,
+    make_claim,
+    sign_test,
+    wilson_interval,
+)
+from report_builders import judged_slide
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    # z^2 / (n + z^2) with z^2 = 3.8415 and n = 10.
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert wilson_interval(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_a_slide_counts_only_where_all_criteria_can_be_asked():
+    records = [
+        {"sufficient": True, "recoverable": None},
+        {"sufficient": True, "recoverable": True},
+        {"sufficient": False, "recoverable": True},
+    ]
+    assert count_slides(records, "sufficient") == Count(2, 3)
+    assert count_slides(records, "sufficient", "recoverable") == Count(1, 2)
+    assert count_slides([], "sufficient").words == "0 of 0"
+
+
+def judged(rule, held, *, of=4, network="wrapped", **more):
+    """So many slides hold, the first ones; the others are not necessary."""
+    return [
+        judged_slide(f"s{number}", rule=rule, necessary=number < held, network=network, fold=0, **more)
+        for number in range(of)
+    ]
+
+
+def claim_of(*groups, is_same_network=False):
+    records = [record for group in groups for record in group]
+    return make_claim(records, rule="evidence", is_same_network=is_same_network)
+
+
+def test_a_rival_that_does_better_is_named_and_said_to_do_better():
+    claim = claim_of(
+        judged("evidence", 2),
+        judged("attention", 1, network="plain"),
+        judged("contribution", 3, network="plain"),
+        judged("attention", 4),
+    )
+    text = " ".join(claim.sentences())
+    assert "in 2 of 4 test slides" in text
+    assert "Best rival at the same size, contribution of the plain host: 3 of 4." in text
+    assert "It does better than the evidence (the evidence alone holds in 0, the rival alone in 1)." in text
+    # The wrapped network's attention is shown, and is no rival: it is nobody else's model.
+    assert "attention of the plain host 1 of 4; attention of the wrapped host 4 of 4" in text
+
+
+def test_a_rival_that_does_as_well_is_said_to_do_as_well():
+    text = " ".join(claim_of(judged("evidence", 2), judged("attention", 2, network="plain")).sentences())
+    assert "It does as well as the evidence" in text
+
+
+def test_a_small_lead_is_said_to_be_within_chance_and_a_large_one_beyond_it():
+    small = claim_of(judged("evidence", 4), judged("attention", 3, network="plain"))
+    assert "a difference that chance could make" in " ".join(small.sentences())
+    large = claim_of(judged("evidence", 12, of=12), judged("attention", 2, of=12, network="plain"))
+    assert "more than chance would make" in " ".join(large.sentences())
+
+
+def test_controls_are_never_the_best_rival():
+    claim = claim_of(judged("evidence", 1), judged("attention", 0), judged("oracle", 4), judged("random", 3))
+    assert claim.rival.rule == "attention"
+    assert "name the plain host's run with --against" in describe_networks(claim)
+
+
+def test_one_network_is_shown_once_and_said_to_be_one():
+    groups = [judged("evidence", 2), judged("attention", 1), judged("attention", 1, network="plain")]
+    rules = group_rules([record for group in groups for record in group], is_same_network=True)
+    assert [one.words for one in rules] == ["GCE evidence", "attention"]
+    assert describe_networks(claim_of(*groups, is_same_network=True)) == SAME_NETWORK_MEANING
+
+
+def test_the_verdict_counts_slides_without_evidence_whatever_the_tolerance_of_the_diagnostic():
+    slides = judged("evidence", 4, no_evidence=True)
+    assert claim_of(slides).count_without_evidence() == Count(4, 4)
+
+
+def test_without_judged_slides_nothing_is_claimed():
+    assert make_claim([], rule="evidence", is_same_network=False) is None
+
+
+def test_the_sign_test_is_that_of_a_fair_coin():
+    # Of ten differences nine or more on one side: 2 (1 + 10) / 1024.
+    assert sign_test(9, 1) == pytest.approx(22 / 1024)
+    assert sign_test(0, 0) == 1
+    assert sign_test(3, 3) == 1
