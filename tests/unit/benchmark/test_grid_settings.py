@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.benchmark.grid import Grid, plan_runs, plan_work, run_settings
+from gcemil.benchmark.grid import Grid, check_names_exist, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS
@@ -63,6 +63,11 @@ def test_a_missing_grid_file_is_named(tmp_path):
 def test_a_cohort_folder_is_relative_to_the_grid_file(tmp_path):
     grid = load(tmp_path, "name: g\nhosts: [abmil]\ncohorts: {a: {folder: cohorts/real}}")
     assert grid.cohorts["a"].folder == tmp_path / "cohorts" / "real"
+
+
+def test_an_unknown_host_is_refused():
+    with pytest.raises(ConfigError, match="Unknown host 'tenth'.* Choose one of: abmil, clam_sb"):
+        check_names_exist(small_grid(hosts=["abmil", "tenth"]))
 
 
 def test_an_unknown_diagnostic_is_refused():
