@@ -32,6 +32,8 @@ FREE_BYTES = 64 * 2**20
 """Datasets up to this size are read whatever they claim."""
 _MAX_COMPRESSION = 32
 """Larger ones claim at most this many times the bytes on the disk where filters are at work; features compress to a half."""
+_FREE_CHUNKS = 65_536
+"""The library keeps a record of every chunk it reads, written or not; beyond these each takes a byte on the disk at least."""
 MAX_ATTRIBUTE_BYTES = 2**20
 _MAX_ATTRIBUTE_TEXTS = 256
 BLOCK_BYTES = 8 * 2**20
@@ -131,9 +133,19 @@ def layout_of(dataset: h5py.Dataset) -> Layout:
 def refuse_oversized(layout: Layout, path: Path, name: str) -> None:
     """A small file must not stand for more than memory holds: unwritten chunks, holes and constant data cost no disk."""
     claimed = max(math.prod(layout.shape), math.prod(layout.chunks or (0,))) * layout.dtype.itemsize
-    if claimed <= FREE_BYTES:
+    n_chunks = math.prod(
+        -(-length // side) for length, side in zip(layout.shape, layout.chunks or (), strict=False)
+    )
+    if claimed <= FREE_BYTES and n_chunks <= _FREE_CHUNKS:
         return
     held = _bytes_on_disk(path)
+    if n_chunks > max(held, _FREE_CHUNKS):
+        raise StoreError(
+            f"{path}: '{name}' of shape {layout.shape} claims {n_chunks:,} chunks, but the file has {held:,} bytes on the "
+            "disk. It is damaged or made to exhaust memory; extract it again."
+        )
+    if claimed <= FREE_BYTES:
+        return
     if claimed > held * (_MAX_COMPRESSION if layout.is_filtered else 1):
         raise StoreError(
             f"{path}: '{name}' of shape {layout.shape} claims {claimed:,} bytes, but the file has {held:,} on the disk. "
@@ -274,8 +286,13 @@ class NumberDataset:
         shape, chunks = self.layout.shape, self.layout.chunks
         if chunks is None or chunks[1:] != shape[1:] or not (self.dataset.nbytes and self._is_plain):
             return None
-        places = np.full(-(-shape[0] // chunks[0]), -1, np.int64)
-        chunk_bytes = chunks[0] * self._row_bytes
+        n_chunks, chunk_bytes = -(-shape[0] // chunks[0]), chunks[0] * self._row_bytes
+        size = os.fstat(self._descriptor).st_size
+        if (
+            n_chunks * chunk_bytes > size
+        ):  # some were never written, and a small file can claim millions of them
+            return None
+        places = np.full(n_chunks, -1, np.int64)
 
         def note(stored: Any) -> None:
             if stored.size == chunk_bytes and not stored.filter_mask and stored.byte_offset is not None:
@@ -285,9 +302,8 @@ class NumberDataset:
             self.dataset.id.chunk_iter(note)
         except (OSError, RuntimeError, LookupError):  # a damaged index, which h5py will say
             return None
-        last = os.fstat(self._descriptor).st_size - chunk_bytes
         # A chunk that was never written, or lies outside the file, is h5py's to fill or to refuse.
-        return places if bool(((places >= 0) & (places <= last)).all()) else None
+        return places if bool(((places >= 0) & (places <= size - chunk_bytes)).all()) else None
 
     def _read_chunks(self, places: NDArray[np.int64], start: int, stop: int) -> Array:
         """Whole rows out of their chunks, one system call for every run of chunks that lie side by side."""

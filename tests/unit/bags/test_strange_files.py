@@ -207,6 +207,13 @@ def test_one_giant_chunk_is_refused(tmp_path):
         store.read(tmp_path / "a.h5", "features")
 
 
+def test_a_million_chunks_that_were_never_written_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file.create_dataset("region", (2**20, 1), "u1", chunks=(1, 1), fillvalue=0)
+    with pytest.raises(StoreError, match="claims 1,048,576 chunks, but the file has"):
+        store.read(tmp_path / "a.h5", "region")
+
+
 def test_a_shape_beyond_all_memory_is_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
         file.create_dataset("features", (2**40, 1024), "f4", chunks=(64, 1024))
