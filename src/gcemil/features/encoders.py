@@ -31,6 +31,10 @@ Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+_LUNIT: tuple[Channels, Channels] = (
+    (0.70322989, 0.53606487, 0.66096631),
+    (0.21716536, 0.26081574, 0.20723464),
+)
 _CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _TIMM_PREFIX = "timm:"
@@ -67,6 +71,8 @@ ENCODERS: dict[str, EncoderSpec] = {
                                from_timm("resnet50.tv_in1k")),
     "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
                                from_timm("vit_small_patch16_224.dino")),
+    "vit_s_lunit": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch16_224.lunit_dino",
+                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino")),
     "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
                                from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True)),
     "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",

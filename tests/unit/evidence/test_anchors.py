@@ -198,7 +198,7 @@ def test_a_bank_from_a_file_holds_what_was_written(tmp_path: Path) -> None:
 def test_a_family_embedded_by_the_name_of_an_encoder_is_what_the_command_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gcemil.features.text_encoders.CACHE", CACHE)
+    monkeypatch.setattr("gcemil.features.text_encoders.cache_folders", lambda: [CACHE])
     bank = AnchorBank.from_family("breast", encoder="minilm")
     assert bank.prompts == load_family("breast").wordings
     assert bank.embeddings.shape == (8, 384)

