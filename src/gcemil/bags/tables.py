@@ -151,6 +151,9 @@ def read_raw_table(path: Path, *, sheet: str | None = None, header: bool = True)
     is_excel = path.suffix.lower() in {".xlsx", ".xlsm"}
     lines = _excel_lines(path, sheet) if is_excel else _table_lines(path, delimiters=",\t;")
     first = next(lines, None)
+    # cBioPortal puts four lines that begin with # above the names of its columns.
+    while header and first is not None and first[0].startswith("#"):
+        first = next(lines, None)
     if first is None:
         raise CohortError(f"{path} is an empty table.")
     names = first if header else [str(index) for index in range(len(first))]

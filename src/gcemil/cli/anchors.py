@@ -20,6 +20,27 @@ FAMILIES = " ".join(shipped_names("anchors"))
 app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
 
 
+@app.command("list")
+def list_families(
+    family: str | None = typer.Argument(None, help=f"One of {FAMILIES}; all by default."),
+    as_json: bool = typer.Option(False, "--json", help="Print the families as JSON."),
+) -> None:
+    """List the prompts of every disease family: the concept that tables show, and the wording that is embedded.
+
+    Example: gcemil anchors list breast
+    """
+    from gcemil.cli.console import print_json, print_table
+    from gcemil.families import load_family
+
+    found = [load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))]
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in found])
+        return
+    for one in found:
+        title = f"{one.family}: {one.source} ({', '.join(one.datasets) or 'no dataset of its own'})"
+        print_table(title, ("concept", "wording"), [(p.concept, p.wording) for p in one.prompts])
+
+
 @app.command("embed")
 def embed(
     prompts: str = typer.Argument(help=f"A family ({FAMILIES}), or your own YAML file."),

@@ -59,6 +59,9 @@ def import_(
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
     classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
     splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
+    official_split: bool = typer.Option(
+        False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
+    ),
     copy: bool = typer.Option(False, "--copy", help="Copy features instead of linking to them."),
     patch_size: int | None = typer.Option(
         None, min=1, help="Patch size in level-0 pixels, where no file tells."
@@ -81,6 +84,7 @@ def import_(
     from gcemil.bags.foreign.recipes import import_recipe
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.cli.console import print_json, say
+    from gcemil.errors import UsageError
 
     resolution = None if mpp is None else parse_mpp(mpp)
     if recipe is not None:
@@ -90,12 +94,15 @@ def import_(
             out,
             labels=labels,
             splits=splits,
+            official_split=official_split,
             copy=copy,
             patch_size=patch_size,
             mpp=resolution,
             encoder=encoder,
             coords_dir=coords_dir,
         )
+    elif official_split:
+        raise UsageError("--official-split is that of a dataset of the paper: add --recipe camelyon16.")
     else:
         report = import_cohort(
             source,

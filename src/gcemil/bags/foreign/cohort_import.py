@@ -7,8 +7,8 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,7 @@ def write_cohort(
     *,
     classes: Sequence[str] | None = None,
     splits: Path | None = None,
+    official: Callable[[Sequence[SlideRow]], Fold] | None = None,
     copy: bool = False,
     anchors: str | None = None,
     warnings: Sequence[str] = (),
@@ -156,6 +157,8 @@ def write_cohort(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
     join = _join_labels(folder, table, splits)
+    if official is not None:
+        join = replace(join, folds=(official(join.rows),))
     size, size_lines = require_one_patch_size(join.slides)
     lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
     card = CohortCard(

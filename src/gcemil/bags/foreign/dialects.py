@@ -2,7 +2,7 @@
 
 CLAM case_id, slide_id, label · MCAT and SurvPath survival_months, censorship · PANTHER and MMP <endpoint>_survival_days,
 <endpoint>_censorship · Patho-Bench fold_0… · STAMP PATIENT · slideflow patient, slide · MIL_BASELINE slide_path ·
-MHIM ID, Label · CAMIL train, train_label. `censorship` 1 means censored: event = 1 - censorship.
+MHIM ID, Label · CAMIL train, train_label · cBioPortal PATIENT_ID, OS_STATUS, OS_MONTHS. `censorship` 1 means censored: event = 1 - censorship.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from gcemil.bags.tables import RawTable
 from gcemil.errors import CohortError, UsageError
 from gcemil.wording import did_you_mean
 
+PATIENT_ID = "PATIENT_ID"
+"""cBioPortal's column of patients."""
 ID_COLUMNS = (
     ("slide_id", "case_id"),
     ("FILENAME", "PATIENT"),
+    ("FILENAME", PATIENT_ID),
     ("slide", "patient"),
     ("slide_path", "case_id"),
     ("ID", "Case"),
@@ -26,6 +29,7 @@ ID_COLUMNS = (
 CASE_COLUMNS = (
     "case_id",
     "PATIENT",
+    PATIENT_ID,
     "patient",
     "patient_id",
     "Case",
@@ -166,6 +170,27 @@ def _mhim(table: RawTable, choice: Choice) -> Columns | None:
     return Columns("ID", _first_column(table, "Case"), label="Label") if table.has("ID", "Label") else None
 
 
+def list_endpoints(table: RawTable) -> list[str]:
+    """Endpoints of a cBioPortal table: OS, DFS, PFS, DSS, whichever have a status and months."""
+    found = [name.removesuffix("_STATUS") for name in table.columns if name.endswith("_STATUS")]
+    return [name for name in found if table.has(f"{name}_MONTHS")]
+
+
+def choose_endpoint(table: RawTable, choice: Choice) -> str:
+    """The endpoint asked for, overall survival by default."""
+    endpoint = (choice.endpoint or "os").upper()
+    if endpoint not in (found := list_endpoints(table)):
+        raise UsageError(f"{table.path} has endpoints {', '.join(found)}. Choose one with --endpoint.")
+    return endpoint
+
+
+def _cbioportal(table: RawTable, choice: Choice) -> Columns | None:
+    if not table.has(PATIENT_ID, "FILENAME") or not list_endpoints(table):
+        return None
+    endpoint = choose_endpoint(table, choice)
+    return Columns("FILENAME", PATIENT_ID, time=f"{endpoint}_MONTHS", event=f"{endpoint}_STATUS")
+
+
 DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
     "gcemil": _own,
     "CLAM": _clam,
@@ -176,6 +201,7 @@ DIALECTS: dict[str, Callable[[RawTable, Choice], Columns | None]] = {
     "slideflow/PathBench": _slideflow,
     "MIL_BASELINE": _mil_baseline,
     "MHIM-MIL": _mhim,
+    "cBioPortal": _cbioportal,
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.dialects import (
     ID_COLUMNS,
+    PATIENT_ID,
     Choice,
     Columns,
     detect_dialect,
@@ -27,6 +28,7 @@ _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true"
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 MOST_CLASSES = 8
 """Above so many, labels that are mostly unique are no classes."""
+STAMP_PATIENT = "PATIENT"
 _SPLIT_FOLDER = re.compile(r"k=\d+$")
 
 
@@ -58,10 +60,11 @@ def read_labels(
     raw = _read_raw_labels(path)
     notes: list[str] = []
     names = list(slide_ids)
+    patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if raw.has(name)), None)
     if slide_table is None and names and (case := find_case_column(raw)) is not None:
         raw, notes = _join_cases(raw, case, names)
-    elif raw.has("PATIENT") and not raw.has("FILENAME"):
-        raw, notes = _join_slide_table(raw, slide_table)
+    elif patient is not None and not raw.has("FILENAME"):
+        raw, notes = _join_slide_table(raw, patient, slide_table)
     if (parts := find_wide_parts(raw)) and all(label for _, label in parts.values()):
         dialect, columns = (
             "CAMIL" if "train" in raw.columns else "MIL_BASELINE",
@@ -170,8 +173,8 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
 
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
-    # pandas writes 1.0 for 1 in a column with gaps.
-    word = text.strip().lower().removesuffix(".0")
+    # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.
+    word = text.strip().lower().partition(":")[0].removesuffix(".0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 
 
@@ -202,21 +205,25 @@ def _read_raw_labels(path: Path) -> RawTable:
     return stack_tables(path, (read_raw_table(file) for file in files))
 
 
-def _join_slide_table(clinical: RawTable, slide_table: Path | None) -> tuple[RawTable, list[str]]:
-    """STAMP's clinical table with one row per slide of its slide table."""
+def _join_slide_table(
+    clinical: RawTable, patient: str, slide_table: Path | None
+) -> tuple[RawTable, list[str]]:
+    """A clinical table of STAMP or cBioPortal with one row per slide of its slide table."""
+    tool = "STAMP" if patient == STAMP_PATIENT else "cBioPortal"
     if slide_table is None:
         raise UsageError(
-            f"{clinical.path} is a STAMP clinical table: patients, not slides. Give the slide table (PATIENT, FILENAME) with --slide-table."
+            f"{clinical.path} is a {tool} clinical table: patients, not slides. Give the slide table ({patient}, FILENAME) with "
+            "--slide-table; for a TCGA cohort of the paper, --recipe joins slides by their barcodes."
         )
     slides = read_raw_table(slide_table)
-    if not slides.has("PATIENT", "FILENAME"):
-        raise CohortError(f"{slide_table} is no STAMP slide table: it needs PATIENT and FILENAME.")
-    by_patient = {row["PATIENT"]: row for row in clinical.rows}
+    if not slides.has(patient, "FILENAME"):
+        raise CohortError(f"{slide_table} is no {tool} slide table: it needs {patient} and FILENAME.")
+    by_patient = {row[patient]: row for row in clinical.rows}
     if len(by_patient) != len(clinical.rows):
-        raise CohortError(f"{clinical.path}: a PATIENT stands twice. Keep one row per patient.")
-    rows = tuple({**by_patient[row["PATIENT"]], **row} for row in slides.rows if row["PATIENT"] in by_patient)
-    unknown = sorted({row["PATIENT"] for row in slides.rows} - set(by_patient))
-    idle = sorted(set(by_patient) - {row["PATIENT"] for row in slides.rows})
+        raise CohortError(f"{clinical.path}: a {patient} stands twice. Keep one row per patient.")
+    rows = tuple({**by_patient[row[patient]], **row} for row in slides.rows if row[patient] in by_patient)
+    unknown = sorted({row[patient] for row in slides.rows} - set(by_patient))
+    idle = sorted(set(by_patient) - {row[patient] for row in slides.rows})
     notes = [
         f"Patients joined: {len(by_patient) - len(idle)} of {clinical.path.name} with {len(rows)} slides of {slide_table.name}."
     ]

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags.cohort import SlideRow, Task
+from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
-from gcemil.bags.foreign.dialects import Choice
+from gcemil.bags.foreign.dialects import PATIENT_ID, Choice, choose_endpoint, list_endpoints
 from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time, read_labels
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
@@ -84,6 +86,8 @@ class Recipe(_Closed):
     anchors: str
     expected: Expected
     prognostic_factors: tuple[str, ...] = ()
+    official_test: str | None = None
+    """How the names of the official test slides begin; None: there is no official test set."""
     exclusions: tuple[Exclusion, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -111,14 +115,18 @@ def import_recipe(
     *,
     labels: Path | None = None,
     splits: Path | None = None,
+    official_split: bool = False,
     copy: bool = False,
     patch_size: int | None = None,
     mpp: Mpp = None,
     encoder: str | None = None,
     coords_dir: Path | None = None,
 ) -> ImportReport:
-    """Write a cohort of one of the paper's datasets."""
+    """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
     plan = load_recipe(name)
+    if official_split and (plan.official_test is None or splits is not None):
+        reason = "has no official test set" if plan.official_test is None else "was given --splits too"
+        raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     with untrusted_files():
         folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
         table = _read_recipe_table(plan, folder, labels)
@@ -128,6 +136,7 @@ def import_recipe(
             out,
             classes=plan.class_names or None,
             splits=splits,
+            official=partial(make_official_fold, test=str(plan.official_test)) if official_split else None,
             copy=copy,
             anchors=plan.anchors,
             warnings=_count_warnings(plan, folder, table),
@@ -152,6 +161,23 @@ def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None)
     return _read_classes(
         labels, slide_ids, columns=plan.columns, class_of=plan.class_of, sheet=plan.sheet, tcga=plan.tcga
     )
+
+
+def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
+    """Fold 0: the official test slides; of the training slides of every class each fifth validates, in a fixed order."""
+    part_of: dict[str, Part] = {row.slide_id: "test" for row in rows if row.slide_id.startswith(test)}
+    if len(part_of) in (0, len(rows)):
+        which = "No slide is" if not part_of else "All slides are"
+        raise CohortError(
+            f"{which} of the official test set (names begin with '{test}'), so there is nothing to split. Add the others."
+        )
+    seen: Counter[str | None] = Counter()
+    # By hash: neighbours in the numbering may share a scanner and should not validate together.
+    for row in sorted(rows, key=lambda row: sha256(row.slide_id.encode()).hexdigest()):
+        if row.slide_id not in part_of:
+            part_of[row.slide_id] = "val" if seen[row.label] % 5 == 0 else "train"
+            seen[row.label] += 1
+    return Fold(0, {row.slide_id: part_of[row.slide_id] for row in rows})
 
 
 def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> list[str]:
@@ -229,6 +255,8 @@ def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> L
     if path.is_dir():
         return read_labels(path, choice=Choice(task="survival"))
     table = read_raw_table(path)
+    if table.has(PATIENT_ID) and list_endpoints(table):
+        return _read_cbioportal(table, slide_ids)
     found = _find_columns(table, columns)
     if "status" not in found:
         return read_labels(path, choice=Choice(task="survival"))
@@ -252,6 +280,30 @@ def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> L
         rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
         excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
     return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
+
+
+def _read_cbioportal(table: RawTable, slide_ids: Sequence[str]) -> LabelTable:
+    """Overall survival of cBioPortal's clinical table by patient, in months."""
+    endpoint = choose_endpoint(table, Choice())
+    status, months = f"{endpoint}_STATUS", f"{endpoint}_MONTHS"
+    lines = [
+        f"{table.path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
+        f"Time in months: '{months}'.",
+        "Slides joined to cases by the first 12 characters of their barcode.",
+    ]
+    excluded: list[str] = []
+    rows: dict[str, SlideRow] = {}
+    slides_of = _group_slides(slide_ids)
+    for case_id, entries in _group_entries(table, PATIENT_ID).items():
+        outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
+        time, event = outcomes.pop()
+        if outcomes or time is None or event is None:
+            found = ", ".join(f"'{entry[status]}' after '{entry[months]}'" for entry in entries)
+            excluded.append(f"case '{case_id}': no valid survival ({found})")
+            continue
+        rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
+        excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
+    return _finish_table(table.path, "cBioPortal", "survival", rows, lines, excluded)
 
 
 def _read_camelyon16(

@@ -5,6 +5,8 @@ import pytest
 
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.recipes import import_recipe, load_recipe
 from gcemil.errors import CohortError, UsageError
 from gcemil.resources import shipped_names
@@ -289,3 +291,84 @@ def test_recipe_without_its_table_says_which_it_needs(tmp_path):
 def test_unknown_recipe_lists_the_known_ones():
     with pytest.raises(UsageError, match="Unknown recipe 'mnist'. Choose one of: bracs, brca"):
         load_recipe("mnist")
+
+
+CAMELYON = [
+    *(f"{kind}_{number:03d}" for kind in ("normal", "tumor") for number in range(1, 11)),
+    "test_001",
+    "test_002",
+]
+
+
+def test_camelyon_can_be_split_as_its_organisers_did(tmp_path):
+    reference = write_table(tmp_path / "reference.csv", "test_001,Tumor", "test_002,Normal")
+    import_recipe(
+        "camelyon16", features(tmp_path, *CAMELYON), tmp_path / "c", labels=reference, official_split=True
+    )
+    cohort = Cohort.load(tmp_path / "c")
+    fold = read_fold(cohort, 0)
+    assert fold_indices(tmp_path / "c") == [0]
+    assert sorted(fold.slides("test")) == ["test_001", "test_002"]
+    # Each fifth of ten slides of either class.
+    assert sorted(name.partition("_")[0] for name in fold.slides("val")) == [
+        "normal",
+        "normal",
+        "tumor",
+        "tumor",
+    ]
+    assert len(fold.slides("train")) == 16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "slides", "message"),
+    [
+        ("camelyon16", ["normal_001", "tumor_001"], "No slide is of the official test set"),
+        ("bracs", ["a"], "has no official test set.*--official-split"),
+    ],
+)
+def test_an_official_split_that_does_not_exist_is_refused(tmp_path, recipe, slides, message):
+    with pytest.raises((CohortError, UsageError), match=message):
+        import_recipe(recipe, features(tmp_path, *slides), tmp_path / "c", official_split=True)
+    assert not (tmp_path / "c").exists()
+
+
+CBIOPORTAL = (
+    "#Patient Identifier\tOverall Survival Status\tOverall Survival (Months)",
+    "#Identifier\tStatus\tMonths",
+    "#STRING\tSTRING\tNUMBER",
+    "#1\t1\t1",
+    "PATIENT_ID\tOS_STATUS\tOS_MONTHS",
+    "TCGA-05-4244\t0:LIVING\t0",
+    "TCGA-05-4249\t0:LIVING\t50.03",
+    "TCGA-05-4250\t1:DECEASED\t3.98",
+)
+
+
+def test_cbioportal_tables_of_patients_are_joined_by_barcode(tmp_path):
+    labels = write_table(tmp_path / "data_clinical_patient.txt", *CBIOPORTAL)
+    slides = [barcode(case) for case in ("05-4244", "05-4249", "05-4250")]
+    report = import_recipe("luad", features(tmp_path, *slides), tmp_path / "c", labels=labels)
+    rows = slides_of(tmp_path / "c")
+    assert {row.case_id: (row.time, row.event) for row in rows.values()} == {
+        "TCGA-05-4249": (50.03, 0),
+        "TCGA-05-4250": (3.98, 1),
+    }
+    assert report.dialect == "cBioPortal"
+    assert report.excluded == ("case 'TCGA-05-4244': no valid survival ('0:LIVING' after '0')",)
+
+
+def test_cbioportal_tables_are_joined_by_a_slide_table_too(tmp_path):
+    labels = write_table(tmp_path / "clinical.txt", *CBIOPORTAL)
+    with pytest.raises(UsageError, match="cBioPortal clinical table: patients, not slides.*--slide-table"):
+        read_labels(labels)
+    slides = write_table(
+        tmp_path / "slides.csv", "PATIENT_ID,FILENAME", "TCGA-05-4250,s1.svs", "TCGA-05-4250,s2.svs"
+    )
+    table = read_labels(labels, slide_table=slides)
+    assert [(row.slide_id, row.time, row.event) for row in table.rows] == [("s1", 3.98, 1), ("s2", 3.98, 1)]
+
+
+def test_cbioportal_tables_are_joined_by_the_names_of_the_slides(tmp_path):
+    labels = write_table(tmp_path / "clinical.txt", *CBIOPORTAL)
+    table = read_labels(labels, slide_ids=[barcode("05-4250"), "other"])
+    assert [(row.case_id, row.time, row.event) for row in table.rows] == [("TCGA-05-4250", 3.98, 1)]
