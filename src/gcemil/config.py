@@ -111,6 +111,10 @@ class RecoverySettings(Settings):
     necessity_tolerance: float = Field(
         0.05, ge=0, description="Removed, checked evidence moves the output by no less than this."
     )
+    until_sufficient: bool = Field(
+        False,
+        description="After repair, add patches by score until the set says what the gates say (the paper's Mechanism 6).",
+    )
     recoverability_tolerance: float = Field(
         0.01, ge=0, description="Checked repair moves the output of the evidence by no more than this."
     )

@@ -12,7 +12,7 @@ Every subset rule, ours or a rival's, is judged by these. The bag is embedded on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.checking import Check, check_subset, compare_answers
-from gcemil.evidence.coverage import marginal_gains
+from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, recover
+from gcemil.recovery.rules import grow_until_sufficient, ranking
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits
 
@@ -76,10 +77,39 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
     """The discrete evidence under the model's own recovery settings; what repair adds must not change what it says."""
     found = _recover(model, output)
+    if model.settings.recovery.until_sufficient:
+        return _grow(model, output, coords, found)
     if not model.settings.recovery.checked or len(found.added) == 0:
         return found
     confirmed = _count_confirmed(model, output, coords, found)
     return found if confirmed == len(found.added) else _recover(model, output, max_added=confirmed)
+
+
+def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
+    """The recovered set with patches added by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is met."""
+    ask, settings = ask_subsets(model.host, output.embedded, coords), model.settings.recovery
+    order = ranking(output.scores)
+    growth = grow_until_sufficient(
+        found.selected,
+        order,
+        lambda selected: _gap_to_gated(output, ask(selected), model.tolerances.unit),
+        reference=0.0,
+        tolerance=settings.recoverability_tolerance,
+        max_fraction=_largest_fraction(model, output),
+    )
+    new = order[(growth.selected & ~found.selected)[order]]
+    weights, gains, selected = model.anchor_weights(output.full_logits), [], found.selected.clone()
+    for patch in new.tolist():
+        before = utility(selected.to(output.responses.dtype), output.responses, weights)
+        selected[patch] = True
+        gains.append(float(utility(selected.to(output.responses.dtype), output.responses, weights) - before))
+    return replace(
+        found,
+        selected=growth.selected,
+        coverage=anchor_coverage(growth.selected.to(output.responses.dtype), output.responses),
+        added=torch.cat([found.added, new]),
+        gains=torch.cat([found.gains, found.gains.new_tensor(gains)]),
+    )
 
 
 def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = None) -> Recovery:
@@ -92,13 +122,18 @@ def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = N
         weights,
         threshold=model.settings.selection_threshold,
         coverage_target=settings.coverage_target,
-        # The cap is on what repair adds; it never falls below what the gates were meant to open.
-        max_fraction=min(1.0, max(settings.max_fraction, model.settings.min_patches / len(output.gates))),
+        max_fraction=_largest_fraction(model, output),
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
         shortlist=None if repairs else torch.zeros_like(output.opened),
         max_added=max_added,
     )
+
+
+def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
+    """The cap on what repair adds; it never falls below what the gates were meant to open."""
+    settings = model.settings
+    return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / len(output.gates)))
 
 
 def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> int:

@@ -175,6 +175,27 @@ METRICS: dict[str, Metric] = {
         "sufficiency",
         "sum_m alpha_m (1 - v_m(S)): anchor weight left uncovered.",
     ),
+    "curvature": Metric(
+        "Curvature",
+        "lower",
+        "recoverability",
+        "kappa of the coverage utility over the bag: 1 where a patch adds nothing.",
+    ),
+    "greedy_factor": Metric(
+        "Greedy bound",
+        "higher",
+        "recoverability",
+        "(1 - e^-kappa) / kappa: promised share of the best utility at equal size.",
+    ),
+    "utility_share": Metric(
+        "Utility share",
+        "higher",
+        "recoverability",
+        "U(S) / U(whole bag) for the anchors of the predicted class.",
+    ),
+    "greedy_share": Metric(
+        "Greedy utility share", "neither", "recoverability", "The same of the greedy subset of that size."
+    ),
     "coverage_bound": Metric(
         "Coverage bound",
         "lower",
@@ -247,6 +268,7 @@ METRICS: dict[str, Metric] = {
     "margin_broken_share": Metric(
         "Recoverability bound broken", "lower", "recoverability", "Share of bags with a negative slack of it."
     ),
+    "audited_slides": Metric("Slides", "neither", "failure", "Bags that were audited."),
     "case_failure_share": Metric(
         "Case failure", "lower", "failure", "Share of bags whose full-bag prediction is wrong or undecided."
     ),

@@ -141,6 +141,30 @@ def test_prototypes_are_shown_but_do_not_repair():
     assert len(asked.recovery.added) > 0
 
 
+def test_evidence_grows_by_score_until_it_says_what_the_gates_say():
+    # Warm gates leave much half open, so the thresholded set alone is far from what they say.
+    settings = {"repair": False, "max_fraction": 1.0, "checked": False, "recoverability_tolerance": 0.002}
+    grown, short = (
+        make_model(budget=0.05, min_patches=1, recovery={**settings, "until_sufficient": grows})
+        for grows in (True, False)
+    )
+    for model in (grown, short):
+        model.set_temperature(3.0)
+    found, before = explain_bag(grown, make_slide()), explain_bag(short, make_slide())
+    predicted = int(found.output.full_logits.argmax())
+
+    def gap(explanation):
+        soft, kept = explanation.output.logits, explanation.discrete.logits
+        return abs(class_probability(soft, predicted) - class_probability(kept, predicted))
+
+    assert gap(before) > 0.002 >= gap(found)
+    added = found.recovery.added
+    assert int(found.recovery.selected.sum()) == int(before.recovery.selected.sum()) + len(added) > 0
+    scores = found.output.scores[added]
+    assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    assert bool((found.recovery.gains >= 0).all())
+
+
 def test_hard_top_k_has_its_budget_exactly_whatever_the_anchors_miss():
     model = make_model(gate="top_k", budget=0.05, min_patches=1, recovery={"coverage_target": 1.0})
     explanation = explain_bag(model, make_slide(200))

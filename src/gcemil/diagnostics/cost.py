@@ -5,6 +5,7 @@
   discrete     the host on the recovered evidence
   attention    the host on as many patches, those of highest attention
   occlusion    the host on as many patches, those whose removal costs the prediction most
+  integrated_gradients   the host on as many patches, those of highest attribution
   prefilter    the host on the evidence found among the patches a prefilter kept, or on all where it fell back
 
   aggregation_time   one prediction when the subset is known and its features are cached
@@ -17,8 +18,9 @@ Occlusion the plain way is one pass per patch. That is never run here: some pass
 says `extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians of interleaved
 runs, so that a busy machine slows all of them; figures are means over bags.
 
-The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is not in any of this, unless
-'gcemil prefilter --measure' has timed the test slides from file to prediction:
+The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is in none of this. With `encoders`
+its seconds per patch are timed (architecture alone: weights do not change the time), and rows that name the encoder say what a
+slide takes from its patches to its explained prediction. From file to prediction 'gcemil prefilter --measure' times the test slides:
 
   extraction_time    tissue, view, student and encoder, whole bag = 1
   end_to_end_time    the same with the prediction
@@ -33,7 +35,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -48,6 +50,7 @@ from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
+from gcemil.features.loaders import import_timm
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
 from gcemil.prefilter.cost import (
@@ -65,6 +68,11 @@ Clock = Callable[[], float]
 Call = Callable[[], Any]
 Figures = dict[str, float | None]
 CLOSED_FORM = "occlusion_closed_form"
+GRADIENTS = "integrated_gradients"
+ARCHITECTURES = {"efficientnet_lite0": "tf_efficientnet_lite0", "vit_s": "vit_small_patch16_224"}
+"""Encoders whose time can be measured without their weights, by timm's names."""
+PATCH_PX = 224
+TIMED_PATCHES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +101,11 @@ def measure_inference_cost(
     budget: float = DEFAULT_BUDGET,
     repeats: int = 5,
     timed_bags: int = 12,
+    encoders: Sequence[str] = (),
     clock: Clock = time.perf_counter,
 ) -> Finding:
     """Utility from every test bag, cost from `timed_bags` of them; `budget` sizes subsets where there is no wrapper."""
+    encoding = {name: time_encoder(name, repeats=min(3, repeats), clock=clock) for name in encoders}
     if repeats < 1 or timed_bags < 1:
         raise UsageError(f"repeats and timed_bags are at least 1, got {repeats} and {timed_bags}.")
     per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
@@ -110,12 +120,12 @@ def measure_inference_cost(
             logits.setdefault(way.mode, []).append(way.predict())
         if number % every:
             continue
-        for labels, figures in measure_ways(bench, ways, repeats, clock):
+        for labels, figures in measure_ways(bench, ways, repeats, clock, encoding):
             per_bag.setdefault(tuple(labels.items()), []).append(figures)
             slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
     rows = [add_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
-    rows = [add_encoding_cost(row, filtered) for row in rows]
+    rows = [row if "encoder" in row.labels else add_encoding_cost(row, filtered) for row in rows]
     return Finding(
         name="cost",
         rows=tuple(rows),
@@ -126,6 +136,7 @@ def measure_inference_cost(
             "bags": len(fold.specs()),
             "timed_bags": len(range(0, len(fold.specs()), every)),
             "timed_occlusions_per_bag": repeats,
+            "encoding_seconds_per_patch": encoding,
             "clock": getattr(clock, "__name__", str(clock)),
             "threads": torch.get_num_threads(),
             "budget": None if fold.model is not None else budget,
@@ -179,6 +190,17 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
 
         chosen = top_k(scores(predict_bag(host, features, coords)), size)
         yield build_subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
+    if GRADIENTS in supported_attributions(host):
+        attribute = supported_attributions(host)[GRADIENTS].scores
+
+        def gradients_found() -> Logits:
+            return predict_kept(
+                Interventions(host, features, coords),
+                top_k(attribute(predict_bag(host, features, coords)), size),
+            )
+
+        chosen = top_k(attribute(predict_bag(host, features, coords)), size)
+        yield build_subset_way(GRADIENTS, network, host, bench, chosen, gradients_found)
 
 
 def list_prefiltered_way(bench: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None) -> Iterator[Way]:
@@ -208,10 +230,20 @@ def predict_kept(asked: Interventions, selected: Selected) -> Logits:
     return asked.kept(selected).logits
 
 
+def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
+    """Seconds per patch of an encoder's architecture with random weights, on the threads at hand."""
+    if name not in ARCHITECTURES:
+        raise UsageError(f"Unknown architecture '{name}'. Choose from: {', '.join(ARCHITECTURES)}.")
+    network = import_timm().create_model(ARCHITECTURES[name], pretrained=False, num_classes=0).eval()
+    patches = torch.zeros(TIMED_PATCHES, 3, PATCH_PX, PATCH_PX)
+    network(patches)
+    return time_interleaved({name: lambda: network(patches)}, repeats, clock)[name] / TIMED_PATCHES
+
+
 def measure_ways(
-    bench: FoldBag, ways: Sequence[Way], repeats: int, clock: Clock
+    bench: FoldBag, ways: Sequence[Way], repeats: int, clock: Clock, encoding: Mapping[str, float]
 ) -> Iterator[tuple[Labels, Figures]]:
-    """Time and memory of each way on one bag, over those of the first."""
+    """Time and memory of each way on one bag, over those of the first; with an encoder before it, from patch to answer."""
     full = ways[0]
     asked = bench.network(full.network)
     one_out = [leave_out_patch(len(bench), turn) for turn in range(repeats)]
@@ -226,6 +258,8 @@ def measure_ways(
     for way in ways:
         predicted = seconds[f"predict {way.mode}"]
         explained = seconds.get(f"explain {way.mode}", predicted) / unit
+        if way.mode != PREFILTER_MODE:
+            yield from end_to_end_rows(way.labels, explained * unit, unit, len(bench), encoding)
         yield (
             way.labels,
             {
@@ -238,15 +272,31 @@ def measure_ways(
         )
     kept = next(way for way in ways if way.mode == "attention")
     again = seconds["predict attention"]
+    labels = {"mode": "occlusion", "network": full.network, "timing": "extrapolated"}
+    occluded = unit + len(bench) * seconds.get("one out", 0.0) + again
+    yield from end_to_end_rows(labels, occluded, unit, len(bench), encoding)
     yield (
-        {"mode": "occlusion", "network": full.network, "timing": "extrapolated"},
+        labels,
         {
             "aggregation_time": again / unit,
-            "explained_time": (unit + len(bench) * seconds.get("one out", 0.0) + again) / unit,
+            "explained_time": occluded / unit,
             "peak_memory": memory["attention"] / memory["full"],
             "patch_ratio": float(kept.selected.double().mean()),
         },
     )
+
+
+def end_to_end_rows(
+    labels: Labels, explained: float, full: float, n_patches: int, encoding: Mapping[str, float]
+) -> Iterator[tuple[Labels, Figures]]:
+    """Every patch encoded, then the explained prediction, over the same with the whole bag's prediction."""
+    for name, seconds in encoding.items():
+        whole = n_patches * seconds
+        figures: Figures = {
+            "extraction_time": 1.0,
+            "end_to_end_time": (whole + explained) / (whole + full),
+        }
+        yield {**labels, "encoder": name}, figures
 
 
 def time_interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:

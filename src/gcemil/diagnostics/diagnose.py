@@ -79,6 +79,9 @@ DIAGNOSTICS: dict[str, DiagnosticSpec] = {
     "adaptive": DiagnosticSpec(
         "adaptive:measure_adaptive", "How few patches does a slide need, and which rule picks them best?"
     ),
+    "bounds": DiagnosticSpec(
+        "bounds:measure_bounds", "How near is repair to the best coverage, and what is promised of it?"
+    ),
     "sweep": DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
 }
 """Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
@@ -100,7 +103,9 @@ def run_diagnostic(
     with one_thread():
         bench = TrainedFold.open(run, fold, against=against, seed=seed)
         extra = (
-            {"others": [TrainedFold.open(o, fold, seed=seed) for o in others]} if name == "stability" else {}
+            {"others": [open_other_seed(other, fold, bench, seed=seed) for other in others]}
+            if name == "stability"
+            else {}
         )
         finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
     origin = describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
@@ -108,6 +113,14 @@ def run_diagnostic(
         origin[SAME_NETWORK] = bench.is_same_network
     finding = replace(finding, provenance=origin)
     return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
+
+
+def open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
+    """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
+    opened = TrainedFold.open(run, fold, seed=seed)
+    if first.plain is None or not opened.leaves_host_alone:
+        return opened
+    return replace(opened, plain=opened.host, plain_scale=opened.scale)
 
 
 def describe_origin(

@@ -17,7 +17,7 @@ states no thresholds, so its rates are no yardstick for ours; random, attention 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -204,9 +204,9 @@ def failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
         for name in ("all", *classes):
             members = [record for record in own if name in ("all", record.get("target"))]
             if members:
-                yield mean_row(
-                    {"rule": rule, "network": network, "class": name}, [failure_shares(r) for r in members]
-                )
+                labels = {"rule": rule, "network": network, "class": name}
+                row = mean_row(labels, [failure_shares(record) for record in members])
+                yield replace(row, values={"audited_slides": float(len(members)), **row.values})
 
 
 def failure_shares(record: Record) -> dict[str, float | None]:

@@ -16,7 +16,10 @@ start: features, gates, evidence, prediction.
   random            as many random patches, drawn anew every time: what chance gives
   oracle            as many patches, the true ones first, in an order that never changes
 
-A run without gates takes a fixed share of the bag. Further rules (gradient, occlusion) come in as scores.
+  saliency …        as many patches by any attribution that is asked for: gradient saliency, and occlusion where it has a closed
+                    form, unless told otherwise
+
+A run without gates takes a fixed share of the bag.
 
 Perturbations are small random changes that should not change what the evidence is:
 
@@ -27,7 +30,7 @@ Perturbations are small random changes that should not change what the evidence 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -39,6 +42,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, RowIndex
+from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
 from gcemil.diagnostics.truth import oracle_scores, precision
@@ -50,8 +54,8 @@ from gcemil.recovery.rules import above_threshold, members, random_k, subset_siz
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
 
-ScoreRule = Callable[[FoldBag, NetworkName], Tensor]
-"""Patch scores of one bag under one network, for a rule made elsewhere."""
+RIVALS = ("saliency", "occlusion")
+"""Attributions of the paper's table that cost no more than a few passes."""
 RuleKey = tuple[str, NetworkName]
 WHOLE_BAG = "whole_bag"
 FIXED_SHARE = 0.05
@@ -71,10 +75,10 @@ def measure_stability(
     repeats: int = 5,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
-    scores: Mapping[str, ScoreRule] | None = None,
+    attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """Under perturbation and, where runs of other seeds are given, across them."""
-    common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "scores": scores}
+    common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "attributions": attributions}
     perturbed = measure_under_perturbation(
         fold,
         dropout=dropout,
@@ -101,12 +105,12 @@ def measure_across_runs(
     *,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
-    scores: Mapping[str, ScoreRule] | None = None,
+    attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
     check_runs(folds)
     generator = torch.Generator().manual_seed(folds[0].seed)
-    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    rules = EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
     table = StabilityTable()
     for bag in folds[0].bags("test"):
         original, rows = OriginalBag.of(bag), torch.arange(len(bag))
@@ -131,13 +135,13 @@ def measure_under_perturbation(
     repeats: int = 5,
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
-    scores: Mapping[str, ScoreRule] | None = None,
+    attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """The evidence of each bag beside that of its perturbed versions."""
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
     generator = torch.Generator().manual_seed(fold.seed)
-    rules = EvidenceRules(generator, share, risk_tolerance, scores or {})
+    rules = EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
     table = StabilityTable()
     for bag in fold.bags("test"):
         original = OriginalBag.of(bag)
@@ -156,6 +160,7 @@ def measure_under_perturbation(
         "repeats": repeats,
         "risk_tolerance": risk_tolerance,
         "share": share,
+        "attributions": list(attributions),
     }
     return table.finding(settings)
 
@@ -285,7 +290,7 @@ class EvidenceRules:
     generator: torch.Generator
     share: float = FIXED_SHARE
     risk_tolerance: float = RISK_TOLERANCE
-    scores: Mapping[str, ScoreRule] = field(default_factory=dict)
+    attributions: tuple[str, ...] = RIVALS
 
     def collect(
         self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
@@ -296,7 +301,9 @@ class EvidenceRules:
             view = network_view(fold, bag, network)
             answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
             oracle = None if original.oracle is None else original.oracle[rows]
-            for rule, selected in self.subsets(fold, bag, network, view.full.scores, oracle).items():
+            chosen = choose_attributions(fold.host_of(network), self.attributions)
+            scores = {"attention": view.full.scores, **attribute_patches(view, chosen)}
+            for rule, selected in self.subsets(fold, bag, network, scores, oracle).items():
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
@@ -307,7 +314,12 @@ class EvidenceRules:
         return found
 
     def subsets(
-        self, fold: TrainedFold, bag: FoldBag, network: NetworkName, attention: Scores, oracle: Scores | None
+        self,
+        fold: TrainedFold,
+        bag: FoldBag,
+        network: NetworkName,
+        scores: Mapping[str, Scores],
+        oracle: Scores | None,
     ) -> dict[str, Tensor]:
         """Selections over the patches of the bag at hand."""
         explanation = bag.explanation
@@ -317,9 +329,8 @@ class EvidenceRules:
         found = {
             WHOLE_BAG: torch.ones(len(bag), dtype=torch.bool),
             "random": random_k(len(bag), size, generator=self.generator),
-            "attention": top_k(attention, size),
         }
-        found |= {name: top_k(score(bag, network), size) for name, score in self.scores.items()}
+        found |= {name: top_k(values, size) for name, values in scores.items()}
         if network == "wrapped" and fold.model is not None and explanation is not None:
             found["soft_thresholded"] = threshold_gates(fold.model, explanation)
             found["evidence"] = explanation.recovery.selected

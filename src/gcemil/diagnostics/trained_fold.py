@@ -160,6 +160,12 @@ class TrainedFold:
         )
 
     @property
+    def leaves_host_alone(self) -> bool:
+        """Whether its host is the plain one: it learned as if there were no wrapper."""
+        evidence = self.settings.evidence
+        return evidence is not None and not evidence.teaches_host and not self.settings.host.is_frozen
+
+    @property
     def networks(self) -> tuple[NetworkName, ...]:
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from fold_builders import one_patch_fold
-from gcemil.diagnostics.cost import count_bytes, leave_out_patch, measure_inference_cost, time_interleaved
+from gcemil.diagnostics import cost
+from gcemil.diagnostics.cost import (
+    count_bytes,
+    leave_out_patch,
+    measure_inference_cost,
+    time_encoder,
+    time_interleaved,
+)
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
@@ -92,6 +99,7 @@ def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: Trai
         ("discrete", "wrapped"),
         ("attention", "plain"),
         ("occlusion_closed_form", "plain"),
+        ("integrated_gradients", "plain"),
         ("occlusion", "plain"),
     ]
     assert any("No prefilter" in note for note in finding.notes)
@@ -104,6 +112,31 @@ def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: Trai
     assert row(finding, "occlusion").values["relative_utility"] == pytest.approx(
         row(finding, "occlusion_closed_form").values["relative_utility"]
     )
+
+
+def test_with_an_encoder_before_it_every_way_is_timed_from_patch_to_answer(
+    classification_runs: TrainedRuns, monkeypatch
+):
+    watch = Stopwatch()
+    monkeypatch.setattr(cost, "time_encoder", lambda name, **_: {"vit_s": 9.0}[name])
+    found = measure_inference_cost(
+        counted_fold(classification_runs, watch),
+        budget=0.1,
+        clock=watch,
+        repeats=1,
+        timed_bags=1,
+        encoders=["vit_s"],
+    )
+    assert found.settings["encoding_seconds_per_patch"] == {"vit_s": 9.0}
+    slides = {slide["mode"]: slide for slide in found.slides if slide.get("encoder") == "vit_s"}
+    n = slides["full"]["n_patches"]
+    k = max(1, round(0.1 * n))
+    # Nine seconds to encode a patch and one to pool it.
+    assert slides["full"]["end_to_end_time"] == pytest.approx(1)
+    assert slides["attention"]["end_to_end_time"] == pytest.approx((9 * n + n + k) / (10 * n))
+    assert slides["occlusion"]["end_to_end_time"] == pytest.approx((9 * n + n + n * (n - 1) + k) / (10 * n))
+    with pytest.raises(UsageError, match="Unknown architecture 'uni'"):
+        time_encoder("uni", repeats=1, clock=watch)
 
 
 def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):

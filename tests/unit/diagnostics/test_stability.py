@@ -10,6 +10,7 @@ import torch
 from builders import make_bag
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import stability
+from gcemil.diagnostics.diagnose import run_diagnostic
 from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.stability import (
     OriginalBag,
@@ -23,13 +24,14 @@ from gcemil.diagnostics.stability import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import RunError, UsageError
+from gcemil.findings import read_finding
 from run_builders import TrainedRuns
 
 NORMAL, TUMOUR = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
 # Probability .88 of tumour beside .12.
 APART = float(torch.tensor(2.0).sigmoid() - torch.tensor(-2.0).sigmoid())
 CLASSES = Answers(2, RiskScale())
-RULES = {"whole_bag", "random", "attention", "oracle"}
+RULES = {"whole_bag", "random", "attention", "saliency", "occlusion", "oracle"}
 GATED = {"evidence", "soft_thresholded"}
 
 
@@ -189,11 +191,37 @@ def test_runs_share_the_rules_that_all_of_them_have(classification_runs: Trained
     assert any("differ in more than the seed" in note for note in found.notes)
 
 
-def test_scores_made_elsewhere_are_rules_too(classification_runs: TrainedRuns):
-    fold = TrainedFold.open(classification_runs.host, 0)
-    by_index = {"first_patches": lambda bag, network: -torch.arange(len(bag)).float()}
-    found = stability.measure_under_perturbation(fold, noise=0.1, repeats=1, scores=by_index)
-    assert value(found, "jaccard", rule="first_patches", perturbation="noise 0.1") == pytest.approx(1)
+def test_only_the_attributions_that_are_asked_for_are_rules(classification_runs: TrainedRuns):
+    fold = few_bags(TrainedFold.open(classification_runs.gce, 0))
+    found = stability.measure_under_perturbation(fold, repeats=1, attributions=["single"])
+    assert {row.labels["rule"] for row in found.rows} == RULES - {"saliency", "occlusion"} | GATED | {
+        "single"
+    }
+    with pytest.raises(UsageError, match="Unknown attribution 'lime'"):
+        stability.measure_under_perturbation(fold, repeats=1, attributions=["lime"])
+
+
+def test_the_command_that_tables_name_gives_the_rivals_rows_across_seeds(
+    classification_runs: TrainedRuns, tmp_path
+):
+    """gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability."""
+    for name in ("run", "twin"):
+        shutil.copytree(classification_runs.gce, tmp_path / name)
+    run_diagnostic(
+        "stability",
+        tmp_path / "run",
+        0,
+        against=classification_runs.host,
+        others=[tmp_path / "twin"],
+        options={"repeats": 1},
+    )
+    found = read_finding(tmp_path / "run" / "fold_0" / "diagnostics" / "stability.json")
+    across = {
+        (row.labels["rule"], row.labels["network"])
+        for row in found.rows
+        if row.labels["perturbation"] == "seeds"
+    }
+    assert {(rule, "plain") for rule in ("attention", "saliency", "occlusion")} <= across
 
 
 @pytest.mark.parametrize("kind", ["classification", "survival"])

@@ -9,6 +9,7 @@ from PIL import Image
 
 from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
+from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.report.sections.controls import (
@@ -28,9 +29,11 @@ from gcemil.report.sections.examples import (
 from gcemil.report.sections.grid import HostGain, draw_relative_performance
 from gcemil.report.sections.mechanism import (
     accumulate_coverage,
+    describe_method,
     draw_anchor_coverage,
     draw_gate_histograms,
     draw_mechanism,
+    draw_method,
     measure_coverage,
 )
 from gcemil.report.sections.prediction import draw_fold_pairs
@@ -329,6 +332,7 @@ FIGURES = {
         ),
         "50.0% open",
     ),
+    "method": (lambda: draw_method(describe_method(EvidenceSettings(), "abmil")), "selector"),
     "mechanism": (lambda: draw_mechanism(EVIDENCE, threshold=0.95), "Repair: 2 added"),
     "mechanism of a whole bag": (
         lambda: draw_mechanism(toy_evidence(n_patches=1, selected=(0,)), threshold=0.5),
@@ -405,3 +409,11 @@ def test_figures_need_neither_pyplot_nor_torch():
     code = "import sys; import gcemil.report.run_report; print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False False"
+
+
+def test_the_method_is_drawn_from_the_parts_that_a_run_has():
+    ours, paper = dict(describe_method(EvidenceSettings(), "abmil")), dict(describe_method(PAPER, "dsmil"))
+    assert ours["selector"] == "attention + contribution + concepts"
+    assert ours["recovery"] == "threshold, repair, checked by the host"
+    assert paper["selector"] == "adapted features (MLP)"
+    assert (paper["gate"], paper["recovery"]) == ("consecutive, centre 0", "threshold, repair")

@@ -27,6 +27,7 @@ QUESTIONS = {
     "cost": "What does the evidence cost, and what does it save?",
     "guarantee": "Which evidence size keeps the prediction, with which promise?",
     "adaptive": "How few patches does a slide need, and which rule picks them best?",
+    "bounds": "How near is repair to the best coverage, and what is promised of it?",
     "sweep": "How do threshold and coverage target move the result?",
     "significance": "Is the run better than the plain host, and how surely?",
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -66,7 +67,7 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
     """None for a plain host, which has neither gates nor anchors."""
     if not context.run.is_wrapped:
         return None
-    parts = [_render_gates(context), _render_anchors(context)]
+    parts = [_render_method(context), _render_gates(context), _render_anchors(context)]
     if example is not None:
         parts.append(
             context.figures.save(
@@ -78,6 +79,68 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
             )
         )
     return Section("mechanism", "How the evidence came about", join_markup(parts))
+
+
+def _render_method(context: Context) -> Markup:
+    evidence = EvidenceSettings.model_validate(context.run.settings["evidence"])
+    return context.figures.save(
+        "method",
+        draw_method(describe_method(evidence, str(context.run.settings["host"]["name"]))),
+        alt="The parts of the model and what passes between them",
+        caption="The parts of this run's model in the order the data travels, with its own settings. "
+        + (
+            "The evidence taught the host."
+            if evidence.teaches_host
+            else "Nothing of the evidence reached the host's weights."
+        ),
+    )
+
+
+def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, str]]:
+    """Every part of the model by its name, and what it is in these settings."""
+    terms = {
+        "attention": evidence.attention_term,
+        "contribution": evidence.contribution_term,
+        "concepts": evidence.presence_term,
+        "adapted features (MLP)": evidence.morphology_term,
+    }
+    gate = "0" if evidence.centre == "zero" else f"per slide, {100 * evidence.budget:g} %"
+    recovery = evidence.recovery
+    ends = ["checked by the host"] if recovery.checked else []
+    ends += ["until sufficient"] if recovery.until_sufficient else []
+    return [
+        ("patches", "features h, positions"),
+        ("host", f"{host}, f(X)"),
+        ("bridge, anchors", f"{evidence.bridge}, {evidence.responses} responses"),
+        ("selector", " + ".join(name for name, used in terms.items() if used) or "nothing"),
+        ("gate", f"{evidence.gate}, centre {gate}"),
+        ("coverage", "noisy-OR of gates and responses"),
+        ("recovery", ", ".join(["threshold", *(["repair"] if recovery.repair else []), *ends])),
+        ("answers", "f(X_pi), f(X_S), f(X_notS)"),
+    ]
+
+
+@apply_style
+def draw_method(parts: Sequence[tuple[str, str]]) -> Figure:
+    """A box per part in two rows, arrows in the order the data travels."""
+    figure = new_figure(WIDTH, 2.2)
+    axes = figure.subplots()
+    axes.set_axis_off()
+    columns = (len(parts) + 1) // 2
+    places = [(number % columns, 1 - number // columns) for number in range(len(parts))]
+    # The second row is read back from the right, so that every arrow joins neighbours.
+    places = [(x if y else columns - 1 - x, y) for x, y in places]
+    look = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED}
+    for (name, detail), (x, y) in zip(parts, places, strict=True):
+        text = f"{name}\n" + textwrap.fill(detail, 22)
+        axes.text(x, y, text, ha="center", va="center", fontsize=6.8, color=INK, bbox=look)
+    for (x, y), (next_x, next_y) in pairwise(places):
+        start = (x + 0.42 * np.sign(next_x - x), y + 0.3 * np.sign(next_y - y))
+        end = (next_x - 0.42 * np.sign(next_x - x), next_y - 0.3 * np.sign(next_y - y))
+        axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": MUTED})
+    axes.set_xlim(-0.6, columns - 0.4)
+    axes.set_ylim(-0.6, 1.6)
+    return figure
 
 
 def read_threshold(run: RunData) -> float:

@@ -62,8 +62,11 @@ METRICS_OF = {
     "stability": STABILITY,
     "guarantee": GUARANTEE,
     "adaptive": ADAPTIVE,
+    "bounds": ("utility_share", "greedy_share", "greedy_factor", "curvature"),
     "sweep": SWEEP,
 }
+OF_WRAPPED_RUNS = ("bounds", "sweep")
+"""Diagnostics of gates and coverage, which a plain host does not have."""
 HEADINGS = {
     **RULE_HEADINGS,
     "k": "k",
@@ -92,7 +95,7 @@ def render_section(context: Context) -> Section:
     """One table per diagnostic of METRICS_OF."""
     parts: list[Markup] = []
     for name in METRICS_OF:
-        if name == "sweep" and not context.run.is_wrapped:
+        if name in OF_WRAPPED_RUNS and not context.run.is_wrapped:
             continue
         finding = context.run.finding(name)
         if finding is None:
@@ -171,8 +174,10 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
         f"Medians of {settings.get('repeats')} interleaved rounds on {settings.get('timed_bags')} bags per fold, "
         f"{settings.get('threads')} thread; ± standard deviation over {context.run.spread('cost')}."
     )
+    # Lines that name an encoder are computed from these; tables print them.
+    rows = [row for row in finding.rows if "encoder" not in row.labels]
     made = finding_table(
-        finding.rows, COST_LABELS, COST_METRICS, naming={"network": context.name_network, "timing": str}, grouped=False,
+        rows, COST_LABELS, COST_METRICS, naming={"network": context.name_network, "timing": str}, grouped=False,
         notes=[facts, *finding.notes],
     )  # fmt: skip
     return join_markup(
