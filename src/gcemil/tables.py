@@ -109,6 +109,8 @@ class Table:
     notes: tuple[str, ...] = ()
     remedy: str = ""
     """The command that adds what is missing."""
+    reason: str = ""
+    """Why it may be missing."""
 
     @property
     def n_missing(self) -> int:
@@ -224,7 +226,8 @@ def collect_remarks(table: Table) -> list[str]:
     found = [f"{origin}: {text}." for origin, text in table.legend.items()]
     found += table.notes
     if table.n_missing:
-        found.append(f"{table.n_missing} cells are missing. Add them with: {table.remedy}")
+        why = f": {table.reason}" if table.reason else ""
+        found.append(f"{table.n_missing} cells are missing{why}. Add them with: {table.remedy}")
     return found
 
 

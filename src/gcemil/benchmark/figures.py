@@ -259,10 +259,9 @@ class ExportedFigures(BaseModel):
 def export_figures(measured: MeasuredResults, folder: Path) -> Path:
     """<folder>/figures.json, from which the same tables are printed."""
     results = Results(measured.folder)
-    seconds = sum(line["seconds"] for line in read_log(results) if line["event"] == "end")
     exported = ExportedFigures(
         grids=[grid.name for grid in results.grids()],
-        seconds=round(seconds, 1),
+        seconds=round(count_seconds(results), 1),
         cohorts=[export_cohort(cohort) for cohort in measured.cohorts],
         runs=[export_run(run) for run in measured.runs],
     )
@@ -328,6 +327,17 @@ def read_exported(folder: Path) -> MeasuredResults:
         }
         runs.append(Run(facts[run.cohort], run.host, run.label, run.seed, None, _read=rows))
     return MeasuredResults(folder, tuple(runs))
+
+
+def read_seconds(folder: Path) -> float | None:
+    """What all executions took, on one worker each; None where no record of it is left."""
+    if is_file(folder / FIGURES):
+        return read_record(folder / FIGURES, ExportedFigures, error=RunError).seconds or None
+    return count_seconds(Results(folder)) or None
+
+
+def count_seconds(results: Results) -> float:
+    return sum(line["seconds"] for line in read_log(results) if line["event"] == "end")
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"

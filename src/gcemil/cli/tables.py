@@ -28,6 +28,9 @@ def tables(
     export: Path | None = typer.Option(
         None, help="Write figures.json into this folder: everything the tables read, without the runs."
     ),
+    page: Path | None = typer.Option(
+        None, help="Write a page instead: table by table the paper, the results and a verdict."
+    ),
     form: Format = typer.Option(Format.markdown, "--format", help="csv has one line per cell."),
 ) -> None:
     """Print tables: ours from the results, the paper's from its data file, each marked as what it is.
@@ -35,6 +38,7 @@ def tables(
     Example: gcemil tables results/overnight --table classification --format latex
     """
     from gcemil.benchmark.figures import export_figures, paper_figures, read_results
+    from gcemil.benchmark.page import write_page
     from gcemil.benchmark.tables.overview import headline_table
     from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
@@ -43,6 +47,10 @@ def tables(
     paper, measured = paper_figures(), read_results(results)
     if export is not None:
         say(f"wrote {export_figures(measured, export)}")
+        return
+    if page is not None:
+        command = f"gcemil tables {results} --page {page}"
+        say(f"wrote {write_page(measured, paper, page, command=command)}")
         return
     made = [
         headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)

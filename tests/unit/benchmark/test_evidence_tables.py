@@ -42,10 +42,43 @@ def test_failures_are_per_cent_and_all_is_the_mean_over_datasets(folder):
         diagnose(gce_run(folder, cohort), "failures", rows)
     made = made_table(folder, "failure_audit")
     # Artifacts were asked for and are not known; semantic mismatch was never asked for.
-    assert texts(made, "BRACS")[:2] == ["10.0", "-"]
-    assert texts(made, "BRACS")[4] == "missing"
-    assert texts(made, "All")[0] == "20.0±14.1"
-    assert texts(made, "STAD", origin="paper")[0] == "21.6"
+    assert texts(made, "BRACS")[1:3] == ["10.0", "-"]
+    assert texts(made, "BRACS")[5] == "missing"
+    assert texts(made, "All")[1] == "20.0±14.1"
+    assert texts(made, "STAD", origin="paper")[:2] == ["190", "21.6"]
+
+
+def test_the_audit_counts_its_slides_and_adds_them_up(folder):
+    labels = {"rule": "evidence", "network": "wrapped", "class": "all"}
+    for cohort, slides in (("bracs", 30.0), ("kirc", 20.0)):
+        diagnose(
+            gce_run(folder, cohort),
+            "failures",
+            [Row(labels, {"audited_slides": slides, "case_failure_share": 0.1})],
+        )
+    made = made_table(folder, "failure_audit")
+    assert (texts(made, "BRACS")[0], texts(made, "KIRC")[0], texts(made, "All")[0]) == ("30", "20", "50")
+
+
+def test_rules_are_compared_on_the_runs_that_have_all_of_them(folder):
+    def rows(*rules):
+        return [
+            Row({"rule": rule, "network": network, "budget": "0.05"}, {"evidence_sufficiency": value})
+            for rule, network, value in rules
+        ]
+
+    every = [
+        ("attention", "plain", 0.4),
+        ("saliency", "plain", 0.4),
+        ("occlusion", "plain", 0.4),
+        ("gce_discrete", "wrapped", 0.6),
+    ]
+    diagnose(gce_run(folder), "budget", rows(*every))
+    other = folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
+    diagnose(other, "budget", rows(("attention", "plain", 0.9), ("gce_discrete", "wrapped", 0.9)))
+    made = made_table(folder, "same_budget_short")
+    assert texts(made, "Attention top-k")[0] == "0.400"
+    assert texts(made, "GCE discrete")[0] == "0.600"
 
 
 def test_subsets_are_looked_up_by_size_and_policy(folder):
@@ -133,7 +166,10 @@ def test_costs_are_multiples_of_the_full_bag(folder):
     assert texts(made, "GCE discrete, cached features")[1] == f"0.25{TIMES}"
     assert texts(made, "GCE discrete + tile prefilter")[2] == "missing"
     answer = texts(made_table(folder, "capacity"), "Does discrete recovery reduce aggregation cost?")
-    assert answer == [f"MIL aggregation 0.25{TIMES}; peak memory 0.20{TIMES}"]
+    assert answer[:2] == [
+        "diagnostic cost, mode discrete",
+        f"MIL aggregation 0.25{TIMES}; peak memory 0.20{TIMES}",
+    ]
 
 
 def test_the_gain_in_localisation_is_paired(folder):
@@ -155,3 +191,27 @@ def test_the_gain_in_localisation_is_paired(folder):
     assert texts(made, "ABMIL")[0] == "0.300±0.141"
     assert texts(made, "ABMIL Δ")[0] == "+0.300±0.000"
     assert texts(made, "oracle")[0] == "1.000±0.000"
+
+
+@pytest.mark.parametrize(
+    "name", ["diagnostics_bracs", "diagnostics", "components", "budget", "selector", "grounding"]
+)
+def test_attention_chance_and_truth_stand_below_every_table_about_the_evidence(folder, name):
+    def control(rule, network, value):
+        return Row({"rule": rule, "network": network, "class": "all"}, {"complement_degradation": value})
+
+    rows = [
+        control("attention", "plain", 0.3),
+        control("random", "wrapped", 0.01),
+        control("oracle", "wrapped", 0.4),
+    ]
+    diagnose(gce_run(folder), "snr", rows)
+    made = made_table(folder, name)
+    place = next(number for number, one in enumerate(made.columns) if one.metric == "complement_degradation")
+    found = {
+        line.row_labels[0].partition(",")[0]: line.cells[place].text
+        for line in made.lines
+        if line.origin == "ours"
+    }
+    assert found["attention of the plain host"] == "0.300"
+    assert (found["random patches"], found["oracle (truth first)"]) == ("0.010", "0.400")

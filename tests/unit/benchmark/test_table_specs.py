@@ -12,6 +12,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
 from gcemil.simulation.profile import SIZES
+from gcemil.tables import render_tables
 from results_builders import (
     column,
     diagnose,
@@ -188,3 +189,23 @@ def test_an_unknown_table_lists_the_known_ones(folder):
         UsageError, match="Unknown table 'tab1'. Choose one of: headline, classification, survival"
     ):
         made_table(folder, "tab1")
+
+
+def test_definitions_and_prompts_stand_beside_the_papers(folder):
+    definitions = made_table(folder, "definitions")
+    assert texts(definitions, "C-D gap", "paper", origin="paper")[1] == "Recoverability; lower is better"
+    assert texts(definitions, "C-D gap", "gcemil")[1] == "Recoverability; lower is better"
+    assert texts(definitions, "Full-kept gap", "gcemil")[1] == "Sufficiency; lower is better"
+    prompts = made_table(folder, "anchor_protocol")
+    assert texts(prompts, "PANDA", origin="paper")[0] == "Prostate grading prior"
+    assert texts(prompts, "PANDA", "gcemil")[1].count(";") == 7
+    assert (definitions.n_missing, prompts.n_missing) == (0, 0)
+
+
+def test_a_table_says_why_cells_are_missing(folder):
+    folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
+    text = render_tables([made_table(folder, "significance_classification")], "markdown")
+    assert (
+        "cells are missing: a paired test needs two folds or more of the host on the dataset. Add them"
+        in text
+    )

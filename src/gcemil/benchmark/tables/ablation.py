@@ -22,7 +22,7 @@ from gcemil.benchmark.tables.comparison import (
     our_origin,
     paper_cell,
 )
-from gcemil.benchmark.tables.evidence import EVIDENCE
+from gcemil.benchmark.tables.evidence import EVIDENCE, control_rows
 from gcemil.hosts.table import HOSTS
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
@@ -61,6 +61,8 @@ GROUNDINGS = {
     "full": "gce",
 }
 """Each: the paper's row, and the variant of our grids that stands for it."""
+FULL_METHOD = ("gce", SELECTORS["consecutive"], BUDGETS["0.05"])
+"""Names of the full method: the arm, or a variant that repeats it."""
 
 
 def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
@@ -106,6 +108,8 @@ def ablation_table(
         TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
         for key, variant in variants.items()
     ]
+    undefined = frozenset({"cd_gap", "macro_f1", "task_metric"})
+    rows += control_rows(Query(label=FULL_METHOD, dataset=dataset), ", full method's runs", undefined)
     return build_comparison(
         name, title, measured, table, row_labels=("variant",), rows=[*first, *rows],
         columns=[ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,),
@@ -130,7 +134,10 @@ def ablation_column(key: str) -> TableColumn:
 PREFILTER = "prefilter"
 MODES = ("full", "soft", "discrete", PREFILTER, "attention", "occlusion")
 """Rows of the paper; the diagnostic calls them the same."""
-CLOSED_FORM = "occlusion_closed_form"
+CLOSED_FORM, GRADIENTS = "occlusion_closed_form", "integrated_gradients"
+OWN_MODES = {CLOSED_FORM: "Occlusion in closed form", GRADIENTS: "Integrated gradients"}
+"""Rows that the paper does not have."""
+TIMED_ENCODERS = {"efficientnet_lite0": "EfficientNet-Lite0", "vit_s": "ViT-S"}
 TIMES_OF = {
     "extraction_time": "Feature extraction",
     "aggregation_time": "MIL aggregation",
@@ -140,20 +147,31 @@ TIMES_OF = {
 }
 COST_NOTE = (
     "MIL aggregation of ours is one prediction from a known subset; what finding the subset adds is a column of its own, "
-    "which the paper counts under aggregation for occlusion. Encoding and the prefilter are timed by 'gcemil prefilter --measure'."
+    "which the paper counts under aggregation for occlusion. Encoding and the prefilter are timed by 'gcemil prefilter --measure'; "
+    "the columns that name an encoder are computed from its time per patch, with finding the subset."
 )
 
 
 def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("cost")
-    names = {row.key: row.name for row in table.rows} | {CLOSED_FORM: "Occlusion in closed form"}
+    names = {row.key: row.name for row in table.rows} | OWN_MODES
     rows = [
         TableRow(key, (names[key],), Query(source="cost", labels={"mode": key}), comparison=None)
-        for key in (*MODES, CLOSED_FORM)
+        for key in (*MODES, *OWN_MODES)
     ]
     columns = [
         TableColumn(Column(key, header, key, better="lower"), {"metric": key}, decimals=2, unit=TIMES)
         for key, header in TIMES_OF.items()
+    ]
+    columns += [
+        TableColumn(
+            Column(f"end_to_end.{encoder}", f"End-to-end, {title}", "end_to_end_time", better="lower"),
+            {"metric": "end_to_end_time", "labels": {"encoder": encoder}},
+            paper="",
+            decimals=2,
+            unit=TIMES,
+        )
+        for encoder, title in TIMED_ENCODERS.items()
     ]
     columns += [
         TableColumn(Column("patch_ratio", "Patch ratio", "patch_ratio"), {"metric": "patch_ratio"}),
@@ -174,7 +192,24 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )
 
 
-CAPACITY_COLUMNS = (Column("value", "Key value"),)
+CAPACITY_COLUMNS = (
+    Column("evidence", "Supporting evidence"),
+    Column("value", "Key value"),
+    Column("interpretation", "Interpretation"),
+)
+CAPACITY_TEXTS = {
+    "soft_runtime": (
+        "diagnostic cost, mode soft",
+        "Above 1 is what the wrapper adds to one pass of the host",
+    ),
+    "discrete_cost": ("diagnostic cost, mode discrete", "Below 1 is what a known subset saves"),
+    "capacity_alone": ("grounding table, random and shuffled anchors", "The same capacity without meaning"),
+    "grounding_quality": (
+        "grounding table, generic anchors to the full method",
+        "Meaning at the same capacity",
+    ),
+}
+"""Where our figure of a question comes from, and how it is read."""
 N_OUTPUTS = 2
 ADDED_PARAMETERS = 230_165
 """What the wrapper adds to any host at full width and two outputs, by the default recipe with a text bank."""
@@ -191,13 +226,19 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     mark = our_origin(measured)
     lines = []
     for row in table.rows:
-        lines.append(Line((row.name, PAPER_MARK), "paper", (paper_cell(table.cell(row.key, "value")),)))
-        lines.append(Line((row.name, mark), "ours", (answers[row.key],)))
+        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in CAPACITY_COLUMNS)
+        evidence, reading = CAPACITY_TEXTS[row.key]
+        lines.append(Line((row.name, PAPER_MARK), "paper", theirs))
+        lines.append(Line((row.name, mark), "ours", (Cell(evidence), answers[row.key], Cell(reading))))
     lines += [
         Line(
             (f"Parameters of {host}", "ours (counted)"),
             "ours",
-            (parameter_cell(spec.parameters, ADDED_PARAMETERS),),
+            (
+                Cell("counted"),
+                parameter_cell(spec.parameters, ADDED_PARAMETERS),
+                Cell("Own parameters and what the wrapper adds"),
+            ),
         )
         for host, spec in HOSTS.items()
         if spec.parameters is not None

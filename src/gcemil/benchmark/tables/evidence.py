@@ -6,15 +6,15 @@ the full-kept gap, is a column of its own, and the two never stand in one line: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.figures import GCE, TIMES, MeasuredResults, PaperFigures, PaperTable, Run
 from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, WantedLabels, build_comparison
 from gcemil.benchmark.tables.prediction import host_name, list_hosts
 from gcemil.metrics import METRICS
 from gcemil.rules import find_rule
-from gcemil.tables import Column, Table
+from gcemil.tables import Cell, Column, Line, Table
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,20 @@ SNR_HEADERS = {
 }
 EVIDENCE = Query(source="snr", labels={"rule": "evidence", "class": "all"})
 """The recovered evidence, over all classes."""
-RANDOM_CONTROL = EVIDENCE.where(labels={"rule": "random", "network": "wrapped"})
+CONTROL_ROWS: dict[str, tuple[str, WantedLabels]] = {
+    "attention": ("attention of the plain host", {"rule": "attention", "network": "plain"}),
+    "random": ("random patches", {"rule": "random", "network": "wrapped"}),
+    "oracle": ("oracle (truth first)", {"rule": "oracle", "network": "wrapped"}),
+}
+"""What stands below tables about the evidence: the same number of patches by attention, by chance and by the truth."""
+
+
+def control_rows(base: Query, suffix: str, undefined: frozenset[str]) -> list[TableRow]:
+    """The three controls, which compete with nothing."""
+    return [
+        TableRow(key, (f"{title}{suffix}",), base.where(labels=labels), comparison=None, undefined=undefined)
+        for key, (title, labels) in CONTROL_ROWS.items()
+    ]
 
 
 def diagnostics_bracs_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
@@ -104,17 +117,13 @@ def diagnostics_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
 def snr_table(
     name: str, where: str, measured: MeasuredResults, table: PaperTable, columns: Sequence[TableColumn]
 ) -> Table:
-    """The hosts, and the same number of random patches as the control."""
+    """The hosts, and the same number of patches by attention, by chance and by the truth."""
     rows = [
         TableRow(host, (f"{host_name(host)}+GCE",), EVIDENCE.where(host=host))
         for host in list_hosts(measured)
     ]
     gapless = frozenset(ask.column.key for ask in columns if ask.column.metric == "cd_gap")
-    rows.append(
-        TableRow(
-            "random", ("random patches, mean of hosts",), RANDOM_CONTROL, comparison=None, undefined=gapless
-        )
-    )
+    rows += control_rows(EVIDENCE, ", mean of hosts", gapless)
     return build_comparison(
         name, f"S/N/R of the recovered evidence, {where}", measured, table, row_labels=("method",), rows=rows, columns=columns
     )  # fmt: skip
@@ -131,6 +140,7 @@ SUFFICIENCY = "evidence_sufficiency"
 def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """What keeping and removing does to the task metric, mean over all cohorts and hosts."""
     table = paper.table("causal")
+    measured = keep_common_runs(measured, "budget", ("random", "attention", "gradient", "gce_discrete"))
     rows = rule_rows(
         table,
         Query(source="budget", labels={"budget": BUDGET}),
@@ -169,6 +179,7 @@ def rules_at_budget_table(
     name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]
 ) -> Table:
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
+    measured = keep_common_runs(measured, "budget", rules)
     columns = [kept_column("macro_f1", "Macro-F1"), *gap_columns(), necessity_column()]
     if SUFFICIENCY in table.columns:
         columns.append(kept_column(SUFFICIENCY, "Evid. suff."))
@@ -196,6 +207,18 @@ def posthoc_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         rows=rule_rows(table, Query(source="posthoc"), rules), columns=columns,
         notes=(GAPS_NOTE, RIVALS_NOTE, "Of ours, remove drop and complement degradation are one figure, M(X) - M(X_notS)."),
     )  # fmt: skip
+
+
+def keep_common_runs(measured: MeasuredResults, source: str, rules: Sequence[str]) -> MeasuredResults:
+    """Of the wrapped runs those that were asked about all rules, where there are any: rules are compared on the same hosts."""
+    wanted = [PAPER_RULES[rule].names for rule in rules if not PAPER_RULES[rule].is_control]
+
+    def has_all(run: Run) -> bool:
+        own = {row.labels.get("rule") for _, row in run.rows(source)}
+        return all(own & set(names) for names in wanted)
+
+    complete = tuple(run for run in measured.runs if run.label != GCE or has_all(run))
+    return replace(measured, runs=complete) if any(run.label == GCE for run in complete) else measured
 
 
 def rule_rows(
@@ -403,7 +426,10 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         TableRow(key, (name,), query.where(dataset=None if key == "all" else key), comparison=None)
         for key, name in names.items()
     ]
-    columns = [
+    slides = TableColumn(
+        Column("slides", "Slides", "audited_slides"), {"metric": "audited_slides"}, decimals=0
+    )
+    columns = [slides] + [
         TableColumn(
             Column(kind, f"{METRICS[metric].label} (%)", metric),
             {"metric": metric},
@@ -412,7 +438,7 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         )
         for kind, metric in ((kind, f"{kind}_share") for kind in FAILURE_TYPES)
     ]
-    return build_comparison(
+    made = build_comparison(
         "failure_audit",
         "slides that fail, by kind of failure",
         measured,
@@ -422,6 +448,18 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         columns=columns,
         notes=(
             THRESHOLDS_NOTE,
-            "Ours are means over the hosts that were audited; 'All' is the mean over datasets.",
+            "Ours are means over the hosts that were audited; 'All' is the mean over datasets, and the sum of their slides.",
         ),
     )
+    return replace(made, lines=tuple(sum_slides(made.lines, theirs["all"])))
+
+
+def sum_slides(lines: Sequence[Line], all_name: str) -> Iterator[Line]:
+    """The lines, with the number of slides of our line about all datasets as their sum."""
+    ours = [line for line in lines if line.origin == "ours" and line.row_labels[0] != all_name]
+    total = sum(round(line.cells[0].value) for line in ours if line.cells[0].value is not None)
+    for line in lines:
+        if line.origin == "ours" and line.row_labels[0] == all_name and total:
+            yield replace(line, cells=(Cell(str(total), float(total)), *line.cells[1:]))
+        else:
+            yield line

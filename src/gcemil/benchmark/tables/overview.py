@@ -1,4 +1,4 @@
-"""The claims of the paper's abstract, computed anew from its own tables and from the results, and the datasets.
+"""The claims of the paper's abstract, computed anew from its own tables and from the results; datasets, definitions, prompts.
 
   gain         mean over hosts and cohorts of the paired difference soft +GCE minus host
   gap ratio    attention's gap over GCE's. The paper divides by GCE's C-D gap, although attention has no gates: its gap
@@ -29,6 +29,8 @@ from gcemil.benchmark.tables.comparison import (
     subtract_paired,
 )
 from gcemil.benchmark.tables.evidence import PAPER_RULES
+from gcemil.families import load_family
+from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table
 
 Found = tuple[str, tuple[Cell, Cell]]
@@ -241,3 +243,51 @@ def describe_labels(cohort: CohortFacts) -> str:
     if "classes" in record:
         return ", ".join(f"{name} {count}" for name, count in record["classes"].items())
     return f"{record.get('events')} events"
+
+
+DEFINITION_COLUMNS = (Column("definition", "Definition"), Column("role", "Evidence role"))
+GCEMIL = "gcemil"
+
+
+def definitions_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """The diagnostics as the paper and as this package define them; ours depend on no results."""
+    table = paper.table("metric_defs")
+    lines = []
+    for row in (*table.rows, None):
+        key = "full_kept_gap" if row is None else row.key
+        metric = METRICS[key]
+        if row is not None:
+            theirs = tuple(paper_cell(table.cell(key, column.key)) for column in DEFINITION_COLUMNS)
+            lines.append(Line((row.name, "paper"), "paper", theirs))
+        role = f"{metric.criterion.capitalize()}; {metric.direction} is better"
+        lines.append(Line((metric.label, GCEMIL), "ours", (Cell(metric.meaning), Cell(role))))
+    return Table(
+        "definitions", "what the diagnostics measure", table.label, ("diagnostic", "figures"), DEFINITION_COLUMNS, tuple(lines),
+        notes=("Phi is the probability of the class predicted on X, or the standardised risk; M is Macro-F1 or the C-index.",),
+    )  # fmt: skip
+
+
+PROTOCOL_COLUMNS = (
+    Column("source", "Anchor source"),
+    Column("prompts", "Prompts"),
+    Column("rule", "Selection rule"),
+)
+
+
+def protocol_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """The prompts of every family, the paper's categories above our wordings."""
+    table = paper.table("anchor_protocol")
+    lines = []
+    for row in table.rows:
+        family = load_family(row.key)
+        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in PROTOCOL_COLUMNS)
+        ours = (
+            Cell(family.source),
+            Cell("; ".join(family.wordings)),
+            Cell("Fixed with the package, before any training"),
+        )
+        lines += [Line((row.name, "paper"), "paper", theirs), Line((row.name, GCEMIL), "ours", ours)]
+    return Table(
+        "anchor_protocol", "anchor prompts by dataset family", table.label, ("family", "figures"), PROTOCOL_COLUMNS, tuple(lines),
+        notes=tuple(f"In the paper: {note}" for note in table.notes),
+    )  # fmt: skip

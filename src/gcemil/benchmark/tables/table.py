@@ -20,6 +20,8 @@ class TableSpec:
     build: Build
     label: str
     remedy: str
+    reason: str = "no run of the results has them"
+    """Why cells may be missing."""
 
 
 def diagnose_command(name: str) -> str:
@@ -39,6 +41,7 @@ TABLES: dict[str, TableSpec] = {
         evidence.same_budget_short_table, "tab:same_budget_main", diagnose_command("budget")
     ),
     "same_budget": TableSpec(evidence.same_budget_table, "tab:same_budget", diagnose_command("budget")),
+    "definitions": TableSpec(overview.definitions_table, "tab:metric_defs", ""),
     "diagnostics_bracs": TableSpec(
         evidence.diagnostics_bracs_table, "tab:diagnostics_bracs", diagnose_command("snr")
     ),
@@ -47,8 +50,14 @@ TABLES: dict[str, TableSpec] = {
         evidence.stability_table,
         "tab:stability",
         "gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability",
+        "stability needs runs of two seeds",
     ),
-    "posthoc": TableSpec(evidence.posthoc_table, "tab:explain", diagnose_command("posthoc")),
+    "posthoc": TableSpec(
+        evidence.posthoc_table,
+        "tab:explain",
+        diagnose_command("posthoc"),
+        "not every rule can explain every host, and the diagnostic is not in every grid",
+    ),
     "minimal_subsets": TableSpec(
         evidence.minimal_subsets_table, "tab:minimal_subset_main", diagnose_command("subsets")
     ),
@@ -56,23 +65,39 @@ TABLES: dict[str, TableSpec] = {
         evidence.localisation_table, "tab:camelyon_localization", benchmark_command("localisation")
     ),
     "significance_classification": TableSpec(
-        prediction.significance_classification_table, "tab:cls_significance", benchmark_command("paper")
+        prediction.significance_classification_table,
+        "tab:cls_significance",
+        benchmark_command("paper"),
+        "a paired test needs two folds or more of the host on the dataset",
     ),
     "significance_survival": TableSpec(
-        prediction.significance_survival_table, "tab:surv_significance", benchmark_command("paper")
+        prediction.significance_survival_table,
+        "tab:surv_significance",
+        benchmark_command("paper"),
+        "a paired test needs two folds or more of the host on the dataset",
     ),
     "budget": TableSpec(ablation.budget_table, "tab:budget", benchmark_command("budget_sweep")),
     "selector": TableSpec(ablation.selector_table, "tab:selector_arch", benchmark_command("selector")),
     "grounding": TableSpec(ablation.grounding_table, "tab:grounding", benchmark_command("grounding")),
     "encoders": TableSpec(
-        prediction.encoders_table, "tab:backbone_generalization", benchmark_command("encoder")
+        prediction.encoders_table,
+        "tab:backbone_generalization",
+        benchmark_command("encoder"),
+        "the cohorts of the results name no encoder, or not these",
     ),
     "failure_audit": TableSpec(evidence.failure_audit_table, "tab:failure", diagnose_command("failures")),
-    "capacity": TableSpec(ablation.capacity_table, "tab:capacity_overhead", diagnose_command("cost")),
+    "anchor_protocol": TableSpec(overview.protocol_table, "tab:anchor_protocol", ""),
+    "capacity": TableSpec(
+        ablation.capacity_table,
+        "tab:capacity_overhead",
+        diagnose_command("cost"),
+        "the results have no cost diagnostic, or no grounding variants",
+    ),
     "cost": TableSpec(
         ablation.cost_table,
         "tab:cost",
         f"gcemil prefilter RUN SLIDES --measure, then {diagnose_command('cost')}",
+        "encoding and the prefilter are timed on slides, which simulated features do not have",
     ),
     "dataset_card": TableSpec(overview.dataset_table, "tab:dataset_details", benchmark_command("paper")),
 }
@@ -82,4 +107,5 @@ def build_table(name: str, measured: MeasuredResults, paper: PaperFigures) -> Ta
     """A table by name, with the remedy for what it misses."""
     if name not in TABLES:
         raise UsageError(f"Unknown table '{name}'. Choose one of: headline, {', '.join(TABLES)}.")
-    return replace(TABLES[name].build(measured, paper), remedy=TABLES[name].remedy)
+    spec = TABLES[name]
+    return replace(spec.build(measured, paper), remedy=spec.remedy, reason=spec.reason)
