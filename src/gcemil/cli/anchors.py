@@ -30,7 +30,7 @@ def list_families(
     Example: gcemil anchors list breast
     """
     from gcemil.cli.console import print_json, print_table
-    from gcemil.families import load_family
+    from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES, load_family
 
     found = [load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))]
     if as_json:

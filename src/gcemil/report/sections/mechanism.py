@@ -102,6 +102,7 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
         "attention": evidence.attention_term,
         "contribution": evidence.contribution_term,
         "concepts": evidence.presence_term,
+        "likeness": evidence.likeness_term,
         "adapted features (MLP)": evidence.morphology_term,
     }
     gate = "0" if evidence.centre == "zero" else f"per slide, {100 * evidence.budget:g} %"
