@@ -3,6 +3,7 @@
 An answer that ends in … goes on with a list. Nothing may be written by a command that is refused.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -254,10 +255,11 @@ def test_features_that_moved_are_to_be_imported_again(answer, world, tmp_path):
     made = tmp_path / "made"
     assert answer(f"import {tmp_path / 'job'} --labels labels.csv --out {made}")[0] == 0
     (tmp_path / "job").rename(tmp_path / "archive")
-    code, printed, _ = answer(f"validate {made}")
-    told = " ".join(re.sub(r"[│\s]+", " ", printed).split())
+    code, printed, _ = answer(f"validate {made} --json")
     assert code == 1
-    assert "which is not there: the source moved. Import it again" in told
+    # As JSON: a terminal breaks the sentence into lines.
+    told = [f"{problem['what']} {problem['remedy']}" for problem in json.loads(printed)]
+    assert any("which is not there: the source moved" in one and "Import it again" in one for one in told)
 
 
 def test_a_second_annotation_says_how_to_replace_the_first(answer):
