@@ -52,10 +52,12 @@ def _feature(feature: Any) -> list[str]:
 
 
 def _geometry(geometry: Any) -> list[str]:
-    if not isinstance(geometry, dict) or geometry.get("type") != "Polygon":
+    if not isinstance(geometry, dict) or geometry.get("type") not in ("Polygon", "MultiPolygon"):
         return ["the geometry is no polygon"]
     problems = []
-    for ring in geometry["coordinates"]:
+    is_one = geometry["type"] == "Polygon"
+    polygons = [geometry["coordinates"]] if is_one else geometry["coordinates"]
+    for ring in (ring for polygon in polygons for ring in polygon):
         if not all(isinstance(point, list) and len(point) == 2 for point in ring):
             problems.append("a point is not a pair")
             continue

@@ -114,6 +114,34 @@ METRICS: dict[str, Metric] = {
     "subset_patches": Metric(
         "Patches/subset", "lower", "size", "Mean number of patches of a sufficient subset."
     ),
+    "regions_per_slide": Metric(
+        "Regions/slide", "neither", "size", "Connected regions: patches that touch at a side or at a corner."
+    ),
+    "region_patches": Metric("Patches/region", "neither", "size", "Mean number of patches of a region."),
+    "region_sufficient_share": Metric(
+        "One region suffices",
+        "higher",
+        "sufficiency",
+        "Share of slides of which one region alone keeps the prediction.",
+    ),
+    "region_necessary_share": Metric(
+        "A region is necessary",
+        "higher",
+        "necessity",
+        "Share of slides whose prediction moves without one of the regions.",
+    ),
+    "regions_reached_share": Metric(
+        "Regions suffice",
+        "higher",
+        "sufficiency",
+        "Share of slides whose regions together keep the prediction.",
+    ),
+    "regions_needed": Metric(
+        "Regions needed",
+        "lower",
+        "size",
+        "Fewest regions, largest score mass first, that keep the prediction together, where they do.",
+    ),
     "jaccard": Metric(
         "Jaccard", "higher", "stability", "Overlap of the evidence of two runs or of two bags."
     ),

@@ -63,3 +63,21 @@ def describe_verdict(is_sufficient: bool | None, is_necessary: bool | None) -> s
     if not is_necessary:
         return "no evidence: without these patches the prediction stays as it is"
     return "sufficient and necessary" if is_sufficient else "necessary, not sufficient alone"
+
+
+@dataclass(frozen=True)
+class RegionVerdict:
+    """One connected region of evidence, kept alone and removed; None where it was not asked."""
+
+    number: int
+    """From 1, the region of largest score mass first; of a case, over all its slides."""
+    slide_id: str
+    n_patches: int
+    mass: float
+    """Sum over the region of the softmax of the scores over the bag."""
+    kept: float | None = None
+    """Phi of the region alone."""
+    removed: float | None = None
+    """Phi of the bag without it; None also where nothing would be left."""
+    sufficient: bool | None = None
+    necessary: bool | None = None

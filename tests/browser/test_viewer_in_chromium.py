@@ -13,6 +13,7 @@ import torch
 
 from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
 from gcemil.explain import class_probability
+from gcemil.viewer.layers import region_numbers
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from viewer_builders import running
@@ -175,6 +176,30 @@ def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):
     kept = class_probability(slide.bench.wrapped.kept(chosen).logits, predicted)
     assert visit.output() == pytest.approx(kept, abs=1e-6)
     assert visit.page.locator("#verdicts li").count() == 3
+    assert visit.complaints == []
+
+
+def test_a_click_takes_a_whole_region_and_removes_it_as_one(visit):
+    page = visit.page
+    slide = visit.session.slide(next(iter(visit.session.specs)))
+    regions = torch.zeros(len(slide.bench), dtype=torch.long)
+    regions[slide.chosen] = torch.tensor(region_numbers(slide))
+    largest = int(torch.bincount(regions[slide.chosen]).argmax())
+    members = regions == largest
+    assert 1 < int(members.sum()) < int(slide.chosen.sum())
+    page.select_option("#unit", "region")
+    place = page.evaluate(
+        """(i) => { const now = view(); const { corners, size } = page.slide.map;
+        const box = document.getElementById("overlay").getBoundingClientRect();
+        return [box.left + now.x(corners[2 * i] + size / 2), box.top + now.y(corners[2 * i + 1] + size / 2)]; }""",
+        int(members.int().argmax()),
+    )
+    page.mouse.click(*place)
+    page.wait_for_selector(f"#s-size:has-text('{int(members.sum())} of {len(slide.bench)} patches')")
+    visit.press("remove")
+    removed = slide.bench.wrapped.removed(members).logits
+    expected = class_probability(removed, int(slide.full.logits.argmax()))
+    assert visit.output() == pytest.approx(expected, abs=1e-6)
     assert visit.complaints == []
 
 

@@ -15,7 +15,7 @@ from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import BusyError, CohortError, RunError
-from gcemil.exports.explain import explain_cohort_slide
+from gcemil.exports.explain_cohort import explain_cohort_slide
 from gcemil.files import LOCK_NAME, locked_folder
 from gcemil.prefilter.slide_files import read_run_origin
 from gcemil.report.run_report import write_report

@@ -28,7 +28,14 @@ app = typer.Typer(pretty_exceptions_enable=False)
 app.command("explain")(explain)
 app.command("audit")(audit)
 
-FILES = {"evidence.h5", "evidence.json", "evidence.geojson", "overlay.png", "certificate.json"}
+FILES = {
+    "evidence.h5",
+    "evidence.json",
+    "evidence.geojson",
+    "regions.geojson",
+    "overlay.png",
+    "certificate.json",
+}
 
 
 def run(*arguments):
@@ -234,7 +241,11 @@ class TestExplainOddSlides:
     def test_a_slide_without_coordinates_has_evidence_but_no_place(self, trained_cases, tmp_path):
         output = succeeded("explain", trained_cases / "run", "--slide", "s001_0", "--out", tmp_path)
         assert "no coordinates" in output
-        assert {path.name for path in tmp_path.iterdir()} == FILES - {"evidence.geojson", "overlay.png"}
+        assert {path.name for path in tmp_path.iterdir()} == FILES - {
+            "evidence.geojson",
+            "regions.geojson",
+            "overlay.png",
+        }
 
     def test_a_patch_whose_size_nobody_knows_is_not_drawn(self, trained_cases, tmp_path):
         message = refused(

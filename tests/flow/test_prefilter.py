@@ -26,9 +26,10 @@ from gcemil.files import write_table
 from gcemil.prefilter.student import PREFILTER_FILE, load_prefilter, save_prefilter
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
+from gcemil.slides.reader import open_slide
 from gcemil.training.run import train_run
 from run_builders import TrainedRuns
-from slide_builders import glass, tissue_image, write_plain_tiff, write_slide
+from slide_builders import glass, tissue_image, truncate, write_plain_tiff, write_slide
 
 PARTS = ("train", "train", "val", "val", "test", "test")
 
@@ -141,6 +142,36 @@ def test_a_slide_file_is_predicted_as_its_feature_file_is(drawn):
     assert one["evidence"] == other["evidence"]
     assert one["certified"] is None
     assert one["n_encoded"] == one["n_patches"]
+
+
+def test_a_folder_of_slides_and_features_is_predicted_and_one_bad_slide_is_a_line(drawn, tmp_path):
+    cohort, run, _ = drawn
+    slides = sorted((cohort / "slides").glob("*.tif"))
+    folder, out = tmp_path / "mixed", tmp_path / "out"
+    folder.mkdir()
+    shutil.copy(slides[4], folder)
+    shutil.copy(cohort / "features" / f"{slides[5].stem}.h5", folder)
+    shutil.copy(slides[3], folder / "broken.tif")
+    truncate(folder / "broken.tif", 0.1)
+    command = (predict, run, folder, "--out", out, "--explain", "--heatmap", "gate", "--json")
+    result = invoke(*command)
+    assert result.exit_code == 1, result.exception
+    found = {one["slide_id"]: one for one in json.loads(result.stdout)}
+    assert {name: one["status"] for name, one in found.items()} == {
+        slides[4].stem: "done",
+        slides[5].stem: "done",
+        "broken": "failed",
+    }
+    assert "broken.tif" in found["broken"]["reason"]
+    for slide in slides[4:]:
+        names = {path.name for path in (out / slide.stem).iterdir()}
+        assert {"certificate.json", "regions.geojson", "heatmap_gate.ome.tif", "overlay.png"} <= names
+    # A slide file knows its pixels, and the map is as large as the slide.
+    with open_slide(slides[4]) as reader, open_slide(out / slides[4].stem / "heatmap_gate.ome.tif") as layer:
+        width = reader.dimensions[0] * reader.mpp
+        assert layer.dimensions[0] * layer.mpp == pytest.approx(width, rel=0.02)
+    again = {one["slide_id"]: one["status"] for one in json.loads(invoke(*command).stdout)}
+    assert again == {slides[4].stem: "already done", slides[5].stem: "already done", "broken": "failed"}
 
 
 def test_the_cost_table_takes_the_row_of_the_prefilter_from_the_measurement(drawn):

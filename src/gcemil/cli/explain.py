@@ -1,23 +1,38 @@
-"""gcemil explain: the evidence of one slide as files for people, scripts and QuPath."""
+"""gcemil explain: the evidence of a slide, or of many, as files for people, scripts and QuPath."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST
+from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit
 
 if TYPE_CHECKING:
     from gcemil.exports.certificate import Certificate
+    from gcemil.exports.explain import ExplainedSlide, ExplainOptions
 
 
 def explain(
     run: Path = typer.Argument(help="A run folder."),
-    slide: str = typer.Option(..., help="The id of a slide of the run's cohort."),
+    file: Path | None = typer.Argument(
+        None, help="A slide or feature file outside the cohort; leave it out with --slide or --slides."
+    ),
+    slide: str | None = typer.Option(None, help="The id of a slide of the run's cohort."),
+    slides: str | None = typer.Option(
+        None,
+        metavar="all|failures|FILE",
+        help="Many slides of the cohort: all that are tested, those that fail, or a list.",
+    ),
     fold: int | None = typer.Option(None, min=0, help="By default the first fold that tests the slide."),
-    out: Path | None = typer.Option(None, help="By default RUN/fold_<k>/explain/<slide>."),
+    out: Path | None = typer.Option(
+        None,
+        help="By default RUN/fold_<k>/explain/<slide>, or RUN/predictions/<slide> for a file; many slides have a folder each.",
+    ),
+    unit: Unit = UNIT,
+    heatmap: list[HeatMapName] = HEATMAP,
     bounds_x: int | None = typer.Option(
         None, help="openslide.bounds-x of the slide; by default the attribute of its feature file, else 0."
     ),
@@ -39,6 +54,13 @@ def explain(
     sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
     necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
     recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+    mpp: float | None = typer.Option(
+        None, help="Micrometres per level-0 pixel, for a file that does not state it."
+    ),
+    weights: Path | None = typer.Option(None, help="A local copy of the encoder's page, for a slide file."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
+    ),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the certificate and the files as JSON."),
 ) -> None:
@@ -46,27 +68,67 @@ def explain(
 
     The certificate says what the model predicts from all patches, from the gated ones, from the evidence alone and
     without it. Of a case with several slides it is about the case. A run without the wrapper has no evidence; there the
-    patches of highest attention take its place, named as such.
+    patches of highest attention take its place, named as such. With --unit region it also says which connected
+    regions are sufficient and which are necessary.
 
-    Example: gcemil explain runs/bracs_abmil --slide BRACS_1234
+    Example: gcemil explain runs/bracs_abmil --slide BRACS_1234 --unit region --heatmap gate
     """
-    from gcemil.cli.console import print_json, say
+    from functools import partial
+
+    from gcemil.cli.console import say
     from gcemil.diagnostics.snr import Tolerances
     from gcemil.errors import UsageError
-    from gcemil.exports.explain import explain_cohort_slide, write_explanation
+    from gcemil.exports.explain import ExplainOptions, write_explanation
+    from gcemil.exports.explain_cohort import choose_slides, explain_cohort_slide
+    from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
+    from gcemil.features.loaders import WeightSource
+    from gcemil.runs.folder import RunFolder
 
+    if sum(given is not None for given in (file, slide, slides)) != 1:
+        raise UsageError(
+            "Say what to explain: a FILE outside the cohort, --slide ID, or --slides all, failures or a list."
+        )
     if (bounds_x is None) != (bounds_y is None):
         raise UsageError("Bounds are two numbers: give both --bounds-x and --bounds-y, or neither.")
-    tolerances = Tolerances(sufficiency, necessity, recoverability)
-    found = explain_cohort_slide(run, slide, fold=fold, budget=budget, tolerances=tolerances)
-    files = write_explanation(
-        found,
-        out,
+    if slides is not None and (thumbnail is not None or downsample is not None or bounds_x is not None):
+        raise UsageError(
+            "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
+        )
+    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit.value)
+    write = partial(
+        write_explanation,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),
         thumbnail=thumbnail,
         downsample=downsample,
         all_patches=all_patches,
+        heatmaps=tuple(one.value for one in heatmap),
     )
+    if slides is not None:
+        _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)
+        return
+    if file is not None:
+        inputs = find_inputs([file]).files
+        if len(inputs) != 1:
+            raise UsageError(
+                f"{file} is {len(inputs)} slides. Explain many new slides with 'gcemil predict {run} {file} --explain'."
+            )
+        (path,) = inputs.values()
+        chosen = RunFolder(run).trained_folds()[0].number if fold is None else fold
+        plan = PredictOptions(mode="full", fold=chosen, mpp=mpp)
+        opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
+        found = opened.explain(path, options)
+    else:
+        found = explain_cohort_slide(run, str(slide), fold=fold, options=options)
+    files = write(found, out)
+    _print_explained(found, files, as_json)
+    if not as_json and found.patches.coords is None:
+        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
+
+
+def _print_explained(found: ExplainedSlide, files: dict[str, Path], as_json: bool) -> None:
+    """The certificate and where the files are."""
+    from gcemil.cli.console import print_json, say
+
     if as_json:
         shown = {name: str(path) for name, path in files.items()}
         print_json({"certificate": found.certificate.to_json(), "files": shown})
@@ -74,8 +136,46 @@ def explain(
     print_certificate(found.certificate)
     for path in files.values():
         say(f"wrote {path}")
-    if found.patches.coords is None:
-        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
+
+
+def _explain_many(
+    run: Path,
+    slide_ids: Sequence[str],
+    write: Callable[..., dict[str, Path]],
+    options: ExplainOptions,
+    fold: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Every slide with its verdicts; exit code 1 where one failed."""
+    from gcemil.cli.console import print_json, print_table, progress, say
+    from gcemil.exports.explain_cohort import COLUMNS, explain_slides
+
+    def write_slide(found: ExplainedSlide) -> Path:
+        folder = found.folder if out is None else out / found.patches.slide_id
+        write(found, folder)
+        return folder
+
+    table = (out or run) / "explained.csv"
+    with progress("explaining slides") as advance:
+        found = explain_slides(
+            run, slide_ids, write_slide, fold=fold, options=options, table=table, on_slide=advance
+        )
+    rows = [one.to_row() for one in found]
+    if as_json:
+        print_json(rows)
+    else:
+        shown = COLUMNS[:-2]
+        print_table(
+            f"{run}: {len(rows)} slides", shown, [[row.get(name, "") for name in shown] for row in rows]
+        )
+        say(f"wrote {table}")
+    failed = [one for one in found if one.certificate is None]
+    for one in failed:
+        say(f"{one.slide_id}: {one.reason}", err=True)
+    if failed:
+        say(f"{len(failed)} of {len(found)} slides failed; the others are done.", err=True)
+        raise typer.Exit(1)
 
 
 def print_certificate(certificate: Certificate) -> None:
@@ -111,6 +211,26 @@ def print_certificate(certificate: Certificate) -> None:
         print_table(
             f"recovery ended: {certificate.stop_reason}", ("anchor", "coverage", "target", "covered"), anchors
         )
+    if certificate.regions:
+        words = {True: "yes", False: "no", None: "not asked"}
+        regions = [
+            (
+                one.number,
+                one.slide_id,
+                one.n_patches,
+                _show(one.kept),
+                words[one.sufficient],
+                _show(one.removed),
+                words[one.necessary],
+            )
+            for one in certificate.regions
+        ]
+        columns = ("region", "slide", "patches", "Phi alone", "sufficient", "Phi without", "necessary")
+        print_table(f"{len(regions)} connected regions, largest score mass first", columns, regions)
     say(certificate.headline)
     for note in (*subject.notes, *certificate.notes):
         say(f"note: {note}")
+
+
+def _show(output: float | None) -> str:
+    return "-" if output is None else f"{output:.3f}"

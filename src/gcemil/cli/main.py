@@ -56,7 +56,7 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
-RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "patch", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
+RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "patch", "predict", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
 

@@ -102,6 +102,32 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
+class Unit(StrEnum):
+    """What is kept and removed (exports.explain.Unit)."""
+
+    patch = "patch"
+    region = "region"
+
+
+class HeatMapName(StrEnum):
+    """Measurements of which a heat map is drawn (exports.slide_export.HEATMAPS)."""
+
+    evidence_score = "evidence_score"
+    gate = "gate"
+    attention_score = "attention_score"
+    marginal_gain = "marginal_gain"
+
+
+UNIT: Any = typer.Option(
+    Unit.patch, help="region: every connected region of the evidence is kept and removed by itself too."
+)
+HEATMAP: Any = typer.Option(
+    [],
+    "--heatmap",
+    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide; may be given several times.",
+)
+
+
 def resolve_settings(
     config: Path | None,
     host: str,

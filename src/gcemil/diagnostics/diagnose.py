@@ -63,6 +63,9 @@ DIAGNOSTICS: dict[str, DiagnosticSpec] = {
     "subsets": DiagnosticSpec(
         "subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"
     ),
+    "regions": DiagnosticSpec(
+        "regions:measure_regions", "Which connected regions are enough, which are needed?"
+    ),
     "stability": DiagnosticSpec(
         "stability:measure_stability", "Does the evidence stay when bag or seed change a little?"
     ),

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
-from gcemil.records import describe_verdict
+from gcemil.records import RegionVerdict, describe_verdict
 
+NEW = "new"
+"""The part of a slide that no fold of the cohort knows."""
 VerdictName = Literal["sufficient", "necessary", "recoverable"]
 VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")
 BOUND: dict[VerdictName, str] = {
@@ -94,7 +96,7 @@ class Subject:
     bag_id: str
     bag_slides: tuple[str, ...]
     part: str
-    """The part of the fold the bag is in: only test is unseen."""
+    """The part of the fold the bag is in, of which only test is unseen; 'new' for a slide outside the cohort."""
     n_patches: int
     n_selected: int
     slide_n_patches: int
@@ -115,7 +117,7 @@ class Subject:
                 f"and coverage are of the case. {self.slide_n_selected} of its {self.n_selected} selected patches lie on "
                 f"slide '{self.slide_id}'."
             )
-        if self.part != "test":
+        if self.part not in ("test", NEW):
             notes.append(f"The model is not new to this slide: it is in the {self.part} part of the fold.")
         return tuple(notes)
 
@@ -137,6 +139,8 @@ class Certificate:
     settings: dict[str, Any]
     provenance: dict[str, Any]
     notes: tuple[str, ...] = ()
+    regions: tuple[RegionVerdict, ...] = ()
+    """Connected regions of the patches by score mass, where they were asked for."""
 
     @property
     def verdict(self) -> str:

@@ -1,29 +1,39 @@
-"""One slide of a run explained: its evidence, or the host's attention, kept and removed under the run's own network, as files.
+"""One slide explained: its evidence, or the host's attention, kept and removed under the network of one fold.
 
-The command `gcemil explain` writes all of them; the viewer writes the set of patches that somebody edited.
+The slide is of the run's cohort (explain_cohort.py), or new: then its bag is made from a feature file or a slide file, and
+nothing of the cohort is needed. With `unit="region"` every connected region of the patches is kept and removed by itself too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Real
+from jaxtyping import Int
 
-from gcemil.bags import store
 from gcemil.bags.arrays import Bounds
-from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
+from gcemil.bags.bag import Bag, grid_stride
 from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.folds import read_fold
-from gcemil.bags.foreign.source import plain_id
-from gcemil.diagnostics.snr import BagOutcome, BagOutputs, Tolerances, bag_outcome, bag_outputs, judge_subset
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, TrainedFold
-from gcemil.errors import CohortError, RunError, UsageError
-from gcemil.explain import Explanation, slide_evidence
+from gcemil.config import TrainSettings
+from gcemil.diagnostics.regions import RegionJudge, find_regions
+from gcemil.diagnostics.snr import (
+    BagOutputs,
+    RiskScale,
+    Tolerances,
+    bag_outcome,
+    bag_outputs,
+    judge_subset,
+)
+from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, TrainedFold, read_risk_scale
+from gcemil.errors import BagError, UsageError
+from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.certificate import (
+    NEW,
     AnchorCoverage,
     Certificate,
     Prediction,
@@ -33,154 +43,178 @@ from gcemil.exports.certificate import (
     VerdictName,
     write_certificate,
 )
-from gcemil.exports.geojson import (
-    ATTENTION,
-    EVIDENCE,
-    UNSELECTED,
-    EvidenceList,
-    PatchClass,
-    PatchCollection,
-    collect_patches,
-    list_evidence,
-    name_measurements,
-    write_geojson,
-)
-from gcemil.exports.overlay import choose_thumbnail, draw_overlay, write_overlay
-from gcemil.files import remove_leftovers, write_json
-from gcemil.records import SlideEvidence
+from gcemil.exports.overlay import SlidePlace, choose_thumbnail
+from gcemil.exports.regions import SlideRegions
+from gcemil.exports.slide_export import DrawnFiles, SlideExport
+from gcemil.files import remove_leftovers
+from gcemil.hosts.host import Host
+from gcemil.model import GceMil
+from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.recovery.rules import subset_size, top_k
-from gcemil.runs.environment import describe_environment, one_thread
-from gcemil.runs.evidence_files import write_evidence
-from gcemil.runs.folder import RunFolder, open_cohort
-from gcemil.shapes import Logits
+from gcemil.runs.environment import describe_environment
+from gcemil.runs.folder import FoldFolder, RunFolder
+from gcemil.runs.predict import FoldModel
+from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
-from gcemil.wording import did_you_mean
 
 EVIDENCE_RULE = "recovered evidence"
+MAX_REGIONS = 64
+"""Regions of a slide that are kept and removed one by one."""
+Unit = Literal["patch", "region"]
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """How a slide is explained."""
+
+    budget: float | None = None
+    """Share of patches, for a run without the wrapper; None is 5 %."""
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    unit: Unit = "patch"
+    """Whether connected regions are judged one by one as well."""
 
 
 @dataclass(frozen=True, eq=False)
-class SlideExport:
-    """A set of patches of one slide, with everything its files show."""
+class FoldNetwork:
+    """A trained network as an explanation needs it, with or without the cohort it was trained on."""
 
-    slide_id: str
-    selected: Bool[np.ndarray, "n"]
-    coords: Int[np.ndarray, "n 2"] | None
-    patch_size: int | None
-    """In level-0 pixels; None only where there are no coordinates."""
-    rule: str
-    """How the patches were chosen."""
-    stop_reason: str | None
-    scores: Real[np.ndarray, "n"]
-    """The host's raw scores."""
-    evidence: SlideEvidence | None
-    """None for a run without the wrapper, which has attention only."""
-    hashes: dict[str, str]
+    run: Path
+    fold: int
+    task: Task
+    settings: TrainSettings
+    host: Host
+    model: GceMil | None
+    scale: RiskScale
 
-    @property
-    def ranked_by(self) -> Real[np.ndarray, "n"]:
-        """What orders the patches: gates, or attention where there are none."""
-        return self.scores if self.evidence is None else self.evidence.gates
+    @classmethod
+    def of_fold(cls, fold: TrainedFold) -> FoldNetwork:
+        """The network of a fold opened with its cohort."""
+        return cls(fold.run, fold.fold, fold.task, fold.settings, fold.host, fold.model, fold.scale)
 
-    @property
-    def measurements(self) -> dict[str, Real[np.ndarray, "n"]]:
-        """What is known of each patch, by the name a reader sees."""
-        return {"attention_score": self.scores} if self.evidence is None else name_measurements(self.evidence)
-
-    @property
-    def patch_class(self) -> PatchClass:
-        """How QuPath names and colours the selected patches."""
-        return ATTENTION if self.evidence is None else EVIDENCE
-
-    def to_list(self) -> EvidenceList:
-        """The selected patches for scripts that do not read HDF5."""
-        return list_evidence(
-            self.slide_id,
-            self.selected,
-            self.coords,
-            rule=self.rule,
-            patch_size=self.patch_size,
-            measurements=self.measurements,
-            stop_reason=self.stop_reason,
-            hashes=self.hashes,
+    @classmethod
+    def of_model(cls, model: FoldModel) -> FoldNetwork:
+        """The network of a fold built from its checkpoint alone."""
+        folder = FoldFolder(model.folder)
+        settings = TrainSettings.model_validate(model.meta["settings"])
+        return cls(
+            run=folder.run.path,
+            fold=folder.number,
+            task=model.task,
+            settings=settings,
+            host=model.loaded.host,
+            model=model.loaded.model,
+            scale=read_risk_scale(folder.run.path, folder.number),
         )
 
-    def to_collection(
-        self,
-        *,
-        bounds: Bounds,
-        selected_class: PatchClass | None = None,
-        unselected_class: PatchClass | None = None,
-    ) -> PatchCollection:
-        """The patches as QuPath tiles; `bounds` is where the image that QuPath shows begins."""
-        if self.coords is None or self.patch_size is None:
-            raise UsageError(
-                f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
-            )
-        return collect_patches(
-            self.slide_id,
-            self.coords,
-            self.selected,
-            patch_size=self.patch_size,
-            ranked_by=self.ranked_by,
-            measurements=self.measurements,
-            model=self.hashes["model"],
-            selected_class=selected_class or self.patch_class,
-            unselected_class=unselected_class,
-            bounds=bounds,
-        )
+    @property
+    def model_hash(self) -> str:
+        """The fingerprint of the checkpoint."""
+        return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
 
-    def write_hdf5(self, path: Path) -> Path:
-        """The layout of fold_<k>/evidence; without the wrapper only what a plain host has."""
-        if self.evidence is not None:
-            write_evidence(path, self.evidence, self.hashes)
-            return path
-        datasets = {"selected": self.selected.nonzero()[0], "scores": self.scores}
-        if self.coords is not None:
-            datasets["coords"] = self.coords
-        attributes: dict[str, str | int | float | bool] = {
-            "slide_id": self.slide_id,
-            "rule": self.rule,
-            "fraction": float(self.selected.mean()),
-            **{f"{name}_hash": value for name, value in self.hashes.items()},
-        }
-        store.write(path, datasets, attributes)
-        return path
+
+@dataclass(frozen=True, eq=False)
+class AskedBag:
+    """A bag put before a network, and where it comes from."""
+
+    network: FoldNetwork
+    bag: Bag
+    part: str
+    """Of the fold, or 'new'."""
+    hashes: dict[str, dict[str, str]]
+    """Fingerprints by slide: of its features, or of the slide file they were made from."""
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """Gates and recovered evidence; None for a run without the wrapper."""
+        return None if self.network.model is None else explain_bag(self.network.model, self.bag)
+
+    @cached_property
+    def asked(self) -> Interventions:
+        """The interventions, on a bag embedded once."""
+        embedded = None if self.explanation is None else self.explanation.output.embedded
+        return Interventions(self.network.host, *bag_tensors(self.bag), embedded=embedded)
+
+    def hashes_of(self, slide_id: str) -> dict[str, str]:
+        """Fingerprints of the network and of one slide."""
+        return {"model": self.network.model_hash, **self.hashes[slide_id]}
 
 
 @dataclass(frozen=True, eq=False)
 class ExplainedSlide:
-    """One slide of a run's cohort, put to the test under the network of one fold."""
+    """One slide, put to the test under the network of one fold."""
 
-    fold: TrainedFold
     patches: SlideExport
     certificate: Certificate
+    place: SlidePlace
+    folder: Path
+    """Where its files lie unless somebody says otherwise."""
 
 
-def explain_cohort_slide(
-    run: Path,
-    slide_id: str,
-    *,
-    fold: int | None = None,
-    budget: float | None = None,
-    tolerances: Tolerances | None = None,
+@dataclass(frozen=True, eq=False)
+class ChosenSet:
+    """The patches that stand for the prediction, and how they were chosen."""
+
+    selected: Selected
+    scores: Scores
+    """From which they were taken."""
+    raw_scores: Scores
+    """The host's."""
+    full: Logits
+    rule: str
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def explain_new_slide(
+    model: FoldModel, bag: Bag, place: SlidePlace, hashes: dict[str, str], options: ExplainOptions
 ) -> ExplainedSlide:
-    """The slide's bag through the network of the fold asked for, or of the first that tests it."""
-    opened = open_cohort(run)
-    index = _choose_fold(run, opened[1], slide_id, fold)
-    with one_thread():
-        found = TrainedFold.open(run, index, opened=opened)
-        if found.model is not None and budget is not None:
-            raise UsageError(
-                f"{run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
-            )
-        spec = next(spec for spec in found.cohort.bags if slide_id in spec.slide_ids)
-        bench = FoldBag(spec, found.cohort.read_bag(spec), found)
-        if bench.explanation is None:
-            return _explain_plain(
-                bench, found, slide_id, budget or DEFAULT_BUDGET, tolerances or Tolerances()
-            )
-        return _explain_wrapped(bench, found, slide_id, bench.explanation, tolerances or Tolerances())
+    """A slide outside the cohort, from the checkpoint of one fold alone."""
+    (slide_id,) = bag.slide_ids
+    asked = AskedBag(FoldNetwork.of_model(model), bag, NEW, {slide_id: hashes})
+    stride = None if bag.coords is None else grid_stride(bag.coords)
+    size = bag.patch_size or (None if stride is None else max(1, round(stride)))
+    if bag.coords is not None and size is None:
+        raise BagError(
+            f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
+            "Extract the slide with a tool that states patch_size_level0."
+        )
+    patches, certificate = explain_asked(asked, slide_id, size, options)
+    folder = RunFolder(asked.network.run).new_slides / slide_id
+    return ExplainedSlide(patches, certificate, place, folder)
+
+
+def explain_asked(
+    asked: AskedBag, slide_id: str, patch_size: int | None, options: ExplainOptions
+) -> tuple[SlideExport, Certificate]:
+    """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
+    network, bag, found = asked.network, asked.bag, asked.explanation
+    if network.model is not None and options.budget is not None:
+        raise UsageError(
+            f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
+        )
+    chosen = (
+        _choose_evidence(network.model, found)
+        if network.model and found
+        else _choose_attention(asked, options)
+    )
+    regions = _judge_regions(asked, chosen, options)
+    certificate = _certify(asked, slide_id, chosen, options.tolerances, regions)
+    rows, hashes = bag.rows_of(slide_id), asked.hashes_of(slide_id)
+    evidence = _find_evidence(network.model, bag, found, slide_id, hashes)
+    coords = bag.slide_coords(slide_id)
+    patches = SlideExport(
+        slide_id=slide_id,
+        selected=chosen.selected.numpy()[rows],
+        coords=coords,
+        patch_size=patch_size,
+        rule=certificate.rule,
+        stop_reason=certificate.stop_reason,
+        scores=chosen.raw_scores.numpy()[rows],
+        evidence=evidence,
+        hashes=hashes,
+        regions=None if regions is None else regions.of_slide(slide_id, rows),
+    )
+    return patches, certificate
 
 
 def write_explanation(
@@ -191,207 +225,153 @@ def write_explanation(
     thumbnail: Path | None = None,
     downsample: float | None = None,
     all_patches: bool = False,
+    heatmaps: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Every file of the explanation by its kind; what needs coordinates is left out where there are none.
 
-    `bounds` are by default those in the feature file, the thumbnail is the cohort's own.
+    `bounds` are by default those in the feature file, the thumbnail is the slide's own.
     """
-    fold, patches, certificate = found.fold, found.patches, found.certificate
-    cohort, slide_id = fold.cohort, patches.slide_id
-    folder = folder or RunFolder(fold.run).fold(fold.fold).explained(slide_id)
-    bounds = bounds or read_bounds(cohort, slide_id)
-    under = choose_thumbnail(cohort.folder, slide_id, thumbnail, downsample)
+    place = found.place if bounds is None else replace(found.place, bounds=bounds, size=None)
+    under = choose_thumbnail(found.place, thumbnail, downsample)
+    folder = folder or found.folder
+    drawn = DrawnFiles.draw(found.patches, place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
     remove_leftovers(folder)
-    collection, picture = None, None
-    # What may fail is made before the first file is written.
-    if patches.coords is not None and patches.patch_size is not None:
-        others = UNSELECTED if all_patches else None
-        collection = patches.to_collection(bounds=bounds, unselected_class=others)
-        picture = draw_overlay(
-            slide_id,
-            patches.coords,
-            patches.scores,
-            patches.selected,
-            patch_size=patches.patch_size,
-            patch_class=patches.patch_class,
-            thumbnail=under,
-        )
     files = {
-        "hdf5": patches.write_hdf5(folder / "evidence.h5"),
-        "json": write_json(folder / "evidence.json", patches.to_list().to_json()),
+        "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
+        "json": found.patches.write_json(folder / "evidence.json"),
+        **({} if drawn is None else drawn.write(folder)),
     }
-    if collection is not None and picture is not None:
-        files["geojson"] = write_geojson(folder / "evidence.geojson", collection)
-        files["overlay"] = write_overlay(folder / "overlay.png", picture)
-    files["certificate"] = write_certificate(folder / "certificate.json", certificate)
+    # Last: a folder that has it is complete.
+    files["certificate"] = write_certificate(folder / "certificate.json", found.certificate)
     return files
 
 
-def read_bounds(cohort: Cohort, slide_id: str) -> Bounds:
-    """Where the image that QuPath shows begins, as the feature file says; else nothing to subtract."""
-    return read_slide_bounds(cohort.folder, slide_id)
-
-
-def _choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> int:
-    """The fold asked for, or the first that tests the slide; without one, the first that is trained."""
-    known = [row.slide_id for row in cohort.slides]
-    if slide_id not in known:
-        meant = did_you_mean(plain_id(slide_id), known)
-        raise UsageError(
-            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
-            f"'gcemil predict {run} FEATURES.h5 --out DIR'."
-        )
-    trained = [one.number for one in RunFolder(run).trained_folds()]
-    if fold is None:
-        tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
-        return next(tests, trained[0])
-    if fold not in trained:
-        raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
-    return fold
-
-
-def _explain_wrapped(
-    bench: FoldBag, fold: TrainedFold, slide_id: str, found: Explanation, tolerances: Tolerances
-) -> ExplainedSlide:
+def _choose_evidence(model: GceMil, found: Explanation) -> ChosenSet:
     """The recovered evidence of a wrapped host."""
-    model, recovery = fold.model, found.recovery
-    if model is None:
-        raise RunError(f"{fold.run} has no wrapper.")
-    hashes = hash_inputs(fold, slide_id)
-    evidence = next(
-        record for record in slide_evidence(model, bench.bag, found, hashes) if record.slide_id == slide_id
-    )
-    outcome = bag_outcome(
-        bench.wrapped, recovery.selected, found.output.log_gates, full=found.output.full_logits
-    )
-    weights = model.anchor_weights(found.output.full_logits).detach()
-    columns = (recovery.coverage.tolist(), recovery.targets.tolist(), weights.tolist())
-    anchors = tuple(AnchorCoverage(*row) for row in zip(model.bank.prompts, *columns, strict=True))
-    certificate = _certify(
-        bench,
-        fold,
-        slide_id,
-        outcome,
-        recovery.selected.numpy(),
-        tolerances,
+    return ChosenSet(
+        selected=found.recovery.selected,
+        scores=found.output.scores,
+        raw_scores=found.output.full.scores,
+        full=found.output.full_logits,
         rule=EVIDENCE_RULE,
-        stop_reason=recovery.stop_reason.value,
-        anchors=anchors,
         settings=model.settings.model_dump(mode="json"),
     )
-    patches = SlideExport(
-        slide_id=slide_id,
-        selected=evidence.selected,
-        coords=evidence.coords,
-        patch_size=_require_patch_size(fold.cohort, slide_id, evidence.coords),
-        rule=certificate.rule,
-        stop_reason=certificate.stop_reason,
-        scores=evidence.scores,
-        evidence=evidence,
-        hashes=hashes,
-    )
-    return ExplainedSlide(fold, patches, certificate)
 
 
-def _explain_plain(
-    bench: FoldBag, fold: TrainedFold, slide_id: str, budget: float, tolerances: Tolerances
-) -> ExplainedSlide:
+def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
     """The highest scores of a plain host, named as what they are."""
-    full = bench.wrapped.full()
-    selected = top_k(full.scores, subset_size(len(bench), budget))
-    rule = f"attention top-k at budget {budget:g}"
-    certificate = _certify(
-        bench,
-        fold,
-        slide_id,
-        bag_outcome(bench.wrapped, selected, full=full.logits),
-        selected.numpy(),
-        tolerances,
-        rule=rule,
+    budget, full = options.budget or DEFAULT_BUDGET, asked.asked.full()
+    return ChosenSet(
+        selected=top_k(full.scores, subset_size(len(asked.bag), budget)),
+        scores=full.scores,
+        raw_scores=full.scores,
+        full=full.logits,
+        rule=f"attention top-k at budget {budget:g}",
         settings={"budget": budget},
         notes=(
             "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
         ),
     )
-    rows = bench.bag.rows_of(slide_id)
-    coords = bench.bag.slide_coords(slide_id)
-    patches = SlideExport(
-        slide_id=slide_id,
-        selected=selected.numpy()[rows],
-        coords=coords,
-        patch_size=_require_patch_size(fold.cohort, slide_id, coords),
-        rule=certificate.rule,
-        stop_reason=None,
-        scores=full.scores.numpy()[rows],
-        evidence=None,
-        hashes=hash_inputs(fold, slide_id),
-    )
-    return ExplainedSlide(fold, patches, certificate)
 
 
-def _require_patch_size(cohort: Cohort, slide_id: str, coords: Int[np.ndarray, "n 2"] | None) -> int | None:
-    """The size of the slide's patches; it is needed only where there is something to draw."""
-    if coords is None:
-        return cohort.card.patch_size_level0
-    size = cohort.slide_patch_size(slide_id, coords)
-    if size is None:
-        raise CohortError(
-            f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
-            f"Write patch_size_level0 into {cohort.folder / 'cohort.yaml'}."
-        )
-    return size
+def _find_evidence(
+    model: GceMil | None, bag: Bag, found: Explanation | None, slide_id: str, hashes: dict[str, str]
+) -> SlideEvidence | None:
+    if model is None or found is None:
+        return None
+    records = slide_evidence(model, bag, found, hashes)
+    return next(record for record in records if record.slide_id == slide_id)
+
+
+@dataclass(frozen=True, eq=False)
+class _BagRegions:
+    """The regions of all slides of a bag."""
+
+    number: Int[np.ndarray, "n"]
+    verdicts: tuple[RegionVerdict, ...]
+    is_judged: bool
+
+    def of_slide(self, slide_id: str, rows: slice) -> SlideRegions:
+        own = tuple(one for one in self.verdicts if one.slide_id == slide_id)
+        return SlideRegions(self.number[rows], own)
+
+
+def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) -> _BagRegions | None:
+    """Regions are always told apart; they are asked one by one where that is wanted. None without coordinates."""
+    regions = find_regions(asked.bag, chosen.selected, chosen.scores)
+    if regions is None:
+        if options.unit == "region":
+            raise UsageError(
+                f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
+            )
+        return None
+    network, is_judged = asked.network, options.unit == "region"
+    judge = RegionJudge(network.task, network.scale, options.tolerances, MAX_REGIONS if is_judged else 0)
+    verdicts = judge.judge(asked.asked, chosen.full, asked.bag, regions)
+    return _BagRegions(regions.number.numpy(), tuple(verdicts), is_judged)
 
 
 def _certify(
-    bench: FoldBag,
-    fold: TrainedFold,
+    asked: AskedBag,
     slide_id: str,
-    outcome: BagOutcome,
-    selected: Bool[np.ndarray, "n"],
+    chosen: ChosenSet,
     tolerances: Tolerances,
-    *,
-    rule: str,
-    settings: dict[str, Any],
-    stop_reason: str | None = None,
-    anchors: tuple[AnchorCoverage, ...] = (),
-    notes: tuple[str, ...] = (),
+    regions: _BagRegions | None,
 ) -> Certificate:
-    rows = bench.bag.rows_of(slide_id)
-    outputs = bag_outputs(outcome, fold.task, fold.scale)
+    network, found, bag = asked.network, asked.explanation, asked.bag
+    gates = None if found is None else found.output.log_gates
+    outcome = bag_outcome(asked.asked, chosen.selected, gates, full=chosen.full)
+    outputs = bag_outputs(outcome, network.task, network.scale)
+    rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
 
     def prediction(logits: Logits | None, output: float | None) -> Prediction | None:
-        return (
-            None
-            if logits is None or output is None
-            else Prediction(name_prediction(fold.task, logits), output)
-        )
+        if logits is None or output is None:
+            return None
+        return Prediction(name_prediction(network.task, logits), output)
 
     return Certificate(
         subject=Subject(
             slide_id=slide_id,
-            bag_id=bench.spec.bag_id,
-            bag_slides=bench.bag.slide_ids,
-            part=_find_part(fold, bench.spec),
-            n_patches=len(bench),
+            bag_id=bag.bag_id,
+            bag_slides=bag.slide_ids,
+            part=asked.part,
+            n_patches=len(bag),
             n_selected=int(selected.sum()),
             slide_n_patches=rows.stop - rows.start,
             slide_n_selected=int(selected[rows].sum()),
         ),
-        rule=rule,
-        output_name=name_output(fold.task, outcome.full)
-        + ("" if fold.task.n_outputs == 1 else ", the class predicted on X"),
+        rule=chosen.rule,
+        output_name=name_output(network.task, outcome.full)
+        + ("" if network.task.n_outputs == 1 else ", the class predicted on X"),
         predictions=Predictions(
-            full=Prediction(name_prediction(fold.task, outcome.full), outputs.full),
+            full=Prediction(name_prediction(network.task, outcome.full), outputs.full),
             gated=prediction(outcome.gated, outputs.gated),
-            kept=Prediction(name_prediction(fold.task, outcome.kept), outputs.kept),
+            kept=Prediction(name_prediction(network.task, outcome.kept), outputs.kept),
             removed=prediction(outcome.removed, outputs.removed),
         ),
         verdicts=judge_outputs(outputs, tolerances),
-        stop_reason=stop_reason,
-        anchors=anchors,
-        settings={"host": fold.settings.host.model_dump(mode="json"), "rule": settings},
-        provenance=_describe_origin(fold, bench),
-        notes=notes,
+        stop_reason=None if found is None else found.recovery.stop_reason.value,
+        anchors=_list_anchors(network.model, found),
+        settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
+        provenance=_describe_origin(asked),
+        notes=(*chosen.notes, *_region_notes(regions)),
+        regions=regions.verdicts if regions is not None and regions.is_judged else (),
+    )
+
+
+def _list_anchors(model: GceMil | None, found: Explanation | None) -> tuple[AnchorCoverage, ...]:
+    if model is None or found is None:
+        return ()
+    weights = model.anchor_weights(found.output.full_logits).detach()
+    columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
+    return tuple(AnchorCoverage(*row) for row in zip(model.bank.prompts, *columns, strict=True))
+
+
+def _region_notes(regions: _BagRegions | None) -> tuple[str, ...]:
+    if regions is None or not regions.is_judged or len(regions.verdicts) <= MAX_REGIONS:
+        return ()
+    return (
+        f"The patches form {len(regions.verdicts)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
     )
 
 
@@ -417,36 +397,22 @@ def name_output(task: Task, full: Logits) -> str:
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
 
-def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
-    parts = {"train": fold.parts.train, "val": fold.parts.val, "test": fold.parts.test}
-    return next(name for name, specs in parts.items() if spec in specs)
-
-
-def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:
-    """Fingerprints of the network and of the slide's features."""
-    return {
-        "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
-        "features": content_hash(fold.cohort.feature_file(slide_id)),
-    }
-
-
-def _describe_origin(fold: TrainedFold, bench: FoldBag) -> dict[str, Any]:
+def _describe_origin(asked: AskedBag) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
-    features = {
-        f"features/{slide_id}": content_hash(fold.cohort.feature_file(slide_id))
-        for slide_id in bench.bag.slide_ids
-    }
-    inputs = {"model": hash_inputs(fold, bench.bag.slide_ids[0])["model"], **features}
-    everything = describe_environment(seed=fold.settings.seed, device=torch.device("cpu"), inputs=inputs)
+    network = asked.network
+    inputs = {"model": network.model_hash}
+    for slide_id, hashes in asked.hashes.items():
+        inputs |= {f"{kind}/{slide_id}": value for kind, value in hashes.items()}
+    everything = describe_environment(seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs)
     return {
         **{key: everything[key] for key in ("gcemil", "commit", "python", "packages", "seed", "inputs")},
-        "run": fold.run.resolve().name,
-        "fold": fold.fold,
-        "settings_hash": fold.settings.hash,
+        "run": network.run.resolve().name,
+        "fold": network.fold,
+        "settings_hash": network.settings.hash,
         "anchors": None
-        if fold.model is None
+        if network.model is None
         else {
-            "provenance": fold.model.bank.provenance,
-            "hash": fold.model.bank.hash,
+            "provenance": network.model.bank.provenance,
+            "hash": network.model.bank.hash,
         },
     }

@@ -2,27 +2,31 @@
 
 Left, every patch in the colour of its score's rank: the darker, the higher. Ranks, because raw scores of different hosts
 share no scale. Right, the selected patches in the colour they have in QuPath. Patches lie on the slide's thumbnail
-where there is one; else on white, and the unselected are grey. Drawn with numpy, in time linear in the number of patches.
+where there is one; else on white, and the unselected are grey. A key below each names its colours. Drawn with numpy, in time linear in the number of patches.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
-from gcemil.bags.arrays import stated_bounds, stated_number
-from gcemil.bags.cohort import read_slide_attributes
+from gcemil.bags import store
+from gcemil.bags.arrays import Bounds, stated_bounds, stated_number
+from gcemil.bags.cohort import Cohort, read_slide_attributes
 from gcemil.errors import InputError, UsageError
 from gcemil.exports.geojson import EVIDENCE, PatchClass
 from gcemil.files import read_picture, write_bytes
+from gcemil.slides.reader import open_slide
+from gcemil.slides.thumbnails import read_thumbnail as draw_thumbnail
 
 Canvas = UInt8[np.ndarray, "height width 3"]
 PerPatch = Shaped[np.ndarray, "n"]
@@ -38,6 +42,10 @@ ROUNDING = 1e-6
 MARGIN = 12
 TITLE_HEIGHT = 26
 FONT_SIZE = 14
+KEY_HEIGHT = 28
+"""The line of colours below the panels."""
+SWATCH = 12
+RAMP_WIDTH = 100
 INK = (40, 40, 40)
 GREY = (222, 222, 222)
 RAMP = np.array(
@@ -106,7 +114,9 @@ def draw_overlay(
         "attention score, light to dark by rank",
         f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
     )
-    return _join_panels(slide_id, panels, titles)
+    others = () if thumbnail is not None else (("other patches", GREY),)
+    keys = (_draw_ramp_key(), _draw_color_key((("selected", patch_class.color), *others)))
+    return _join_panels(slide_id, panels, titles, keys)
 
 
 def write_overlay(path: Path, image: Image.Image) -> Path:
@@ -197,22 +207,59 @@ def color_ramp(values: Float[np.ndarray, "n"]) -> UInt8[np.ndarray, "n 3"]:
     return np.round(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def _join_panels(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) -> Image.Image:
-    """The panels under their titles, the heading above them."""
+def _draw_ramp_key() -> Image.Image:
+    """The colours of scores, from the lowest rank to the highest."""
+    font = ImageFont.load_default(size=FONT_SIZE)
+    low, high = "lowest", "highest"
+    before, after = (math.ceil(font.getlength(word)) + MARGIN // 2 for word in (low, high))
+    key = Image.new("RGB", (before + RAMP_WIDTH + after, KEY_HEIGHT), "white")
+    shades = color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH))
+    key.paste(Image.fromarray(np.repeat(shades[None], SWATCH, axis=0)), (before, _middle(SWATCH)))
+    draw = ImageDraw.Draw(key)
+    draw.text((0, _middle(FONT_SIZE)), low, fill=INK, font=font)
+    draw.text((before + RAMP_WIDTH + MARGIN // 2, _middle(FONT_SIZE)), high, fill=INK, font=font)
+    return key
+
+
+def _draw_color_key(entries: Sequence[tuple[str, tuple[int, int, int]]]) -> Image.Image:
+    """A square of every colour and what it stands for."""
+    font = ImageFont.load_default(size=FONT_SIZE)
+    widths = [SWATCH + MARGIN // 2 + math.ceil(font.getlength(word)) + MARGIN for word, _ in entries]
+    key = Image.new("RGB", (sum(widths), KEY_HEIGHT), "white")
+    draw, left = ImageDraw.Draw(key), 0
+    for (word, color), width in zip(entries, widths, strict=True):
+        top = _middle(SWATCH)
+        draw.rectangle((left, top, left + SWATCH - 1, top + SWATCH - 1), fill=color)
+        draw.text((left + SWATCH + MARGIN // 2, _middle(FONT_SIZE)), word, fill=INK, font=font)
+        left += width
+    return key
+
+
+def _middle(height: int) -> int:
+    """Where something of this height begins in the line of the key."""
+    return (KEY_HEIGHT - height) // 2
+
+
+def _join_panels(
+    heading: str, panels: Sequence[Canvas], titles: Sequence[str], keys: Sequence[Image.Image]
+) -> Image.Image:
+    """The panels under their titles and above their keys, the heading above all."""
     font = ImageFont.load_default(size=FONT_SIZE)
     widths = [
-        max(panel.shape[1], math.ceil(font.getlength(title)))
-        for panel, title in zip(panels, titles, strict=True)
+        max(panel.shape[1], math.ceil(font.getlength(title)), key.width)
+        for panel, title, key in zip(panels, titles, keys, strict=True)
     ]
     total = max(sum(widths) + MARGIN * (len(panels) + 1), math.ceil(font.getlength(heading)) + 2 * MARGIN)
     top = MARGIN + 2 * TITLE_HEIGHT
-    sheet = Image.new("RGB", (total, top + max(panel.shape[0] for panel in panels) + MARGIN), "white")
+    bottom = top + max(panel.shape[0] for panel in panels) + MARGIN
+    sheet = Image.new("RGB", (total, bottom + KEY_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), heading, fill=INK, font=font)
     left = MARGIN
-    for panel, title, width in zip(panels, titles, widths, strict=True):
+    for panel, title, key, width in zip(panels, titles, keys, widths, strict=True):
         draw.text((left, MARGIN + TITLE_HEIGHT), title, fill=INK, font=font)
         sheet.paste(Image.fromarray(panel), (left, top))
+        sheet.paste(key, (left, bottom))
         left += width + MARGIN
     return sheet
 
@@ -220,31 +267,92 @@ def _join_panels(heading: str, panels: Sequence[Canvas], titles: Sequence[str]) 
 def read_own_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
     """The picture of the scanned part; None where there is none, or where its place on the slide is not known."""
     path = cohort / "thumbnails" / f"{slide_id}.jpg"
-    found = read_slide_attributes(cohort, slide_id)
-    origin = stated_bounds(found, str(path)) or (0, 0)
-    # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
-    whole = "bounds" if "bounds_width" in found else "level0" if origin == (0, 0) else None
-    width, height = (stated_number(found, f"{whole}_{side}") for side in ("width", "height"))
-    if not path.is_file() or width is None or height is None:
+    place = read_place(path, read_slide_attributes(cohort, slide_id))
+    if not path.is_file() or place.size is None:
         return None
-    thumbnail = read_thumbnail(path, level0_width=width, origin=origin)
+    thumbnail = read_thumbnail(path, level0_width=place.size[0], origin=place.bounds)
     pixels = thumbnail.pixels.shape
-    aspect = (pixels[1] / pixels[0]) / (width / height)
+    aspect = (pixels[1] / pixels[0]) / (place.size[0] / place.size[1])
     return thumbnail if abs(aspect - 1) <= SAME_SHAPE else None
 
 
-def choose_thumbnail(
-    cohort: Path, slide_id: str, path: Path | None, downsample: float | None
-) -> Thumbnail | None:
-    """The picture given, with its scale from `downsample` or the slide's width; without one, the cohort's own."""
-    own = cohort / "thumbnails" / f"{slide_id}.jpg"
-    if path is None or (downsample is None and path.resolve() == own.resolve()):
-        return read_own_thumbnail(cohort, slide_id)
+# What files say of a slide beside the coordinates
+
+
+@dataclass(frozen=True, eq=False)
+class SlidePlace:
+    """A slide as far as its files describe it."""
+
+    source: Path
+    """The file that says so."""
+    bounds: Bounds = (0, 0)
+    """Where the image that QuPath shows begins, in level-0 pixels of the file."""
+    size: tuple[int, int] | None = None
+    """Width and height of that image."""
+    level0_width: float | None = None
+    """Width of the whole file."""
+    mpp: float | None = None
+    """Micrometres per level-0 pixel."""
+    thumbnail: Thumbnail | None = None
+    thumbnail_file: Path | None = None
+    """Where the thumbnail was read, if it was."""
+
+
+def read_place(source: Path, attributes: Mapping[str, Any], *, mpp: float | None = None) -> SlidePlace:
+    """What the attributes of a feature file say; `mpp` serves where they do not say it."""
+    bounds = stated_bounds(attributes, str(source)) or (0, 0)
+    # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
+    whole = "bounds" if "bounds_width" in attributes else "level0" if bounds == (0, 0) else None
+    width, height = (stated_number(attributes, f"{whole}_{side}") for side in ("width", "height"))
+    return SlidePlace(
+        source=source,
+        bounds=bounds,
+        size=None if width is None or height is None else (round(width), round(height)),
+        level0_width=stated_number(attributes, "level0_width"),
+        mpp=stated_number(attributes, "level0_mpp") or mpp,
+    )
+
+
+def read_feature_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
+    """A slide outside any cohort, from its feature file; a bare tensor says nothing."""
+    if path.suffix.lower() == ".pt":
+        return SlidePlace(path, mpp=mpp)
+    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    return read_place(path, {**store.attributes(path), **on_coords}, mpp=mpp)
+
+
+def read_cohort_place(cohort: Cohort, slide_id: str) -> SlidePlace:
+    """A slide of a cohort, with the thumbnail that 'gcemil patch' made."""
+    place = read_place(cohort.feature_file(slide_id), cohort.slide_attributes(slide_id))
+    thumbnail = read_own_thumbnail(cohort.folder, slide_id)
+    file = cohort.folder / "thumbnails" / f"{slide_id}.jpg"
+    return SlidePlace(**{**vars(place), "thumbnail": thumbnail, "thumbnail_file": file})
+
+
+def read_slide_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
+    """A slide file, with a picture of its scanned part."""
+    with open_slide(path, fallback_mpp=mpp) as slide:
+        bounds, pixels = slide.bounds, draw_thumbnail(slide)
+        origin = (int(bounds.x), int(bounds.y))
+        return SlidePlace(
+            source=path,
+            bounds=origin,
+            size=(int(bounds.width), int(bounds.height)),
+            level0_width=slide.dimensions[0],
+            mpp=slide.mpp,
+            thumbnail=Thumbnail(pixels, bounds.width / pixels.shape[1], origin),
+        )
+
+
+def choose_thumbnail(place: SlidePlace, path: Path | None, downsample: float | None) -> Thumbnail | None:
+    """The picture given, with its scale from `downsample` or the slide's width; without one, the slide's own."""
+    own = place.thumbnail_file
+    if path is None or (downsample is None and own is not None and path.resolve() == own.resolve()):
+        return place.thumbnail
     if downsample is not None:
         return read_thumbnail(path, downsample=downsample)
-    width = stated_number(read_slide_attributes(cohort, slide_id), "level0_width")
-    if width is None:
+    if place.level0_width is None:
         raise UsageError(
-            f"{cohort / 'features' / slide_id}.h5 does not say how wide the slide is, so {path} has no scale. Give --downsample."
+            f"{place.source} does not say how wide the slide is, so {path} has no scale. Give --downsample."
         )
-    return read_thumbnail(path, level0_width=width)
+    return read_thumbnail(path, level0_width=place.level0_width)

@@ -127,6 +127,8 @@ class SlideFilePrediction:
     certified: bool | None
     """Whether the kept patches sufficed; None where nothing was filtered."""
     seconds: dict[str, float]
+    bag: Bag | None = None
+    """All patches, where all were encoded."""
 
     @property
     def evidence_rows(self) -> list[int]:
@@ -155,9 +157,10 @@ class SlidePredictor:
         fold: int | None = None,
         source: WeightSource | None = None,
         encoder: PatchEncoder | None = None,
+        folds: tuple[FoldModel, ...] | None = None,
     ) -> SlidePredictor:
-        """Everything is checked before the first slide; an encoder already loaded may be handed in."""
-        folds = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
+        """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
+        folds = folds or load_fold_models(run, fold=fold, needs_evidence=mode != "full")
         fitted = tuple(_load_fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
         origin = fitted[0].origin if fitted else read_run_origin(run)
         if any(one.origin != origin for one in fitted):
@@ -247,6 +250,7 @@ class SlidePredictor:
             n_encoded=source.n_encoded,
             certified=certified,
             seconds=watch.seconds,
+            bag=source.bag(slide_id) if source.n_encoded == len(source.grid) else None,
         )
 
 

@@ -178,6 +178,11 @@ class RunFolder:
         """What a diagnostic found over all folds."""
         return self.diagnostics / f"{name}.json"
 
+    @property
+    def new_slides(self) -> Path:
+        """The folder of slides outside the cohort, predicted and explained."""
+        return self.path / "predictions"
+
     def fold(self, number: int) -> FoldFolder:
         """The fold of this number."""
         return FoldFolder(self.path / f"fold_{number}")

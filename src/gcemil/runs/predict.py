@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags import store
-from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.folds import read_fold
+from gcemil.bags.foreign.layouts import read_feature_file
+from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
@@ -91,27 +91,50 @@ class SlidePrediction:
 def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
     """One new slide from its feature file: averaged over all folds, or by one of them."""
     models = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
-    answers = [one.answer(_read_slide(features_file, one.meta), mode) for one in models]
+    return predict_new_bag(models, read_new_slide(features_file, models[0].meta).bag, mode)
+
+
+def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
+    """A bag of one slide through every fold; the evidence is that of the first."""
+    answers = [one.answer(bag, mode) for one in models]
     per_fold = [one.values(logits) for one, (logits, _) in zip(models, answers, strict=True)]
-    return SlidePrediction(features_file.stem, average_folds(models, per_fold), per_fold, answers[0][1])
+    return SlidePrediction(bag.bag_id, average_folds(models, per_fold), per_fold, answers[0][1])
 
 
-def _read_slide(path: Path, meta: dict[str, Any]) -> Bag:
-    """A slide outside any cohort, checked against what the model was trained on."""
-    n_patches, coords = read_patch_layout(path)
-    features = store.read(path, "features")
-    if n_patches == 0 or features.ndim != 2 or features.shape[1] != meta["in_dim"]:
+@dataclass(frozen=True, eq=False)
+class NewSlide:
+    """A slide outside any cohort, ready for a network, and what a reader must know of it."""
+
+    bag: Bag
+    note: str = ""
+
+
+def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> NewSlide:
+    """A feature file of any layout we know, checked against what the model was trained on.
+
+    `mpp` is needed where coordinates are micrometres.
+    """
+    found = read_feature_file(path, ReadOptions(mpp=mpp))
+    if found.n_patches == 0 or found.feature_dim != meta["in_dim"]:
         raise UsageError(
-            f"{path}: features of shape {features.shape} cannot be used; this run was trained on width {meta['in_dim']} "
-            f"from encoder '{meta['encoder']}'."
+            f"{path}: features of shape {(found.n_patches, found.feature_dim)} cannot be used; this run was trained on "
+            f"width {meta['in_dim']} from encoder '{meta['encoder']}'."
         )
-    if features.dtype.kind != "f" or not np.isfinite(features).all():
+    features, coords = found.load()
+    if not np.isfinite(features).all():
         raise UsageError(
-            f"{path}: features of {features.dtype} with NaN, infinite or no floating point numbers cannot be used. "
-            "Extract the slide again."
+            f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide again."
         )
-    size = meta["patch_size_level0"]
-    return slide_bag(path.stem, features, coords, None if size is None else LevelZeroPx(size))
+    size = found.patch_size or meta["patch_size_level0"]
+    bag = slide_bag(found.slide_id, features, coords, None if size is None else LevelZeroPx(size))
+    return NewSlide(bag, _compare_encoders(found.encoder, meta["encoder"]))
+
+
+def _compare_encoders(stated: str, trained: str) -> str:
+    """Tools name one encoder differently, so that another name is told and not refused."""
+    if UNKNOWN_ENCODER in (stated, trained) or stated.lower() == trained.lower():
+        return ""
+    return f"its features are of encoder '{stated}' by its own account, the run was trained on '{trained}'"
 
 
 def available_modes(loaded: LoadedNetwork) -> tuple[Mode, ...]:

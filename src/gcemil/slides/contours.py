@@ -39,6 +39,24 @@ def trace_outlines(mask: Mask) -> list[Outline]:
     return [Outline(outer[piece], tuple(holes[piece])) for piece in range(1, count + 1)]
 
 
+def outline_squares(corners: Int[np.ndarray, "k 2"], side: int) -> list[Outline]:
+    """The exact outlines of squares laid side by side or over each other, wherever they lie."""
+    # Between two neighbouring edges nothing changes, so a pixel for each such strip is enough.
+    x, y = (np.unique(np.concatenate([corners[:, axis], corners[:, axis] + side])) for axis in (0, 1))
+    mask = np.zeros((len(y) - 1, len(x) - 1), dtype=bool)
+    left, right = np.searchsorted(x, corners[:, 0]), np.searchsorted(x, corners[:, 0] + side)
+    top, bottom = np.searchsorted(y, corners[:, 1]), np.searchsorted(y, corners[:, 1] + side)
+    for x0, x1, y0, y1 in np.stack([left, right, top, bottom], axis=1).tolist():
+        mask[y0:y1, x0:x1] = True
+
+    def place(ring: Ring) -> Ring:
+        return np.stack([x[ring[:, 0]], y[ring[:, 1]]], axis=1)
+
+    return [
+        Outline(place(one.outer), tuple(place(hole) for hole in one.holes)) for one in trace_outlines(mask)
+    ]
+
+
 def signed_area(ring: Int[np.ndarray, "k 2"] | Float[np.ndarray, "k 2"]) -> float:
     """Area by the shoelace rule: positive where the ring runs clockwise on the screen."""
     x, y = ring[:, 0].astype(np.float64), ring[:, 1].astype(np.float64)

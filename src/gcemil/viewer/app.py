@@ -208,6 +208,7 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "layers": [layer.describe() for layer in layers.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
+        "regions": layers.region_numbers(slide),
         "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
         "anchors": _describe_anchors(slide),
         "verdict": None if slide.evidence is None else slide.evidence.verdict,

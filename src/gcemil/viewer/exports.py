@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool
 
-from gcemil.exports.explain import SlideExport, read_bounds
+from gcemil.bags.cohort import read_slide_bounds
 from gcemil.exports.geojson import EvidenceList, PatchClass, PatchCollection
+from gcemil.exports.slide_export import SlideExport
 from gcemil.viewer.session import OpenedSlide
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
@@ -23,7 +24,7 @@ def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Evid
 
 def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> PatchCollection:
     """The set as QuPath tiles."""
-    bounds = read_bounds(slide.fold.cohort, slide.slide_id)
+    bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
     return _edit_export(slide, selected).to_collection(bounds=bounds, selected_class=EDITED)
 
 

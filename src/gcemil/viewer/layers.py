@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from gcemil.diagnostics.regions import find_regions
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.diagnostics.trained_fold import network_view
 from gcemil.recovery.rules import ranking
@@ -83,6 +84,14 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
     frame = slide.tiles.frame
     corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
     return corners.tobytes() + b"".join(layer.values.astype("<f4").tobytes() for layer in slide_layers(slide))
+
+
+def region_numbers(slide: OpenedSlide) -> list[int]:
+    """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
+    found = slide.bench.explanation
+    scores = slide.full.scores if found is None else found.output.scores
+    regions = find_regions(slide.bench.bag, slide.chosen, scores)
+    return [] if regions is None else regions.number[slide.chosen].tolist()
 
 
 @torch.no_grad()

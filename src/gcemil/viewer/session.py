@@ -23,7 +23,8 @@ from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import slide_evidence
-from gcemil.exports.explain import EVIDENCE_RULE, hash_inputs
+from gcemil.exports.explain import EVIDENCE_RULE
+from gcemil.exports.explain_cohort import hash_inputs
 from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence

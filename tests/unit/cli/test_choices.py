@@ -1,10 +1,14 @@
 """What a command lets one choose from is what the tables below it hold."""
 
+from typing import get_args
+
 import pytest
 import typer.main
 
-from gcemil.cli import main, predict, simulate, tables, train
+from gcemil.cli import main, options, predict, simulate, tables, train
 from gcemil.config import RECIPES
+from gcemil.exports.explain import Unit
+from gcemil.exports.slide_export import HEATMAPS
 from gcemil.runs.folder import MODES
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import FORMATS
@@ -17,6 +21,8 @@ from gcemil.tables import FORMATS
         (simulate.Size, SIZES),
         (tables.Format, FORMATS),
         (predict.Mode, (*MODES, "prefilter")),
+        (options.HeatMapName, HEATMAPS),
+        (options.Unit, get_args(Unit)),
     ],
 )
 def test_a_command_offers_what_its_table_holds(choices, known):

@@ -5,8 +5,10 @@ from PIL import Image
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import (
     GREY,
+    KEY_HEIGHT,
     MARGIN,
     OPACITY,
+    SWATCH,
     TITLE_HEIGHT,
     Thumbnail,
     color_ramp,
@@ -26,7 +28,7 @@ def picture(coords, scores, selected, **options):
     image = draw_overlay(
         "slide", np.array(coords), np.array(scores, dtype=np.float32), np.array(selected), **options
     )
-    return np.asarray(image)
+    return np.asarray(image)[:-KEY_HEIGHT]
 
 
 def colors_of(pixels):
@@ -119,6 +121,22 @@ def test_thumbnails_that_cannot_be_used_are_named(tmp_path):
     Image.new("RGB", (5, 3)).save(tmp_path / "t.png")
     with pytest.raises(UsageError, match="needs a scale"):
         read_thumbnail(tmp_path / "t.png", downsample=0)
+
+
+def test_a_key_below_the_panels_shows_their_colours():
+    image = draw_overlay(
+        "s", np.array([[0, 0], [512, 0]]), np.arange(2.0), np.array([True, False]), patch_size=512
+    )
+    key = np.asarray(image)[-KEY_HEIGHT:]
+    ends = {tuple(color) for color in color_ramp(np.array([0.0, 1.0])).tolist()}
+    assert ends | {RED, GREY} <= colors_of(key)
+    thumbnail = Thumbnail(np.full((40, 60, 3), 100, dtype=np.uint8), downsample=16.0)
+    # On a thumbnail the other patches are not drawn, so that grey stands for nothing.
+    over = draw_overlay(
+        "s", np.array([[0, 0]]), np.ones(1), np.array([True]), patch_size=32, thumbnail=thumbnail
+    )
+    assert (key == GREY).all(axis=2).sum() >= SWATCH**2
+    assert (np.asarray(over)[-KEY_HEIGHT:] == GREY).all(axis=2).sum() < SWATCH**2
 
 
 def test_a_patch_without_size_is_refused():

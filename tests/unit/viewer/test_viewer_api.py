@@ -8,6 +8,7 @@ import torch
 
 from gcemil.bags import store
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
+from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import class_probability
 from gcemil.report.claim import SAME_NETWORK_MEANING
@@ -135,6 +136,13 @@ def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
         ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
     with pytest.raises(UsageError, match="does not exist"):
         ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
+
+
+def test_the_regions_of_the_chosen_patches_are_told(client, slide):
+    about = client.get(f"/api/slides/{slide.slide_id}").json()
+    found = find_regions(slide.bench.bag, slide.chosen, slide.bench.explanation.output.scores)
+    assert about["regions"] == found.number[about["chosen"]].tolist()
+    assert min(about["regions"]) == 1
 
 
 def test_removing_patches_gives_what_the_python_interface_gives(client, slide):

@@ -19,6 +19,7 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     Names,
+    ReadOptions,
     Rows,
     bag_shape,
     check_feature_shape,
@@ -27,6 +28,7 @@ from gcemil.bags.foreign.source import (
     infer_patch_size,
     is_linkable,
     load_features,
+    plain_id,
     plain_ids,
     read_bag_coords,
 )
@@ -64,6 +66,14 @@ def read_clam(
     return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
 
 
+def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
+    """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
+    coords_file = _find_coords_file(options.coords_dir or _find_patches_folder(path.parent), path)
+    slide = _read_slide(path, plain_id(path.name), coords_file)
+    size = LevelZeroPx(options.patch_size) if options.patch_size else _read_patch_size(coords_file)
+    return replace(slide, patch_size=size)
+
+
 def _find_feature_files(source: Path) -> list[Path]:
     """HDF5 files first; a .pt file only for a slide that has no .h5."""
     h5_dir = source / "h5_files" if (source / "h5_files").is_dir() else source
@@ -92,7 +102,7 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
 
 
 def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
-    if path.suffix == ".h5":
+    if path.suffix.lower() != ".pt":
         layouts = store.describe(path)
         n_patches, dim = check_feature_shape(path, layouts)
         return ForeignSlide(
@@ -195,6 +205,7 @@ LAYOUT = FeatureLayout(
     read=lambda source, options: read_clam(
         source, coords_dir=options.coords_dir, patch_size=options.patch_size
     ),
+    read_file=_read_file,
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     owns_loose=_owns_loose,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident
-from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ReadOptions
-from gcemil.errors import CohortError
+from gcemil.bags.foreign.source import (
+    UNKNOWN_ENCODER,
+    FeatureLayout,
+    ForeignFolder,
+    ForeignSlide,
+    ReadOptions,
+)
+from gcemil.errors import CohortError, StoreError
+from gcemil.files import refuse_special
 from gcemil.wording import is_there, near_path
 
 LAYOUTS: dict[str, FeatureLayout] = {
@@ -35,6 +43,19 @@ def _find_file_layout(path: Path) -> FeatureLayout | None:
     datasets = set(store.describe(path))
     attributes = store.attributes(path, "coords") if "coords" in datasets else {}
     return next((layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None)
+
+
+def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
+    """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
+    refuse_special(path)
+    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _find_file_layout(path)
+    if layout is None or layout.read_file is None:
+        raise StoreError(
+            f"{path} holds no patch features that gcemil knows, only: {', '.join(store.describe(path)) or 'nothing'}. "
+            f"Try 'gcemil inspect {path}'."
+        )
+    encoder = UNKNOWN_ENCODER if layout is clam.LAYOUT else dict(layout.describe_file(path)).get("encoder")
+    return replace(layout.read_file(path, options or ReadOptions()), encoder=encoder or UNKNOWN_ENCODER)
 
 
 def find_first_h5(folder: Path) -> Path | None:

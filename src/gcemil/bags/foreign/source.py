@@ -39,6 +39,9 @@ Mpp = float | Mapping[str, float] | None
 _LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 
 
+UNKNOWN_ENCODER = "unknown"
+
+
 def plain_id(name: str) -> str:
     """The last part of a path without known slide and feature extensions."""
     base = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
@@ -101,6 +104,8 @@ class ForeignSlide:
     """What truth/<slide>.h5 is to hold, where the layout labels patches."""
     is_batch: bool = False
     """Written as (1, patches, dimension)."""
+    encoder: str = UNKNOWN_ENCODER
+    """As the file itself names it; a folder's reader knows it of all its files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +145,8 @@ class FeatureLayout:
     title: str
     """Of a folder."""
     read: Callable[[Path, ReadOptions], ForeignFolder]
+    read_file: Callable[[Path, ReadOptions], ForeignSlide] | None = None
+    """One file, without those beside it; None for a layout that spreads a slide over several."""
     owns_folder: Callable[[Path, Names], bool] = lambda folder, names: False
     """By the names inside a folder."""
     owns_file: Callable[[Names, Attributes], bool] = lambda datasets, attributes: False

@@ -25,6 +25,7 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     Mpp,
+    ReadOptions,
     Rows,
     as_float,
     check_feature_shape,
@@ -32,6 +33,7 @@ from gcemil.bags.foreign.source import (
     plain_id,
     plain_ids,
     require_one_encoder,
+    squeeze_bag,
 )
 from gcemil.bags.tables import read_raw_table
 from gcemil.errors import CohortError, StoreError, UsageError
@@ -64,6 +66,13 @@ def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) 
         *_list_assumptions(sizes, mpp),
     ]
     return ForeignFolder("stamp", source, tuple(slides), require_one_encoder(encoders, source), tuple(lines))
+
+
+def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
+    """One file of STAMP."""
+    attributes = store.attributes(path)
+    _refuse_slide_vectors(path, attributes)
+    return _read_slide(path, plain_id(path.name), attributes, options.mpp, options.patch_size)[0]
 
 
 def parse_mpp(text: str) -> Mpp:
@@ -115,14 +124,14 @@ def _read_slide(
 
 
 def _load_rows(path: Path, key: str, scale: float | None) -> Rows:
-    features = as_float(store.read(path, key))
+    features = as_float(squeeze_bag(store.read(path, key)))
     if scale is None:
         return features, None
     return features, check_coords(np.rint(_read_microns(path) * scale), path)
 
 
 def _read_microns(path: Path) -> MicronRows:
-    coords = store.read(path, "coords").astype(np.float64)
+    coords = squeeze_bag(store.read(path, "coords")).astype(np.float64)
     if coords.ndim != 2 or not np.isfinite(coords).all():
         raise StoreError(
             f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are no places on a slide. "
@@ -174,6 +183,7 @@ LAYOUT = FeatureLayout(
     name="STAMP",
     title="STAMP features",
     read=lambda source, options: read_stamp(source, mpp=options.mpp, patch_size=options.patch_size),
+    read_file=_read_file,
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
     file_title=lambda datasets: "STAMP features" + ("" if "feats" in datasets else " without coordinates"),
     describe_file=_describe_file,

@@ -20,12 +20,14 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     Names,
+    ReadOptions,
     check_feature_shape,
     describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     is_linkable,
     load_features,
+    plain_id,
     plain_ids,
     read_bag_coords,
     require_one_encoder,
@@ -91,6 +93,16 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
     return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
 
 
+def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
+    """One file; its patch size is the one it states."""
+    layouts = store.describe(path)
+    n_patches, dim = check_feature_shape(path, layouts)
+    stated = find_patch_size(_read_coords_attributes(path, layouts))
+    size = LevelZeroPx(options.patch_size) if options.patch_size else stated
+    load = partial(load_features, path)
+    return ForeignSlide(plain_id(path.name), path, n_patches, dim, size, is_linkable(layouts), load)
+
+
 def _find_features_folder(source: Path, encoder: str | None = None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
@@ -146,6 +158,7 @@ LAYOUT = FeatureLayout(
     name="TRIDENT",
     title="TRIDENT features",
     read=lambda source, options: read_trident(source, encoder=options.encoder, patch_size=options.patch_size),
+    read_file=_read_file,
     owns_folder=_owns_folder,
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
     file_title=lambda datasets: "TRIDENT features",

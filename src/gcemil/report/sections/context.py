@@ -21,6 +21,7 @@ QUESTIONS = {
     "budget": "Which rule finds the best patches, all having the same number?",
     "posthoc": "Do explanations made after training do as well?",
     "subsets": "How many disjoint subsets would be evidence enough?",
+    "regions": "Which connected regions are enough, which are needed?",
     "stability": "Does the evidence stay when bag or seed change a little?",
     "localisation": "Does it lie on the annotated lesions?",
     "failures": "Which slides fail, and how?",

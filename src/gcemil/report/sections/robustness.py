@@ -1,6 +1,6 @@
 """Diagnostics that are a table each: is there one answer, does it stay, what can be promised, and what does it cost?
 
-subsets, stability, guarantee, adaptive and sweep make one section, cost another.
+subsets, regions, stability, guarantee, adaptive and sweep make one section, cost another.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ SUBSETS = (
     "subsets_per_slide", "two_subsets_share", "three_subsets_share", "kept_output_drop", "remove_union_1",
     "remove_union_2", "remove_union_3", "remove_random", "subset_patches",
 )  # fmt: skip
+REGIONS = (
+    "regions_per_slide",
+    "region_patches",
+    "region_sufficient_share",
+    "region_necessary_share",
+    "regions_reached_share",
+    "regions_needed",
+)
 STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
 GUARANTEE = (
     "promised_rate",
@@ -59,6 +67,7 @@ ADAPTIVE = (
 )
 METRICS_OF = {
     "subsets": SUBSETS,
+    "regions": REGIONS,
     "stability": STABILITY,
     "guarantee": GUARANTEE,
     "adaptive": ADAPTIVE,

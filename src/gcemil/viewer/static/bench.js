@@ -30,8 +30,21 @@ function mark(patches, mode) {
   });
 }
 
-function toggle(patch) {
-  if (patch >= 0) mark([patch], bench().S[page.slide.start + patch] ? "take" : "add");
+// A region of the model's set is taken whole: it becomes S or, with Shift, joins or leaves it.
+function takeRegion(patch, joins) {
+  const { regions, S } = bench();
+  const at = page.slide.start + patch;
+  if (!regions[at]) return say("No region of the model's set lies here.");
+  const value = joins && S[at] ? 0 : 1;
+  return change((now) => {
+    if (!joins) now.S.fill(0);
+    regions.forEach((number, i) => { if (number === regions[at]) now.S[i] = value; });
+  });
+}
+
+function toggle(patch, joins = false) {
+  if (patch >= 0 && $("unit").value === "region") return takeRegion(patch, joins);
+  if (patch >= 0) return mark([patch], bench().S[page.slide.start + patch] ? "take" : "add");
 }
 
 function bits(...sets) {

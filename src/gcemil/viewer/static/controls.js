@@ -13,7 +13,8 @@ function showHover(event) {
   if (patch < 0) return;
   const { corners } = page.slide.map;
   const { frame, layers, values } = page.slide;
-  const lines = [["patch", String(patch)], ["x, y", `${corners[2 * patch] + frame.left}, ${corners[2 * patch + 1] + frame.top}`],
+  const region = bench().regions[page.slide.start + patch];
+  const lines = [["patch", String(patch)], ...(region ? [["region", String(region)]] : []), ["x, y", `${corners[2 * patch] + frame.left}, ${corners[2 * patch + 1] + frame.top}`],
     ...layers.map(({ key, label, kind }) => [label, kind === "set" ? (values[key][patch] ? "yes" : "no") : short(values[key][patch])])];
   $("hover").replaceChildren(...lines.flatMap(([name, value]) => [
     Object.assign(document.createElement("dt"), { textContent: name }),
@@ -31,7 +32,7 @@ function endLasso(event) {
   if (!line) return;
   const mode = event.shiftKey ? "add" : event.altKey ? "take" : $("mode").value;
   const now = view();
-  if (line.length < 8) { toggle(page.slide.map.at(...now.toPicture(...place(event)))); return; }
+  if (line.length < 8) { toggle(page.slide.map.at(...now.toPicture(...place(event))), event.shiftKey); return; }
   const inPicture = [];
   for (let i = 0; i < line.length; i += 2) inPicture.push(...now.toPicture(line[i], line[i + 1]));
   mark(page.slide.map.inside(inPicture), mode);
@@ -101,7 +102,7 @@ $("overlay").addEventListener("pointermove", (event) => { if (page.lasso) { page
 $("overlay").addEventListener("pointerup", endLasso);
 $("overlay").addEventListener("pointercancel", () => { page.lasso = null; redraw(); });
 picture.addHandler("canvas-click", (event) => {
-  if (event.quick && page.slide) toggle(page.slide.map.at(...view().toPicture(event.position.x, event.position.y)));
+  if (event.quick && page.slide) toggle(page.slide.map.at(...view().toPicture(event.position.x, event.position.y)), event.shift);
 });
 for (const name of ["update-viewport", "open", "resize"]) picture.addHandler(name, redraw);
 picture.addHandler("tile-loaded", () => { document.body.dataset.tiles = String(Number(document.body.dataset.tiles || 0) + 1); });
@@ -117,7 +118,7 @@ document.addEventListener("keydown", (event) => {
   if (STEPS[event.key]) { pan(...STEPS[event.key]); event.preventDefault(); }
   if (event.key === "Enter" || event.key === " ") {
     const stage = $("overlay");
-    toggle(page.slide.map.at(...view().toPicture(stage.clientWidth / 2, stage.clientHeight / 2)));
+    toggle(page.slide.map.at(...view().toPicture(stage.clientWidth / 2, stage.clientHeight / 2)), event.shiftKey);
     event.preventDefault();
   }
 });

@@ -71,8 +71,9 @@ async function open(name) {
 
 function newBench(about) {
   const chosen = new Uint8Array(about.n_bag);
-  for (const i of about.chosen) chosen[i] = 1;
-  return { chosen, S: chosen.slice(), P: new Uint8Array(about.n_bag).fill(1), undo: [] };
+  const regions = new Uint32Array(about.n_bag);
+  about.chosen.forEach((i, k) => { chosen[i] = 1; regions[i] = about.regions[k] || 0; });
+  return { chosen, regions, S: chosen.slice(), P: new Uint8Array(about.n_bag).fill(1), undo: [] };
 }
 
 function showPicture({ frame, slide_id: id }) {

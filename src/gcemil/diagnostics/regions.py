@@ -1,0 +1,226 @@
+"""regions: patches that belong together as units of keeping and removing.
+
+  region          selected patches whose cells touch at a side or at a corner (8-neighbourhood on the patch grid)
+  mass            sum over the region of softmax(s) over the bag, s the scores from which the patches were taken
+  sufficient      |Phi(X_R) - Phi(X)|    <= delta_s      the region alone keeps the prediction        (Definition 1)
+  necessary       |Phi(X_notR) - Phi(X)| >= delta_n      without the region the prediction moves      (Definition 2)
+  regions needed  the smallest j of which the j regions of largest mass are sufficient together
+
+Regions are numbered by mass, the largest first. Each is asked alone up to a limit (16 of a bag in the diagnostic), because a
+scattered subset is a region per patch. A bag without coordinates has no regions.
+
+Rules (rules.py), each at the size of the recovered evidence: evidence, attention, random, and oracle where truth is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gcemil.bags.annotations.truth import connected_regions, patch_cells
+from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.diagnostics.rules import RuleSubset, rule_subsets
+from gcemil.diagnostics.snr import BagOutputs, RiskScale, Tolerances, judge_subset, output
+from gcemil.diagnostics.trained_fold import NetworkView, TrainedFold, network_view, prefix_logits
+from gcemil.errors import BagError, UsageError
+from gcemil.explain import Interventions
+from gcemil.findings import Finding, Row, mean_row
+from gcemil.records import RegionVerdict
+from gcemil.recovery.rules import ranking
+from gcemil.shapes import Logits, Scores, Selected
+from gcemil.tasks.task import Task
+
+MAX_ASKED = 16
+"""Regions of a bag that are asked one by one."""
+FIGURES = (
+    "regions_per_slide",
+    "region_patches",
+    "region_sufficient_share",
+    "region_necessary_share",
+    "regions_reached_share",
+    "regions_needed",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """The regions of a set of patches of one bag."""
+
+    number: Int[Tensor, "n"]
+    """From 1 by mass, 0 for a patch that is not in the set."""
+    masses: Float[Tensor, "r"]
+
+    def __len__(self) -> int:
+        return len(self.masses)
+
+    def members(self, number: int) -> Selected:
+        """The patches of one region."""
+        return self.number == number
+
+    @property
+    def sizes(self) -> Int[Tensor, "r"]:
+        """Patches of each region."""
+        return torch.bincount(self.number, minlength=len(self) + 1)[1:]
+
+
+def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None:
+    """The regions of the selected patches, largest mass first; None for a bag without coordinates."""
+    if bag.coords is None:
+        return None
+    # Slides of a case lie apart in its bag, so that no region crosses from one to another.
+    cells = patch_cells(bag.coords, bag.patch_size or coordinate_step(bag.coords))
+    found = torch.from_numpy(connected_regions(cells, selected.cpu().numpy()))
+    weights = torch.softmax(scores.detach().cpu().double(), dim=0)
+    masses = torch.zeros(int(found.max()) + 1, dtype=torch.float64).index_add(0, found, weights)[1:]
+    order = ranking(masses)
+    number_of = torch.zeros(len(masses) + 1, dtype=torch.long)
+    number_of[order + 1] = torch.arange(1, len(order) + 1)
+    return Regions(number_of[found], masses[order])
+
+
+@dataclass(frozen=True)
+class RegionJudge:
+    """How the regions of one network's bags are judged."""
+
+    task: Task
+    scale: RiskScale
+    tolerances: Tolerances
+    limit: int = MAX_ASKED
+    """Regions that are asked, largest mass first."""
+
+    @torch.no_grad()
+    def judge(self, asked: Interventions, full: Logits, bag: Bag, regions: Regions) -> list[RegionVerdict]:
+        """Every region by itself; those beyond the limit are listed without a verdict."""
+        facts = zip(regions.masses.tolist(), regions.sizes.tolist(), strict=True)
+        verdicts = []
+        for number, (mass, size) in enumerate(facts, start=1):
+            members = regions.members(number)
+            first = int(members.int().argmax())
+            slide_id = next(span.slide_id for span in bag.spans if span.start <= first < span.stop)
+            found = RegionVerdict(number, slide_id, size, mass)
+            verdicts.append(found if number > self.limit else self._ask(asked, full, members, found))
+        return verdicts
+
+    def _ask(
+        self, asked: Interventions, full: Logits, members: Selected, region: RegionVerdict
+    ) -> RegionVerdict:
+        without = asked.removed(members)
+        outputs = BagOutputs(
+            full=self._read(full, full),
+            kept=self._read(full, asked.kept(members).logits),
+            removed=None if without is None else self._read(full, without.logits),
+            gated=None,
+        )
+        found = judge_subset(outputs, self.tolerances)
+        return replace(
+            region,
+            kept=outputs.kept,
+            removed=outputs.removed,
+            sufficient=found.sufficient,
+            necessary=found.necessary,
+        )
+
+    @torch.no_grad()
+    def count_needed(self, view: NetworkView, regions: Regions) -> int | None:
+        """How many regions, largest mass first, are sufficient together; None where those asked are not."""
+        full, count = view.full.logits, min(self.limit, len(regions))
+        order = torch.cat([regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)])
+        ends = regions.sizes.cumsum(0)[:count].tolist()
+        whole = self._read(full, full)
+        for needed, logits in enumerate(prefix_logits(view, order, ends), start=1):
+            if abs(self._read(full, logits) - whole) <= self.tolerances.sufficiency:
+                return needed
+        return None
+
+    def _read(self, full: Logits, logits: Logits) -> float:
+        return output(full, logits, self.task, self.scale)
+
+
+def measure_regions(
+    fold: TrainedFold,
+    *,
+    sufficiency_tolerance: float = 0.05,
+    necessity_tolerance: float = 0.05,
+    budget: float | None = None,
+    max_regions: int = MAX_ASKED,
+) -> Finding:
+    """Regions of every rule on the test bags; `budget` is the size of the subsets of a run without a wrapper."""
+    if max_regions < 1:
+        raise UsageError(f"max_regions is at least 1, got {max_regions}.")
+    tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
+    budget = fold.own_budget if budget is None else budget
+    judges = {
+        network: RegionJudge(fold.task, fold.scale_of(network), tolerances, max_regions)
+        for network in fold.networks
+    }
+    generator = torch.Generator().manual_seed(fold.seed)
+    records: list[dict[str, Any]] = []
+    placeless: list[str] = []
+    for bench in fold.bags("test"):
+        random = torch.rand(len(bench), generator=generator)
+        if bench.bag.coords is None:
+            placeless.append(bench.spec.bag_id)
+            continue
+        for network, judge in judges.items():
+            view = network_view(fold, bench, network)
+            for subset in rule_subsets(bench, network, view.full, random, budget=budget):
+                labels = {"bag_id": bench.spec.bag_id, "rule": subset.rule, "network": network}
+                records.append({**labels, **judge_rule(bench.bag, view, subset, judge)})
+    return Finding(
+        name="regions",
+        rows=tuple(_region_rows(records)),
+        slides=tuple(records),
+        notes=tuple(_region_notes(placeless, records, max_regions)),
+        settings={
+            "sufficiency_tolerance": sufficiency_tolerance,
+            "necessity_tolerance": necessity_tolerance,
+            "budget": budget,
+            "max_regions": max_regions,
+            "seed": fold.seed,
+        },
+    )
+
+
+def judge_rule(bag: Bag, view: NetworkView, subset: RuleSubset, judge: RegionJudge) -> dict[str, Any]:
+    """Figures and regions of what one rule takes from one bag."""
+    regions = find_regions(bag, subset.selected, subset.scores)
+    if regions is None:
+        raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
+    verdicts = judge.judge(view.bench, view.full.logits, bag, regions)
+    figures = region_figures(verdicts, judge.count_needed(view, regions))
+    return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
+
+
+def region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
+    """The figures of one subset of one bag."""
+    return {
+        "regions_per_slide": float(len(verdicts)),
+        "region_patches": sum(one.n_patches for one in verdicts) / len(verdicts),
+        "region_sufficient_share": float(any(one.sufficient for one in verdicts)),
+        "region_necessary_share": float(any(one.necessary for one in verdicts)),
+        "regions_reached_share": float(needed is not None),
+        "regions_needed": None if needed is None else float(needed),
+    }
+
+
+def _region_rows(records: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """Means over the bags by rule and network."""
+    for rule, network in dict.fromkeys((one["rule"], one["network"]) for one in records):
+        own = [one for one in records if (one["rule"], one["network"]) == (rule, network)]
+        yield mean_row(
+            {"rule": rule, "network": network}, [{name: one[name] for name in FIGURES} for one in own]
+        )
+
+
+def _region_notes(
+    placeless: Sequence[str], records: Sequence[dict[str, Any]], max_regions: int
+) -> Iterator[str]:
+    if placeless:
+        yield f"Excluded: {len(placeless)} bags without coordinates ('{placeless[0]}'), which have no regions."
+    if any(one["regions_per_slide"] > max_regions for one in records):
+        yield f"Of a subset with more than {max_regions} regions, the {max_regions} of largest score mass are asked."

@@ -1,0 +1,208 @@
+"""Slides of a run's cohort explained: one, or many in one go.
+
+  all        every slide that a trained fold tests
+  failures   those of them that 'gcemil diagnose --only failures' names, under the rule that the run shows
+  a file     a table with a column slide_id, or a list with one id per line
+
+A slide that fails is a line with its reason, and the others are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.folds import read_fold
+from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.tables import read_table
+from gcemil.diagnostics.failures import TYPES
+from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
+from gcemil.exports.certificate import VERDICTS, Certificate
+from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, FoldNetwork, explain_asked
+from gcemil.exports.overlay import read_cohort_place
+from gcemil.files import read_text, write_table
+from gcemil.findings import read_finding
+from gcemil.runs.environment import one_thread
+from gcemil.runs.folder import RunFolder, open_cohort
+from gcemil.wording import did_you_mean
+
+COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *VERDICTS, "folder", "reason")
+
+
+@dataclass(frozen=True)
+class ExplainOutcome:
+    """What became of one of many slides."""
+
+    slide_id: str
+    fold: int | None = None
+    certificate: Certificate | None = None
+    folder: Path | None = None
+    reason: str = ""
+
+    def to_row(self) -> dict[str, Any]:
+        """The line of explained.csv."""
+        made = self.certificate
+        row: dict[str, Any] = {
+            "slide_id": self.slide_id,
+            "fold": "" if self.fold is None else self.fold,
+            "status": "failed" if made is None else "explained",
+            "folder": "" if self.folder is None else self.folder,
+            "reason": self.reason,
+        }
+        if made is not None:
+            row |= {"n_patches": made.subject.n_patches, "n_selected": made.subject.n_selected}
+            words = {True: "yes", False: "no", None: ""}
+            row |= {name: words[made.verdicts[name].held] for name in VERDICTS}
+        return row
+
+
+def explain_cohort_slide(
+    run: Path,
+    slide_id: str,
+    *,
+    fold: int | None = None,
+    options: ExplainOptions | None = None,
+) -> ExplainedSlide:
+    """The slide's bag through the network of the fold asked for, or of the first that tests it."""
+    opened = open_cohort(run)
+    index = choose_fold(run, opened[1], slide_id, fold)
+    with one_thread():
+        found = TrainedFold.open(run, index, opened=opened)
+        return explain_fold_slide(found, slide_id, options or ExplainOptions())
+
+
+def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions) -> ExplainedSlide:
+    """A slide of the cohort under a fold that is open."""
+    spec = next(spec for spec in fold.cohort.bags if slide_id in spec.slide_ids)
+    bag = fold.cohort.read_bag(spec)
+    hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
+    asked = AskedBag(FoldNetwork.of_fold(fold), bag, _find_part(fold, spec), hashes)
+    coords = bag.slide_coords(slide_id)
+    size = fold.cohort.card.patch_size_level0
+    if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
+        raise CohortError(
+            f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
+            f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
+        )
+    patches, certificate = explain_asked(asked, slide_id, size, options)
+    folder = RunFolder(fold.run).fold(fold.fold).explained(slide_id)
+    return ExplainedSlide(patches, certificate, read_cohort_place(fold.cohort, slide_id), folder)
+
+
+def explain_slides(
+    run: Path,
+    slide_ids: Sequence[str],
+    write: Callable[[ExplainedSlide], Path],
+    *,
+    fold: int | None = None,
+    options: ExplainOptions | None = None,
+    table: Path,
+    on_slide: Callable[[int, int], None] | None = None,
+) -> list[ExplainOutcome]:
+    """Every slide, its files by `write`, which says where they are; every fold is opened once."""
+    opened = open_cohort(run)
+    folds: dict[int, TrainedFold] = {}
+    found: list[ExplainOutcome] = []
+    for slide_id in slide_ids:
+        index = None
+        try:
+            index = choose_fold(run, opened[1], slide_id, fold)
+            with one_thread():
+                if index not in folds:
+                    folds[index] = TrainedFold.open(run, index, opened=opened)
+                made = explain_fold_slide(folds[index], slide_id, options or ExplainOptions())
+                folder = write(made)
+            found.append(ExplainOutcome(slide_id, index, made.certificate, folder))
+        except Exception as error:  # Whatever goes wrong with a slide is its own; the others must be done.
+            reason = describe_fault(error, path=slide_id) or f"{type(error).__name__}: {error_text(error)}"
+            found.append(ExplainOutcome(slide_id, index, reason=reason))
+        if on_slide:
+            on_slide(len(found), len(slide_ids))
+    write_table(table, COLUMNS, [one.to_row() for one in found])
+    return found
+
+
+def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]:
+    """The slides that 'all', 'failures' or a file of ids stands for."""
+    if what == "all":
+        _, cohort = open_cohort(run)
+        tested = {
+            name
+            for number in _trained_numbers(run, fold)
+            for name in read_fold(cohort, number).slides("test")
+        }
+        return [row.slide_id for row in cohort.slides if row.slide_id in tested]
+    chosen = list(dict.fromkeys(_list_failures(run, fold) if what == "failures" else _read_ids(Path(what))))
+    if not chosen:
+        raise UsageError(f"No slide to explain: {what} names none.")
+    return chosen
+
+
+def _trained_numbers(run: Path, fold: int | None) -> list[int]:
+    trained = [one.number for one in RunFolder(run).trained_folds()]
+    if fold is not None and fold not in trained:
+        raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
+    return trained if fold is None else [fold]
+
+
+def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
+    """Slides with a failure of any type under the run's own rule and network."""
+    for number in _trained_numbers(run, fold):
+        path = RunFolder(run).fold(number).finding("failures")
+        if not path.is_file():
+            raise UsageError(
+                f"{path} is not there, so nobody knows which slides fail. "
+                f"Run 'gcemil diagnose {run} --only failures' first."
+            )
+        records = [one for one in read_finding(path).slides if one.get("network") == "wrapped"]
+        rules = {one.get("rule") for one in records}
+        own = "evidence" if "evidence" in rules else "attention"
+        for one in records:
+            if one.get("rule") == own and any(one.get(kind) for kind in TYPES):
+                yield from one.get("slide_ids", ())
+
+
+def _read_ids(path: Path) -> list[str]:
+    """Ids of a table with a column slide_id, or of a list."""
+    if not path.is_file():
+        raise UsageError(f"--slides is 'all', 'failures' or a file of slide ids; '{path}' is none of these.")
+    lines = [line.strip() for line in read_text(path).splitlines()]
+    if "slide_id" in lines[0].split(",") if lines else False:
+        return [row["slide_id"] for row in read_table(path, ("slide_id",))]
+    return [line for line in lines if line]
+
+
+def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> int:
+    """The fold asked for, or the first that tests the slide; without one, the first that is trained."""
+    known = [row.slide_id for row in cohort.slides]
+    if slide_id not in known:
+        meant = did_you_mean(plain_id(slide_id), known)
+        raise UsageError(
+            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
+            f"'gcemil explain {run} FILE', FILE being the slide or its features."
+        )
+    trained = [one.number for one in RunFolder(run).trained_folds()]
+    if fold is None:
+        tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
+        return next(tests, trained[0])
+    if fold not in trained:
+        raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
+    return fold
+
+
+def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
+    parts = {"train": fold.parts.train, "val": fold.parts.val, "test": fold.parts.test}
+    return next(name for name, specs in parts.items() if spec in specs)
+
+
+def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:
+    """Fingerprints of the network and of the slide's features."""
+    return {
+        "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
+        "features": content_hash(fold.cohort.feature_file(slide_id)),
+    }

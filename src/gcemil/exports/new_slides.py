@@ -1,0 +1,383 @@
+"""Slides outside the cohort through a trained run: files, folders and patterns in, one predictions.csv out.
+
+OUT/predictions.csv             one line per slide of the command: prediction, mode, verdict of the evidence, status, reason
+OUT/<slide>.h5                  the evidence; with an explanation OUT/<slide>/ holds it and everything 'gcemil explain' writes
+OUT/records/<slide>.json        what is known of the slide, and the key under which it was made
+
+The key is a hash of the input, of the checkpoints of all folds, and of everything that was asked. A slide whose record has the
+key of today, and whose files are there, is not done again. One that fails is a line with its reason; the others are done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gcemil import __version__
+from gcemil.bags.bag import Bag
+from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.tables import file_fingerprint
+from gcemil.errors import GcemilError, RunError, UsageError, describe_fault, error_text
+from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
+from gcemil.exports.overlay import read_feature_place, read_slide_place
+from gcemil.features.loaders import WeightSource
+from gcemil.files import read_record, working_in, write_json, write_table
+from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
+from gcemil.prefilter.student import PREFILTER_FILE
+from gcemil.records import SlideEvidence
+from gcemil.runs.environment import one_thread
+from gcemil.runs.evidence_files import write_evidence
+from gcemil.runs.predict import (
+    FoldModel,
+    Mode,
+    SlidePrediction,
+    load_fold_models,
+    predict_new_bag,
+    read_new_slide,
+)
+from gcemil.slides.reader import SLIDE_EXTENSIONS
+
+FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
+"""In the order of preference where a slide has several."""
+FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "soft": "soft", "discrete": "discrete"}
+WILDCARDS = "*?["
+LAST_COLUMNS = ("mode", "verdict", "n_patches", "n_selected", "n_encoded", "status", "reason")
+
+
+@dataclass(frozen=True)
+class FoundInputs:
+    """The files of a command, by slide id, and what was left out."""
+
+    files: dict[str, Path]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What is asked of every slide."""
+
+    mode: FileMode = "discrete"
+    fold: int | None = None
+    """None is the mean over all."""
+    mpp: float | None = None
+    explain: ExplainOptions | None = None
+    heatmaps: tuple[str, ...] = ()
+    all_patches: bool = False
+
+    def __post_init__(self) -> None:
+        if self.explain is not None and self.mode == "prefilter":
+            raise UsageError(
+                "An explanation keeps and removes patches of the whole slide, which --mode prefilter does not encode. "
+                "Use --mode discrete with --explain."
+            )
+
+
+@dataclass(frozen=True)
+class NewPrediction:
+    """What became of one slide: a record, and a line of predictions.csv."""
+
+    slide_id: str
+    file: str
+    mode: str
+    status: Literal["done", "already done", "failed"]
+    values: dict[str, float] = field(default_factory=dict)
+    """prob_<class>, or risk: the mean over the folds."""
+    per_fold: list[list[float]] = field(default_factory=list)
+    verdict: str = ""
+    evidence: list[int] | None = None
+    """Rows of the feature file or of the slide's grid; None without the wrapper."""
+    evidence_coords: list[list[int]] | None = None
+    n_patches: int | None = None
+    n_encoded: int | None = None
+    """None for a feature file."""
+    certified: bool | None = None
+    """Whether what a prefilter kept sufficed; None where nothing was filtered."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """Why it failed, or what a reader must know."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Below the folder of predictions.csv."""
+    key: str = ""
+
+    def to_row(self) -> dict[str, Any]:
+        """The line of predictions.csv, which says what a slide has and not which command gave it."""
+        row = {name: getattr(self, name) for name in ("slide_id", "file", *LAST_COLUMNS)}
+        row |= {**self.values, "status": "failed" if self.status == "failed" else "done"}
+        return {name: "" if value is None else value for name, value in row.items()}
+
+    @property
+    def n_selected(self) -> int | None:
+        """Patches of the evidence; None without the wrapper."""
+        return None if self.evidence is None else len(self.evidence)
+
+
+def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInputs:
+    """Slides and feature files named, in folders (and those below, where it holds none), or matching a pattern.
+
+    Of several files of one slide features are taken before the slide, HDF5 before a tensor. Nothing below `out` is an input.
+    """
+    taken: dict[str, Path] = {}
+    beside: list[Path] = []
+    for path in (file for source in sources for file in _expand(source, out)):
+        slide_id = plain_id(path.name)
+        other = taken.get(slide_id)
+        if other is not None and other.resolve() == path.resolve():
+            continue
+        if other is not None and _preference(other) == _preference(path):
+            raise UsageError(
+                f"{other} and {path} would both be slide '{slide_id}'. Name one of them, or the folder of one."
+            )
+        if other is not None and _preference(other) < _preference(path):
+            beside.append(path)
+            continue
+        if other is not None:
+            beside.append(other)
+        taken[slide_id] = path
+    note = (
+        f"{len(beside)} files lie beside better ones of the same slide and were left out ('{beside[0]}')."
+        if beside
+        else ""
+    )
+    return FoundInputs(dict(sorted(taken.items())), (note,) if note else ())
+
+
+def _expand(source: Path, out: Path | None) -> list[Path]:
+    if source.is_dir():
+        files = list(_usable(source.iterdir(), out)) or list(_usable(source.rglob("*"), out))
+        if not files:
+            raise UsageError(
+                f"{source} holds neither slides nor features. Known are files that end in "
+                f"{', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
+            )
+        return sorted(files)
+    if source.exists():
+        if not _is_known(source):
+            raise UsageError(
+                f"{source} is neither a slide nor a feature file. Known are files that end in "
+                f"{', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
+            )
+        return [source]
+    if not set(str(source)) & set(WILDCARDS):
+        raise UsageError(
+            f"{source} does not exist. Give slides, feature files, folders of them, or a pattern."
+        )
+    root = Path(source.anchor or ".")
+    found = sorted(_usable(root.glob(str(source.relative_to(source.anchor))), out))
+    if not found:
+        raise UsageError(f"The pattern '{source}' matches neither a slide nor a feature file.")
+    return found
+
+
+def _usable(paths: Iterable[Path], out: Path | None) -> Iterator[Path]:
+    inside = None if out is None else out.resolve()
+    for path in paths:
+        hidden = path.name.startswith(".")
+        if (
+            path.is_file()
+            and not hidden
+            and _is_known(path)
+            and (inside is None or inside not in path.resolve().parents)
+        ):
+            yield path
+
+
+def _is_known(path: Path) -> bool:
+    return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)
+
+
+def _preference(path: Path) -> int:
+    name = path.name.lower()
+    endings = ((".h5", ".hdf5"), (".pt",))
+    return next((rank for rank, ending in enumerate(endings) if name.endswith(ending)), len(endings))
+
+
+@dataclass(eq=False)
+class NewSlides:
+    """A run opened for slides outside its cohort."""
+
+    run: Path
+    models: tuple[FoldModel, ...]
+    options: PredictOptions
+    source: WeightSource | None = None
+    """Where the encoder's weights are, for slide files."""
+    _predictor: SlidePredictor | GcemilError | None = None
+
+    @classmethod
+    def open(cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None) -> NewSlides:
+        """The folds are loaded now, the encoder when the first slide file is met."""
+        models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode != "full")
+        return cls(run, models, options, source)
+
+    def predict(
+        self,
+        files: dict[str, Path],
+        out: Path,
+        *,
+        again: bool = False,
+        on_slide: Callable[[int, int], None] | None = None,
+    ) -> list[NewPrediction]:
+        """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised."""
+        found: list[NewPrediction] = []
+        errors: list[Exception] = []
+        with working_in(out):
+            for slide_id, path in files.items():
+                try:
+                    found.append(self._predict_unless_done(slide_id, path, out, again=again))
+                except (
+                    Exception
+                ) as error:  # A format can break a library in ways no list foresees; the others must be done.
+                    reason = (
+                        describe_fault(error, path=path)
+                        or f"{path}: {type(error).__name__}: {error_text(error)}"
+                    )
+                    found.append(
+                        NewPrediction(slide_id, str(path), self.options.mode, "failed", reason=reason)
+                    )
+                    errors.append(error)
+                if on_slide:
+                    on_slide(len(found), len(files))
+            names = self.models[0].task.prediction_names
+            write_table(
+                out / "predictions.csv",
+                ("slide_id", "file", *names, *LAST_COLUMNS),
+                [one.to_row() for one in found],
+            )
+        if errors and len(files) == 1:
+            raise errors[0]
+        return found
+
+    def explain(self, path: Path, options: ExplainOptions) -> ExplainedSlide:
+        """One slide under the first of the folds that are open."""
+        bag, _, _ = self._answer(path)
+        return self._explain_bag(path, bag, options)
+
+    def _predict_unless_done(self, slide_id: str, path: Path, out: Path, *, again: bool) -> NewPrediction:
+        record, key = out / "records" / f"{slide_id}.json", self._key(path)
+        known = None if again else _read_finished(record, key, out)
+        if known is not None:
+            # The file may have been moved since; its content is the same.
+            return replace(known, file=str(path), status="already done")
+        found = replace(self._predict(path, out), key=key)
+        write_json(record, asdict(found))
+        return found
+
+    def _predict(self, path: Path, out: Path) -> NewPrediction:
+        bag, answer, note = self._answer(path)
+        files = self._write_files(path, bag, answer, out)
+        evidence = answer.evidence
+        facts: dict[str, Any] = {"evidence": None if evidence is None else evidence.indices.tolist()}
+        if isinstance(answer, SlideFilePrediction):
+            facts = {
+                "evidence": None if evidence is None else answer.evidence_rows,
+                "n_encoded": answer.n_encoded,
+                "certified": answer.certified,
+                "seconds": answer.seconds,
+            }
+        return NewPrediction(
+            slide_id=answer.slide_id,
+            file=str(path),
+            mode=self.options.mode,
+            status="done",
+            values=answer.values,
+            per_fold=answer.per_fold,
+            verdict="" if evidence is None else evidence.verdict,
+            evidence_coords=_list_coords(evidence),
+            n_patches=answer.n_patches if isinstance(answer, SlideFilePrediction) else len(bag or ()),
+            reason=note,
+            files={name: str(file.relative_to(out)) for name, file in files.items()},
+            **facts,
+        )
+
+    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction | SlideFilePrediction, str]:
+        """The bag where all of it is known, what the run says of it, and what a reader must know."""
+        options = self.options
+        if is_slide_file(path):
+            found = self._require_predictor().predict(path, mpp=options.mpp)
+            return found.bag, found, ""
+        if options.mode == "prefilter":
+            raise UsageError(
+                f"{path} is no slide file: its patches are encoded already, and there is nothing to filter. "
+                "Give the slide itself, or predict with --mode discrete."
+            )
+        slide = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
+        return slide.bag, predict_new_bag(self.models, slide.bag, FEATURE_MODES[options.mode]), slide.note
+
+    def _require_predictor(self) -> SlidePredictor:
+        """The encoder, loaded once; where that fails every slide file fails for the same reason."""
+        if self._predictor is None:
+            try:
+                self._predictor = SlidePredictor.open(
+                    self.run, mode=self.options.mode, source=self.source, folds=self.models
+                )
+            except GcemilError as error:
+                self._predictor = error
+        if isinstance(self._predictor, GcemilError):
+            raise self._predictor
+        return self._predictor
+
+    def _write_files(
+        self, path: Path, bag: Bag | None, answer: SlidePrediction | SlideFilePrediction, out: Path
+    ) -> dict[str, Path]:
+        options = self.options
+        if options.explain is not None:
+            made = self._explain_bag(path, bag, options.explain)
+            return write_explanation(
+                made, out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
+            )
+        if answer.evidence is None:
+            return {}
+        target = out / f"{answer.slide_id}.h5"
+        write_evidence(target, answer.evidence, self._hash_inputs(path))
+        return {"hdf5": target}
+
+    def _explain_bag(self, path: Path, bag: Bag | None, options: ExplainOptions) -> ExplainedSlide:
+        if bag is None:
+            raise RunError(f"{path}: not all patches were encoded, so nothing can be kept and removed.")
+        mpp, model = self.options.mpp, self.models[0]
+        place = read_slide_place(path, mpp=mpp) if is_slide_file(path) else read_feature_place(path, mpp=mpp)
+        hashes = {name: value for name, value in self._hash_inputs(path).items() if name != "model"}
+        with one_thread():
+            return explain_new_slide(model, bag, place, hashes, options)
+
+    def _hash_inputs(self, path: Path) -> dict[str, str]:
+        own = {"slide": file_fingerprint(path)} if is_slide_file(path) else {"features": content_hash(path)}
+        return {"model": content_hash(self.models[0].checkpoint), **own}
+
+    def _key(self, path: Path) -> str:
+        """A hash of everything that the result depends on."""
+        options = asdict(self.options)
+        networks = [content_hash(one.checkpoint) for one in self.models]
+        if self.options.mode == "prefilter":
+            fitted = (one.folder / PREFILTER_FILE for one in self.models)
+            networks += [content_hash(path) for path in fitted if path.is_file()]
+        told = {
+            "input": self._hash_inputs(path),
+            "networks": networks,
+            "options": options,
+            "gcemil": __version__,
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _read_finished(path: Path, key: str, out: Path) -> NewPrediction | None:
+    """The record of a slide that was done under this key; a damaged one is none."""
+    if not path.is_file():
+        return None
+    try:
+        found = read_record(path, NewPrediction, error=RunError, remedy="")
+    except GcemilError:
+        return None
+    is_whole = all((out / name).is_file() for name in found.files.values())
+    return found if found.key == key and is_whole else None
+
+
+def _list_coords(evidence: SlideEvidence | None) -> list[list[int]] | None:
+    if evidence is None or evidence.coords is None:
+        return None
+    coords: list[list[int]] = evidence.coords[evidence.indices].tolist()
+    return coords

@@ -1,0 +1,220 @@
+"""A set of patches of one slide as files: evidence.h5 and .json, tiles and regions for QuPath, overlay, heat maps.
+
+The command `gcemil explain` writes all of them; the viewer writes the set of patches that somebody edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int, Real
+from PIL import Image
+
+from gcemil.bags import store
+from gcemil.bags.arrays import Bounds
+from gcemil.errors import UsageError
+from gcemil.exports.geojson import (
+    ATTENTION,
+    EVIDENCE,
+    UNSELECTED,
+    EvidenceList,
+    PatchClass,
+    PatchCollection,
+    collect_patches,
+    list_evidence,
+    name_measurements,
+    write_geojson,
+)
+from gcemil.exports.heatmap import HeatMap, draw_heatmap, write_heatmap
+from gcemil.exports.overlay import SlidePlace, Thumbnail, draw_overlay, write_overlay
+from gcemil.exports.regions import SlideRegions, describe_regions, write_regions
+from gcemil.files import write_json
+from gcemil.records import SlideEvidence
+from gcemil.runs.evidence_files import write_evidence
+
+HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain")
+"""Measurements of which a heat map can be asked; a run without the wrapper has attention alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlideExport:
+    """A set of patches of one slide, with everything its files show."""
+
+    slide_id: str
+    selected: Bool[np.ndarray, "n"]
+    coords: Int[np.ndarray, "n 2"] | None
+    patch_size: int | None
+    """In level-0 pixels; None only where there are no coordinates."""
+    rule: str
+    """How the patches were chosen."""
+    stop_reason: str | None
+    scores: Real[np.ndarray, "n"]
+    """The host's raw scores."""
+    evidence: SlideEvidence | None
+    """None for a run without the wrapper, which has attention only."""
+    hashes: dict[str, str]
+    regions: SlideRegions | None = None
+    """None where there are no coordinates, and for a set edited by hand."""
+
+    @property
+    def ranked_by(self) -> Real[np.ndarray, "n"]:
+        """What orders the patches: gates, or attention where there are none."""
+        return self.scores if self.evidence is None else self.evidence.gates
+
+    @property
+    def measurements(self) -> dict[str, Real[np.ndarray, "n"]]:
+        """What is known of each patch, by the name a reader sees."""
+        found = (
+            {"attention_score": self.scores} if self.evidence is None else name_measurements(self.evidence)
+        )
+        return found if self.regions is None else {**found, "region": self.regions.number}
+
+    @property
+    def patch_class(self) -> PatchClass:
+        """How QuPath names and colours the selected patches."""
+        return ATTENTION if self.evidence is None else EVIDENCE
+
+    def to_list(self) -> EvidenceList:
+        """The selected patches for scripts that do not read HDF5."""
+        return list_evidence(
+            self.slide_id,
+            self.selected,
+            self.coords,
+            rule=self.rule,
+            patch_size=self.patch_size,
+            measurements=self.measurements,
+            stop_reason=self.stop_reason,
+            hashes=self.hashes,
+        )
+
+    def to_collection(
+        self,
+        *,
+        bounds: Bounds,
+        selected_class: PatchClass | None = None,
+        unselected_class: PatchClass | None = None,
+    ) -> PatchCollection:
+        """The patches as QuPath tiles; `bounds` is where the image that QuPath shows begins."""
+        coords, patch_size = self._require_places()
+        return collect_patches(
+            self.slide_id,
+            coords,
+            self.selected,
+            patch_size=patch_size,
+            ranked_by=self.ranked_by,
+            measurements=self.measurements,
+            model=self.hashes["model"],
+            selected_class=selected_class or self.patch_class,
+            unselected_class=unselected_class,
+            bounds=bounds,
+        )
+
+    def to_heatmap(self, name: str, place: SlidePlace) -> HeatMap:
+        """One measurement of all patches as a layer for the slide."""
+        coords, patch_size = self._require_places()
+        if name not in self.measurements:
+            known = ", ".join(one for one in HEATMAPS if one in self.measurements)
+            raise UsageError(f"Slide '{self.slide_id}' has no measurement '{name}' to map, only: {known}.")
+        return draw_heatmap(name, coords, self.measurements[name], patch_size=patch_size, place=place)
+
+    def write_hdf5(self, path: Path) -> Path:
+        """The layout of fold_<k>/evidence; without the wrapper only what a plain host has."""
+        if self.evidence is not None:
+            write_evidence(path, self.evidence, self.hashes)
+            return path
+        datasets = {"selected": self.selected.nonzero()[0], "scores": self.scores}
+        if self.coords is not None:
+            datasets["coords"] = self.coords
+        attributes: dict[str, str | int | float | bool] = {
+            "slide_id": self.slide_id,
+            "rule": self.rule,
+            "fraction": float(self.selected.mean()),
+            **{f"{name}_hash": value for name, value in self.hashes.items()},
+        }
+        store.write(path, datasets, attributes)
+        return path
+
+    def write_json(self, path: Path) -> Path:
+        """The selected patches, and the regions they form."""
+        listed = self.to_list().to_json()
+        if self.regions is not None:
+            listed["regions"] = self.regions.list_regions()
+        return write_json(path, listed)
+
+    def _require_places(self) -> tuple[Int[np.ndarray, "n 2"], int]:
+        if self.coords is None or self.patch_size is None:
+            raise UsageError(
+                f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
+            )
+        return self.coords, self.patch_size
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnFiles:
+    """Everything that needs coordinates, made before the first file is written: what may fail has failed by then."""
+
+    patches: SlideExport
+    place: SlidePlace
+    collection: PatchCollection
+    overlay: Image.Image
+    heatmaps: tuple[HeatMap, ...]
+
+    @classmethod
+    def draw(
+        cls,
+        patches: SlideExport,
+        place: SlidePlace,
+        *,
+        thumbnail: Thumbnail | None,
+        all_patches: bool,
+        heatmaps: Sequence[str],
+    ) -> DrawnFiles | None:
+        """None for a slide without coordinates."""
+        if patches.coords is None or patches.patch_size is None:
+            return None
+        return cls(
+            patches=patches,
+            place=place,
+            collection=patches.to_collection(
+                bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None
+            ),
+            overlay=draw_overlay(
+                patches.slide_id,
+                patches.coords,
+                patches.scores,
+                patches.selected,
+                patch_size=patches.patch_size,
+                patch_class=patches.patch_class,
+                thumbnail=thumbnail,
+            ),
+            heatmaps=tuple(patches.to_heatmap(name, place) for name in heatmaps),
+        )
+
+    def write(self, folder: Path) -> dict[str, Path]:
+        """The files by their kind."""
+        files = {
+            "geojson": write_geojson(folder / "evidence.geojson", self.collection),
+            "overlay": write_overlay(folder / "overlay.png", self.overlay),
+        }
+        patches, model = self.patches, self.patches.hashes["model"]
+        if patches.regions is not None and patches.coords is not None and patches.patch_size is not None:
+            features = describe_regions(
+                patches.slide_id,
+                patches.regions,
+                patches.coords,
+                patch_size=patches.patch_size,
+                measurements={
+                    name: values for name, values in patches.measurements.items() if name != "region"
+                },
+                model=model,
+                region_class=patches.patch_class,
+                bounds=self.place.bounds,
+            )
+            files["regions"] = write_regions(folder / "regions.geojson", features)
+        for one in self.heatmaps:
+            path = folder / f"heatmap_{one.name}.ome.tif"
+            files[f"heatmap_{one.name}"] = write_heatmap(path, one, slide_id=patches.slide_id, model=model)
+        return files

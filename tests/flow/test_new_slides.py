@@ -1,0 +1,316 @@
+"""Slides outside the cohort: predict for files, folders and patterns, explain for one, and what cannot be used."""
+
+import csv
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gcemil.bags import store
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.folds import read_fold
+from gcemil.cli.main import app
+from gcemil.errors import GcemilError, UsageError
+from gcemil.exports.certificate import read_certificate
+from geojson_rules import violations
+from slide_builders import truncate
+
+FILES = {
+    "evidence.h5",
+    "evidence.json",
+    "evidence.geojson",
+    "regions.geojson",
+    "overlay.png",
+    "certificate.json",
+}
+
+
+def gcemil(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeeded(*arguments):
+    result = gcemil(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def refused(*arguments, error=UsageError):
+    result = gcemil(*arguments)
+    assert isinstance(result.exception, error), (result.output, result.exception)
+    return str(result.exception)
+
+
+def predictions(out):
+    with (out / "predictions.csv").open() as file:
+        return {row["slide_id"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="module")
+def slide(classification_runs):
+    """Features and coordinates of a test slide, and what the run says of it."""
+    cohort = Cohort.load(classification_runs.cohort)
+    name = read_fold(cohort, 0).slides("test")[0]
+    path = cohort.feature_file(name)
+    with (classification_runs.gce / "fold_0" / "predictions_discrete.csv").open() as file:
+        known = next(row for row in csv.DictReader(file) if row["slide_id"] == name)
+    return name, path, float(known["prob_LUAD"])
+
+
+class TestFeatureFilesOfEveryLayout:
+    def test_a_folder_of_layouts_gives_one_prediction(self, classification_runs, slide, tmp_path):
+        _, path, known = slide
+        features, coords = store.read(path, "features"), store.read(path, "coords")
+        folder = tmp_path / "in"
+        folder.mkdir()
+        shutil.copy(path, folder / "own.h5")
+        with h5py.File(folder / "batched.h5", "w") as file:
+            file["features"], file["coords"] = features[None], coords[None]
+        with h5py.File(folder / "trident.h5", "w") as file:
+            file["features"], file["coords"] = features, coords
+            file["features"].attrs["encoder"] = "another"
+            file["coords"].attrs["patch_size_level0"] = 512
+        with h5py.File(folder / "stamp.h5", "w") as file:
+            file["feats"], file["coords"] = features, coords.astype(np.float32) * 0.25
+            file.attrs.update({"tile_size_um": 128.0, "unit": "um", "extractor": "ctranspath"})
+        # A bare tensor has no coordinates, so that nothing is smoothed and its evidence may differ.
+        torch.save(torch.from_numpy(features)[None], folder / "tensor.pt")
+        succeeded("predict", classification_runs.gce, folder, "--out", tmp_path / "out", "--mpp", 0.25)
+        found = predictions(tmp_path / "out")
+        assert set(found) == {"own", "batched", "trident", "stamp", "tensor"}
+        for name in ("own", "batched", "trident", "stamp"):
+            assert float(found[name]["prob_LUAD"]) == pytest.approx(known, abs=1e-4), name
+        assert {row["status"] for row in found.values()} == {"done"}
+        assert "encoder 'another' by its own account" in found["trident"]["reason"]
+        files = (folder / "tensor.pt", folder / "own.h5")
+        whole = ("--mode", "full", "--json", "--out", tmp_path / "full")
+        own, tensor = json.loads(succeeded("predict", classification_runs.gce, *files, *whole))
+        assert tensor["prob_LUAD"] == pytest.approx(own["prob_LUAD"], abs=1e-6)
+        assert tensor["evidence_coords"] is None
+
+    def test_stamp_without_a_pixel_size_says_what_is_missing(self, classification_runs, slide, tmp_path):
+        _, path, _ = slide
+        with h5py.File(tmp_path / "stamp.h5", "w") as file:
+            file["feats"] = store.read(path, "features")
+            file["coords"] = store.read(path, "coords").astype(np.float32)
+            file.attrs.update({"tile_size_um": 128.0})
+        message = refused(
+            "predict", classification_runs.gce, tmp_path / "stamp.h5", "--out", tmp_path / "out"
+        )
+        assert "Give it with --mpp" in message
+
+
+class TestManyInputs:
+    def test_one_bad_file_is_a_line_and_the_others_are_done_once(self, classification_runs, slide, tmp_path):
+        _, path, known = slide
+        folder, out = tmp_path / "in", tmp_path / "in" / "out"
+        folder.mkdir()
+        for name in ("good.h5", "bad.h5"):
+            shutil.copy(path, folder / name)
+        truncate(folder / "bad.h5")
+        torch.save({"features": torch.zeros(3, 4)}, folder / "objects.pt")
+        (folder / "notes.txt").write_text("not a slide")
+        command = ("predict", classification_runs.gce, folder, "--out", out)
+        result = gcemil(*command)
+        assert result.exit_code == 1, result.exception
+        assert "2 of 3 slides failed; the others are done" in result.stderr
+        found = predictions(out)
+        assert {name: row["status"] for name, row in found.items()} == {
+            "good": "done",
+            "bad": "failed",
+            "objects": "failed",
+        }
+        assert float(found["good"]["prob_LUAD"]) == pytest.approx(known, abs=1e-4)
+        assert found["good"]["mode"] == "discrete"
+        assert found["good"]["verdict"]
+        assert "bad.h5" in found["bad"]["reason"]
+        assert "holds a dict, not one tensor of features" in found["objects"]["reason"]
+        written = (out / "good.h5").stat().st_mtime_ns
+        again = gcemil(*command)
+        assert again.exit_code == 1
+        assert "1 of 3 slides were done before" in again.stdout
+        assert (out / "good.h5").stat().st_mtime_ns == written
+        assert predictions(out) == found
+
+    def test_what_changed_is_done_again(self, classification_runs, slide, tmp_path):
+        _, path, _ = slide
+        shutil.copy(path, tmp_path / "a.h5")
+        shutil.copy(path, tmp_path / "b.h5")
+        command = (
+            "predict",
+            classification_runs.gce,
+            f"{tmp_path}/[ab].h5",
+            "--out",
+            tmp_path / "out",
+            "--json",
+        )
+        first = json.loads(succeeded(*command))
+        assert [one["status"] for one in first] == ["done", "done"]
+        with h5py.File(tmp_path / "a.h5", "a") as file:
+            file["features"][0] += 1
+        statuses = {one["slide_id"]: one["status"] for one in json.loads(succeeded(*command))}
+        assert statuses == {"a": "done", "b": "already done"}
+        (tmp_path / "out" / "records" / "a.json").write_text("{")
+        (tmp_path / "out" / "b.h5").unlink()
+        assert [one["status"] for one in json.loads(succeeded(*command))] == ["done", "done"]
+        assert [one["status"] for one in json.loads(succeeded(*command, "--mode", "soft"))] == [
+            "done",
+            "done",
+        ]
+        assert [one["status"] for one in json.loads(succeeded(*command, "--mode", "soft", "--again"))] == [
+            "done"
+        ] * 2
+
+    def test_of_two_files_of_a_slide_features_are_taken_and_the_other_is_told(
+        self, classification_runs, slide, tmp_path
+    ):
+        _, path, _ = slide
+        shutil.copy(path, tmp_path / "s.h5")
+        torch.save(torch.from_numpy(store.read(path, "features")), tmp_path / "s.pt")
+        said = succeeded("predict", classification_runs.gce, tmp_path, "--out", tmp_path / "out")
+        assert "1 files lie beside better ones" in said
+        assert predictions(tmp_path / "out")["s"]["file"].endswith("s.h5")
+        (tmp_path / "other").mkdir()
+        shutil.copy(path, tmp_path / "other" / "s.h5")
+        message = refused("predict", classification_runs.gce, tmp_path / "s.h5", tmp_path / "other")
+        assert "would both be slide 's'" in message
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ("nowhere.h5", "does not exist"),
+            ("*.svs", "matches neither a slide nor a feature file"),
+            ("empty", "holds neither slides nor features"),
+            ("notes.txt", "is neither a slide nor a feature file"),
+        ],
+    )
+    def test_what_is_no_input_is_one_sentence(self, classification_runs, tmp_path, given, said):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "notes.txt").write_text("x")
+        message = refused("predict", classification_runs.gce, tmp_path / given, "--out", tmp_path / "out")
+        assert said in message
+        assert "\n" not in message
+        assert not (tmp_path / "out").exists()
+
+    def test_options_that_need_others_say_so(self, classification_runs, slide):
+        _, path, _ = slide
+        command = ("predict", classification_runs.gce, path)
+        assert "add --explain" in refused(*command, "--heatmap", "gate")
+        assert "Use --mode discrete with --explain" in refused(*command, "--explain", "--mode", "prefilter")
+
+
+class TestExplanationsOfNewSlides:
+    def test_predict_explains_and_explain_takes_the_file_alike(self, classification_runs, slide, tmp_path):
+        name, path, _ = slide
+        command = ("--unit", "region", "--heatmap", "gate")
+        succeeded("predict", classification_runs.gce, path, "--explain", *command, "--out", tmp_path / "many")
+        succeeded("explain", classification_runs.gce, path, *command, "--out", tmp_path / "one")
+        succeeded("explain", classification_runs.gce, "--slide", name, *command, "--out", tmp_path / "known")
+        names = FILES | {"heatmap_gate.ome.tif"}
+        assert {file.name for file in (tmp_path / "one").iterdir()} == names
+        for file in names:
+            one, many = ((tmp_path / where / file).read_bytes() for where in ("one", f"many/{name}"))
+            assert one == many, file
+        # The slide is of the cohort: the explanation is that of the cohort but for where it comes from.
+        for file in ("evidence.h5", "regions.geojson"):
+            assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "known" / file).read_bytes(), file
+        new, known = (read_certificate(tmp_path / where / "certificate.json") for where in ("one", "known"))
+        assert (new.subject.part, known.subject.part) == ("new", "test")
+        assert new.predictions == known.predictions
+        assert new.regions == known.regions
+
+    def test_regions_are_judged_in_every_file(self, classification_runs, slide, tmp_path):
+        name, _, _ = slide
+        said = succeeded(
+            "explain", classification_runs.gce, "--slide", name, "--unit", "region", "--out", tmp_path
+        )
+        assert "connected regions, largest score mass first" in said
+        regions = read_certificate(tmp_path / "certificate.json").regions
+        text = (tmp_path / "regions.geojson").read_text()
+        features = json.loads(text)["features"]
+        listed = json.loads((tmp_path / "evidence.json").read_text())
+        assert violations(text) == []
+        assert len(regions) == len(features) == len(listed["regions"]) > 0
+        assert sum(region.n_patches for region in regions) == len(listed["patches"])
+        first = features[0]["properties"]["measurements"]
+        assert first["sufficient"] == int(regions[0].sufficient)
+        assert first["kept alone"] == pytest.approx(regions[0].kept, rel=1e-5)
+        assert {patch["region"] for patch in listed["patches"]} == {region.number for region in regions}
+
+    def test_many_slides_of_the_cohort_are_explained_and_one_unknown_is_a_line(
+        self, classification_runs, tmp_path
+    ):
+        tested = read_fold(Cohort.load(classification_runs.cohort), 0).slides("test")
+        (tmp_path / "ids.txt").write_text(f"{tested[0]}\nnobody\n")
+        result = gcemil(
+            "explain", classification_runs.gce, "--slides", tmp_path / "ids.txt", "--out", tmp_path / "out"
+        )
+        assert result.exit_code == 1, result.exception
+        with (tmp_path / "out" / "explained.csv").open() as file:
+            rows = {row["slide_id"]: row for row in csv.DictReader(file)}
+        assert rows[tested[0]]["status"] == "explained"
+        assert rows[tested[0]]["sufficient"] in ("yes", "no")
+        assert "has no slide 'nobody'" in rows["nobody"]["reason"]
+        assert {path.name for path in (tmp_path / "out" / tested[0]).iterdir()} == FILES
+        run = shutil.copytree(classification_runs.gce, tmp_path / "run")
+        assert "diagnose" in refused("explain", run, "--slides", "failures")
+        found = json.loads(succeeded("explain", run, "--slides", "all", "--json", "--out", tmp_path / "all"))
+        assert [row["slide_id"] for row in found] == [
+            row.slide_id for row in Cohort.load(classification_runs.cohort).slides if row.slide_id in tested
+        ]
+        finding = {
+            "name": "failures",
+            "rows": [],
+            "slides": [
+                {
+                    "rule": "evidence",
+                    "network": "wrapped",
+                    "slide_ids": [one],
+                    "low_necessity": one == tested[1],
+                }
+                for one in tested
+            ],
+        }
+        (run / "fold_0" / "diagnostics").mkdir(exist_ok=True)
+        (run / "fold_0" / "diagnostics" / "failures.json").write_text(json.dumps(finding))
+        found = json.loads(succeeded("explain", run, "--slides", "failures", "--json"))
+        assert [row["slide_id"] for row in found] == [tested[1]]
+
+    def test_what_to_explain_is_said_once(self, classification_runs, slide, tmp_path):
+        name, path, _ = slide
+        command = ("explain", classification_runs.gce)
+        assert "Say what to explain" in refused(*command)
+        assert "Say what to explain" in refused(*command, path, "--slide", name)
+        assert "is none of these" in refused(*command, "--slides", "everything")
+        assert "24 slides" in refused(*command, path.parent)
+        assert "are of one slide" in refused(*command, "--slides", "all", "--downsample", 4)
+
+    def test_patches_without_places_form_no_regions(self, classification_runs, slide, tmp_path):
+        _, path, _ = slide
+        torch.save(torch.from_numpy(store.read(path, "features")), tmp_path / "t.pt")
+        message = refused(
+            "explain",
+            classification_runs.gce,
+            tmp_path / "t.pt",
+            "--unit",
+            "region",
+            "--out",
+            tmp_path / "out",
+        )
+        assert "form no regions" in message
+        assert not (tmp_path / "out").exists()
+        said = succeeded("explain", classification_runs.gce, tmp_path / "t.pt", "--out", tmp_path / "out")
+        assert "no coordinates" in said
+
+    def test_a_plain_host_maps_its_attention_alone(self, classification_runs, slide, tmp_path):
+        _, path, _ = slide
+        command = ("explain", classification_runs.host, path, "--out", tmp_path)
+        message = refused(*command, "--heatmap", "gate", error=GcemilError)
+        assert "only: attention_score" in message
+        assert not list(tmp_path.iterdir())
+        succeeded(*command, "--heatmap", "attention_score")
+        assert (tmp_path / "heatmap_attention_score.ome.tif").is_file()
