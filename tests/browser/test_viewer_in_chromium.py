@@ -181,7 +181,7 @@ def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):
 
 def test_a_click_takes_a_whole_region_and_removes_it_as_one(visit):
     page = visit.page
-    slide = visit.session.slide(next(iter(visit.session.specs)))
+    slide = visit.session.slide(visit.slide_id)
     regions = torch.zeros(len(slide.bench), dtype=torch.long)
     regions[slide.chosen] = torch.tensor(region_numbers(slide))
     largest = int(torch.bincount(regions[slide.chosen]).argmax())
