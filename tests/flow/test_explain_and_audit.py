@@ -381,7 +381,7 @@ class TestAudit:
     @pytest.mark.parametrize(
         ("model", "message"),
         [
-            ("lab_models", "--model 'lab_models' is no import path. Write it as package.module:Name."),
+            ("lab_models", "--model 'lab_models' is neither a run folder nor a callable of yours"),
             ("lab_nowhere:predict", "module 'lab_nowhere' cannot be imported"),
             ("lab_broken:predict", r"RuntimeError: no licence"),
             ("lab_models:absent", "there is no 'absent' in 'lab_models'. There are: "),

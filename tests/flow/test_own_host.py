@@ -294,7 +294,7 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nowhere_to_be_found:Host", {}, r"module 'nowhere_to_be_found' cannot be imported \(ModuleNotFoundError"),
+        ("nowhere_to_be_found:Host", {}, r"module 'nowhere_to_be_found' cannot be imported \(No module named"),
         ("test_own_host:Absent", {}, "there is no 'Absent' in 'test_own_host'. There are: .*QuarterPool"),
         ("test_own_host:PAGE", {}, "is no host but a .*Path. A host is a class: a torch.nn.Module"),
         ("json:JSONDecoder", {}, "is no host but another class"),
