@@ -12,7 +12,8 @@ from gcemil.errors import GcemilError, UsageError
 
 
 def gcemil(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    # Progress that a slow machine prints would stand before the JSON.
+    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(app, [str(argument) for argument in arguments])
 
 
 def succeeded(*arguments):
