@@ -161,11 +161,6 @@ def walk(path: Path) -> None:
 def _translate_faults(path: Path) -> Iterator[None]:
     """What h5py and the system say about reading this file, as one sentence with a remedy."""
     try:
-        if path.is_symlink() and not path.exists():
-            raise StoreError(
-                f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there. "
-                "Put the file back, or import the cohort again from where it lies now."
-            )
         if not path.is_file():
             raise StoreError(describe_absence(path))
         yield
@@ -189,7 +184,7 @@ def describe_absence(path: Path) -> str:
         )
     if path.is_symlink():
         return (
-            f"{path} is a link to {path.readlink()}, which is not there: the source moved. "
+            f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "
             "Import it again from where it is now with 'gcemil import', or put it back."
         )
     return f"{path} does not exist.{near_path(path)} Check the path; a slide of a cohort without features is extracted, or removed from slides.csv."

@@ -76,8 +76,8 @@ def test_a_link_whose_file_has_moved(cohort, tmp_path):
     path.symlink_to(tmp_path / "before.h5")
     where, what, remedy = the_one(cohort.folder)
     assert where == "s003_0"
-    assert what.endswith(f"s003_0.h5 is a link to {tmp_path}/before.h5, which is not there")
-    assert remedy == "Put the file back, or import the cohort again from where it lies now."
+    assert what.endswith(f"s003_0.h5 is a link to {tmp_path}/before.h5, which is not there: the source moved")
+    assert remedy == "Import it again from where it is now with 'gcemil import', or put it back."
 
 
 def test_more_rows_than_coordinates(cohort):
