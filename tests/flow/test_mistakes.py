@@ -259,7 +259,7 @@ def test_features_that_moved_are_to_be_imported_again(answer, world, tmp_path):
     assert code == 1
     # As JSON: a terminal breaks the sentence into lines.
     told = [f"{problem['what']} {problem['remedy']}" for problem in json.loads(printed)]
-    assert any("which is not there" in one and "import the cohort again" in one for one in told)
+    assert any("which is not there: the source moved" in one and "Import it again" in one for one in told)
 
 
 def test_a_second_annotation_says_how_to_replace_the_first(answer):
