@@ -411,6 +411,63 @@ METRICS: dict[str, Metric] = {
         "size",
         "Share of bags with an adaptive evidence that is sufficient and necessary.",
     ),
+    "review_precision": Metric(
+        "Reviewer's precision",
+        "higher",
+        "truth",
+        "Share of the judged patches of a rule that the reviewer accepts.",
+    ),
+    "review_precision_low": Metric(
+        "95 % low (precision)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "review_precision_high": Metric(
+        "95 % high (precision)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "review_recall": Metric(
+        "Reviewer's recall",
+        "higher",
+        "truth",
+        "Share of the patches the reviewer accepts or misses that a rule chose.",
+    ),
+    "review_recall_low": Metric(
+        "95 % low (recall)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "review_recall_high": Metric(
+        "95 % high (recall)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "review_kappa": Metric(
+        "Reviewer's kappa", "higher", "truth", "Cohen's kappa of reviewer and rule on the judged patches."
+    ),
+    "review_kappa_low": Metric(
+        "95 % low (kappa)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "review_kappa_high": Metric(
+        "95 % high (kappa)",
+        "higher",
+        "truth",
+        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
+    ),
+    "judged_patches": Metric(
+        "Judged patches", "neither", "size", "Patches at least half of which lie under a reviewer's marks."
+    ),
+    "judged_share": Metric(
+        "Own patches judged", "neither", "size", "Share of the patches of a rule that the reviewer judged."
+    ),
     "capped_share": Metric(
         "Capped",
         "lower",

@@ -53,7 +53,7 @@ PERCENT_METRICS = (
     "certified_fraction",
     "guarded_fraction",
 )
-COUNT_METRICS = ("subset_patches", "repaired_patches", "calibration_bags")
+COUNT_METRICS = ("subset_patches", "repaired_patches", "calibration_bags", "judged_patches")
 
 
 @dataclass(frozen=True)

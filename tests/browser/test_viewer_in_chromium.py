@@ -286,6 +286,25 @@ def test_a_review_is_saved_and_summed_up(visit):
     visit.page.wait_for_selector("#agreement:has-text('No patch')")
 
 
+def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
+    name = next(iter(visit.session.specs))
+    slide = visit.session.slide(name)
+    patch = int(slide.evidence.indices[0])
+    left, top = (slide.coords[patch] + slide.patch_size // 2).tolist()
+    mark = {
+        "type": "Feature",
+        "geometry": {"type": "Point", "coordinates": [left, top]},
+        "properties": {"classification": {"name": "reject"}},
+    }
+    (tmp_path / "marks.geojson").write_text(json.dumps(mark))
+    visit.page.set_input_files("#marks-file", tmp_path / "marks.geojson")
+    visit.page.wait_for_selector("#message:has-text('Imported 1 mark from marks.geojson')")
+    saved = json.loads((visit.session.folder / "reviews" / f"{name}.json").read_text())
+    assert saved["marks"] == [{"patch": patch, "mark": "reject", "in_evidence": True}]
+    visit.page.click("#unmark")
+    visit.page.wait_for_selector("#agreement:has-text('No patch')")
+
+
 def test_without_a_code_and_outside_its_paths_chromium_gets_nothing(browser, visit):
     stranger = browser.new_context()
     page = stranger.new_page()

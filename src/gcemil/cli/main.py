@@ -42,6 +42,7 @@ from gcemil.cli import (
     prefilter,
     repack,
     report,
+    review,
     simulate,
     split,
     tables,
@@ -142,6 +143,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Measure": {
         "diagnose": diagnose.diagnose,
+        "review": review.review,
         "audit": audit.audit,
         "report": report.report,
         "benchmark": benchmark.benchmark,

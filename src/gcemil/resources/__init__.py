@@ -1,4 +1,4 @@
-"""Data files that ship with the package, by folder and name: datasets, simulator, anchors, paper."""
+"""Data files that ship with the package, by folder and name: datasets, simulator, anchors, paper, and a script for QuPath."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def read_shipped(folder: str, name: str, what: str) -> Any:
         )
     path = files(__name__) / folder / f"{name}.yaml"
     return parse_yaml(path.read_text(encoding="utf-8"), path)
+
+
+def read_shipped_text(folder: str, name: str) -> str:
+    """A file that is no YAML, as it stands."""
+    return (files(__name__) / folder / name).read_text(encoding="utf-8")

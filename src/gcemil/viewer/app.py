@@ -8,6 +8,7 @@
   POST /api/slides/{slide}/judge                    bits of S and P in, predictions and certificate out (bench_api.py)
   POST /api/slides/{slide}/evidence.json | .geojson bits of S in, a file out
   PUT  /api/slides/{slide}/review                   marks in, agreement out
+  PUT  /api/slides/{slide}/review.geojson           marks of QuPath in; all marks of the slide, and what was left out
   GET  /api/agreement                               all reviews of the fold
 
 A slide is looked up among the slides of the fold; no path is ever made of a request.
@@ -86,6 +87,7 @@ class ViewerApi:
             Route(f"{slide}/evidence.json", self.evidence, methods=["POST"]),
             Route(f"{slide}/evidence.geojson", self.geojson, methods=["POST"]),
             Route(f"{slide}/review", self.review, methods=["PUT"]),
+            Route(f"{slide}/review.geojson", self.import_review, methods=["PUT"]),
         ]
 
     def page(self, request: Request) -> Response:
@@ -154,13 +156,14 @@ class ViewerApi:
 
     async def review(self, request: Request) -> Response:
         """Save the marks of one slide."""
-        slide, body = await self._slide(request), await read_body(request, JSON)
-        try:
-            given = parse_json(body.decode(), "The review")
-        except (InputError, UnicodeDecodeError) as error:
-            raise UsageError(str(error)) from error
+        slide, given = await self._slide(request), await _read_json(request, "The review")
         saved = await self._ask_network(reviews.save_review, self._session, slide, given)
         return JsonAnswer(saved.to_json())
+
+    async def import_review(self, request: Request) -> Response:
+        """Add the marks of a GeoJSON file to those of one slide."""
+        slide, given = await self._slide(request), await _read_json(request, "The file")
+        return JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
 
     async def agreement(self, request: Request) -> Response:
         """How far reviewers and evidence agree."""
@@ -240,6 +243,15 @@ async def read_body(request: Request, media_type: str) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
         raise HTTPException(415, f"This is asked with a body of {media_type}.")
     return await request.body()
+
+
+async def _read_json(request: Request, what: str) -> Any:
+    """A body of JSON, which a message calls `what`."""
+    body = await read_body(request, JSON)
+    try:
+        return parse_json(body.decode(), what)
+    except (InputError, UnicodeDecodeError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _read_tile_number(text: str) -> int:

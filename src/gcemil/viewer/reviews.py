@@ -3,83 +3,24 @@
 RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked. A file that
 is no review is named and left alone: the slide is shown without marks, and none are saved over it.
 
-  agreement   share of marks that repeat the evidence: accepted inside it, rejected outside it
-  kappa       Cohen's: (agreement - chance) / (1 - chance); None while one of the two always says the same
+Agreement and kappa are counted by diagnostics/agreement.py, as in `gcemil review`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from gcemil.errors import GcemilError, RunError, UsageError
+import numpy as np
+
+from gcemil.diagnostics.agreement import ACCEPT, NEGATIVE, POSITIVE, REJECT, Agreement
+from gcemil.diagnostics.review import REMEDY, SavedReview, check_saved, judge_slide, list_marks
+from gcemil.errors import GcemilError, InputError, RunError, UsageError
 from gcemil.files import read_record, write_json
+from gcemil.slides.geojson import parse_objects
 from gcemil.viewer.security import inside
 from gcemil.viewer.session import OpenedSlide, ViewerSession
-
-ACCEPT, REJECT = "accept", "reject"
-REMEDY = "It is no review of this slide; move it away and review the slide again."
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What a person said of one patch, and whether it was evidence then."""
-
-    patch: int
-    mark: Literal["accept", "reject"]
-    in_evidence: bool
-
-
-@dataclass(frozen=True)
-class Review:
-    """What reviews/<slide>.json says."""
-
-    n_patches: int
-    marks: tuple[Mark, ...]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Counts of marks by what the evidence says of the patch."""
-
-    accepted_evidence: int = 0
-    rejected_evidence: int = 0
-    accepted_others: int = 0
-    """Patches a person takes for evidence and the model did not."""
-    rejected_others: int = 0
-
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(
-            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
-        )
-
-    @property
-    def n_marks(self) -> int:
-        """Marks in all."""
-        return sum(vars(self).values())
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of marks that agree with the evidence; None without marks."""
-        return (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
-
-    @property
-    def kappa(self) -> float | None:
-        """Cohen's kappa of marks and evidence; None where either has one kind only, which leaves nothing to agree on."""
-        if self.agreement is None:
-            return None
-        accepted = (self.accepted_evidence + self.accepted_others) / self.n_marks
-        evidence = (self.accepted_evidence + self.rejected_evidence) / self.n_marks
-        if accepted in (0.0, 1.0) or evidence in (0.0, 1.0):
-            return None
-        chance = accepted * evidence + (1 - accepted) * (1 - evidence)
-        return (self.agreement - chance) / (1 - chance)
-
-    def to_json(self) -> dict[str, Any]:
-        """Counts and agreement as plain values."""
-        return {**asdict(self), "n_marks": self.n_marks, "agreement": self.agreement, "kappa": self.kappa}
 
 
 def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agreement:
@@ -107,6 +48,27 @@ def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agree
     return count_marks(marks)
 
 
+def import_marks(session: ViewerSession, slide: OpenedSlide, given: Any) -> dict[str, Any]:
+    """Add what a GeoJSON file of QuPath says to the marks of a slide; on a patch that has a mark, the file decides."""
+    try:
+        objects = parse_objects(given, "The file")
+        verdicts, notes = judge_slide(session.fold.cohort, slide.slide_id, objects, "The file")
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    marks = {
+        mark["patch"]: mark["mark"]
+        for mark in read_marks(session, slide.slide_id, n_patches=len(slide.coords))
+    }
+    marks |= {int(patch): ACCEPT for patch in np.flatnonzero(verdicts == POSITIVE)}
+    marks |= {int(patch): REJECT for patch in np.flatnonzero(verdicts == NEGATIVE)}
+    chosen = {
+        name: [patch for patch, mark in marks.items() if mark == wanted]
+        for name, wanted in (("accepted", ACCEPT), ("rejected", REJECT))
+    }
+    save_review(session, slide, chosen)
+    return {**chosen, "n_imported": int(np.count_nonzero(verdicts)), "notes": notes}
+
+
 def review_file(session: ViewerSession, slide_id: str) -> Path:
     """Where the marks of a slide are saved."""
     return inside(inside(session.folder, "reviews"), f"{slide_id}.json")
@@ -119,13 +81,9 @@ def read_marks(
     path = review_file(session, slide_id)
     if not _is_there(path):
         return []
-    review = read_record(path, Review, error=RunError, remedy=REMEDY)
-    if n_patches not in (None, review.n_patches):
-        raise RunError(f"{path} is of {review.n_patches} patches, and the slide has {n_patches}. {REMEDY}")
-    wrong = [mark.patch for mark in review.marks if not 0 <= mark.patch < review.n_patches]
-    if wrong:
-        raise RunError(f"{path} marks patch {wrong[0]} of {review.n_patches}. {REMEDY}")
-    return [asdict(mark) for mark in review.marks]
+    review = read_record(path, SavedReview, error=RunError, remedy=REMEDY)
+    check_saved(review, n_patches, path)
+    return list_marks(review)
 
 
 def describe_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]:

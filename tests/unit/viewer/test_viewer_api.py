@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gcemil.bags import store
+from gcemil.diagnostics.agreement import Agreement
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
@@ -16,7 +17,6 @@ from gcemil.report.run_data import FoldData
 from gcemil.runs.evidence_files import read_evidence
 from gcemil.viewer import overview
 from gcemil.viewer.bench_api import read_masks
-from gcemil.viewer.reviews import Agreement
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from report_builders import toy_evidence
@@ -264,6 +264,53 @@ def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_pa
     assert sorted(mark["patch"] for mark in saved["marks"]) == sorted([*inside, *outside])
     assert client.get(f"/api/slides/{name}").json()["marks"] == saved["marks"]
     assert client.get("/api/agreement").json()["slides"][name]["n_marks"] == 4
+
+
+def patch_mark(slide, patch, name):
+    """A mark over one patch, as QuPath exports it."""
+    left, top = slide.coords[patch].tolist()
+    right, bottom = left + slide.patch_size, top + slide.patch_size
+    ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "properties": {"classification": {"name": name}},
+    }
+
+
+def test_marks_of_qupath_join_those_that_are_there(classification_runs, tmp_path):
+    shutil.copytree(classification_runs.gce, tmp_path / "run")
+    session = opened(tmp_path / "run")
+    client, name = visitor(session), next(iter(session.specs))
+    slide = session.slide(name)
+    client.put(f"/api/slides/{name}/review", json={"accepted": [0, 1], "rejected": []})
+    objects = [patch_mark(slide, 1, "reject"), patch_mark(slide, 2, "Missed"), patch_mark(slide, 3, "Tumor")]
+    found = client.put(f"/api/slides/{name}/review.geojson", json=objects).json()
+    assert (found["accepted"], found["rejected"], found["n_imported"]) == ([0, 2], [1], 2)
+    assert found["notes"] == ["1 objects of class 'Tumor' are no marks"]
+    marks = {mark["patch"]: mark["mark"] for mark in client.get(f"/api/slides/{name}").json()["marks"]}
+    assert marks == {0: "accept", 1: "reject", 2: "accept"}
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{", "The file is not valid JSON"),
+        ("3", "neither a FeatureCollection nor a list"),
+        ("[]", "The file holds no mark"),
+        ('[{"type": "Feature", "geometry": null}]', "have no class"),
+    ],
+)
+def test_geojson_without_marks_is_refused_and_writes_nothing(client, slide, session, given, message):
+    answer = client.put(
+        f"/api/slides/{slide.slide_id}/review.geojson",
+        content=given,
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+    assert not (session.folder / "reviews").exists()
 
 
 @pytest.mark.parametrize(

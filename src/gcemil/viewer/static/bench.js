@@ -152,6 +152,19 @@ const review = guarded(async (mark) => {
   await showAgreement();
 });
 
+const importMarks = guarded(async (file) => {
+  const { slide } = page;
+  const found = await (await ask(`/api/slides/${encodeURIComponent(slide.name)}/review.geojson`,
+    { method: "PUT", headers: { "content-type": "application/json" }, body: await file.text() })).json();
+  slide.marks.fill(0);
+  for (const i of found.accepted) slide.marks[i] = ACCEPTED;
+  for (const i of found.rejected) slide.marks[i] = REJECTED;
+  page.shown.add("review");
+  showLayerChoices();
+  await showAgreement();
+  say([`Imported ${count(found.n_imported, "mark")} from ${file.name}.`, ...found.notes.map((note) => `${note}.`)].join(" "));
+});
+
 async function showAgreement() {
   const { total, slides, problems } = await (await ask("/api/agreement")).json();
   if (problems.length) say(problems.join(" "), true);

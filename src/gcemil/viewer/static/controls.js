@@ -55,6 +55,7 @@ const ACTIONS = {
   undo, "mark-above": markAbove,
   "export-json": () => save("json"), "export-geojson": () => save("geojson"),
   accept: () => review(ACCEPTED), reject: () => review(REJECTED), unmark: () => review(0),
+  "import-marks": () => $("marks-file").click(),
   previous: () => move(-1), next: () => move(1),
   "zoom-in": () => zoom(1.5), "zoom-out": () => zoom(1 / 1.5), home: () => picture.viewport.goHome(),
   lasso: () => setLasso($("lasso").getAttribute("aria-pressed") !== "true"),
@@ -84,6 +85,10 @@ const STEPS = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], Arr
 
 for (const [id, action] of Object.entries(ACTIONS)) $(id).addEventListener("click", () => { if (page.slide) action(); });
 $("slide").addEventListener("change", (event) => openChosen(event.target.value));
+$("marks-file").addEventListener("change", ({ target }) => {
+  if (target.files.length && page.slide) importMarks(target.files[0]);
+  target.value = "";
+});
 $("threshold").addEventListener("input", rebuild);
 $("opacity").addEventListener("input", (event) => { $("opacity-value").textContent = `${event.target.value}%`; redraw(); });
 $("heat").addEventListener("change", (event) => { page.heat = event.target.value; rebuild(); });

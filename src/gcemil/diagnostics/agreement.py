@@ -1,0 +1,333 @@
+"""How far a reviewer and a rule agree, counted on the patches that were judged. No torch.
+
+  judged        at least half of the patch lies under marks, or it holds a marked point
+  positive      more of the judged patch lies under accept or missed than under reject; negative: less. A patch with as
+                much of both is contradictory and not judged
+  chosen        the rule took the patch
+  precision     positive and chosen / judged and chosen
+  recall        positive and chosen / positive
+  kappa         Cohen's: (agreement - chance) / (1 - chance), agreement being the share of judged patches that are positive
+                and chosen or negative and not chosen; none while reviewer or rule says the same of all of them
+  judged share  judged and chosen / chosen: the part of the rule's own patches that the reviewer saw
+
+Over several slides the counts are added up. Intervals (95 %) are percentiles of a seeded bootstrap: over the slides where
+there are two or more, else over the judged patches of the slide, which is narrower than the truth because neighbours are
+alike. A figure that exists in fewer than half of the draws has no interval.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
+from gcemil.bags.annotations.shapes import polygon_overlap
+from gcemil.bags.arrays import Bounds
+from gcemil.errors import InputError
+from gcemil.findings import Finding, Row
+from gcemil.rules import find_rule, order_rules
+from gcemil.slides.geojson import GeoObject, count_ignored
+from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
+
+ACCEPT, REJECT, MISSED = "accept", "reject", "missed"
+MARK_NAMES: dict[str, tuple[str, ...]] = {
+    ACCEPT: ("accept", "accepted", "agree", "correct", "true positive", "tp"),
+    REJECT: ("reject", "rejected", "disagree", "wrong", "false positive", "fp"),
+    MISSED: ("missed", "miss", "false negative", "fn"),
+}
+"""What a class of QuPath may be called to be a mark; capitals make no difference."""
+MIN_COVER = 0.5
+"""Share of a patch under marks that makes it judged."""
+POSITIVE, NEGATIVE, NOT_JUDGED = 1, -1, 0
+CONFIDENCE = 0.95
+FIGURES = ("precision", "recall", "kappa")
+
+Verdicts = Int[np.ndarray, "n"]
+"""POSITIVE, NEGATIVE or NOT_JUDGED for every patch of a slide."""
+Chosen = Bool[np.ndarray, "n"]
+Counts = Float[np.ndarray, "draws 4"]
+"""In the order of the fields of Agreement."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Judged patches by what the reviewer says and what the rule says."""
+
+    accepted_evidence: int = 0
+    rejected_evidence: int = 0
+    accepted_others: int = 0
+    """Positive for the reviewer, and not chosen."""
+    rejected_others: int = 0
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
+
+    @property
+    def n_marks(self) -> int:
+        """Judged patches in all."""
+        return sum(vars(self).values())
+
+    @property
+    def counts(self) -> Float[np.ndarray, "4"]:
+        """The four counts as numbers."""
+        return np.array(list(vars(self).values()), dtype=np.float64)
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of judged patches of which both say the same; None without any."""
+        return (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Precision, recall and kappa; None where one does not exist."""
+        return {name: _number(values[0]) for name, values in agreement_figures(self.counts[None]).items()}
+
+    @property
+    def kappa(self) -> float | None:
+        """Cohen's kappa; None where either side has one kind only, which leaves nothing to agree on."""
+        return self.figures["kappa"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts and agreement as plain values."""
+        return {**asdict(self), "n_marks": self.n_marks, "agreement": self.agreement, "kappa": self.kappa}
+
+
+def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
+    """The judged patches of one slide against what a rule chose."""
+    positive, negative = verdicts == POSITIVE, verdicts == NEGATIVE
+    parts = (positive & chosen, negative & chosen, positive & ~chosen, negative & ~chosen)
+    return Agreement(*(int(part.sum()) for part in parts))
+
+
+def agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
+    """The three figures of every draw; NaN where one does not exist."""
+    both, chosen_only, positive_only, neither = counts.T
+    total = both + chosen_only + positive_only + neither
+    with np.errstate(divide="ignore", invalid="ignore"):
+        positive, chosen = (both + positive_only) / total, (both + chosen_only) / total
+        chance = positive * chosen + (1 - positive) * (1 - chosen)
+        kappa = ((both + neither) / total - chance) / (1 - chance)
+        one_sided = (positive % 1 == 0) | (chosen % 1 == 0)
+        return {
+            "precision": both / (both + chosen_only),
+            "recall": both / (both + positive_only),
+            "kappa": np.where(one_sided, np.nan, kappa),
+        }
+
+
+def judge_patches(
+    objects: Sequence[GeoObject], coords: Corners, patch_size: int, *, where: object, origin: Bounds = (0, 0)
+) -> tuple[Verdicts, list[str]]:
+    """What the marks of a GeoJSON file say of every patch, and what was left out of them."""
+    named = [(mark_of(one.class_name), one) for one in objects]
+    if unnamed := sum(not one.class_name for one in objects):
+        raise InputError(
+            f"{where}: {unnamed} of {len(objects)} objects have no class, so it is not known what they say. Set the class accept, "
+            "reject or missed in QuPath and export again, or remove them."
+        )
+    marks = [one for mark, one in named if mark is not None]
+    if not marks:
+        raise InputError(
+            f"{where} holds no mark: none of its {len(objects)} objects has the class accept, reject or missed."
+        )
+    notes = _describe_ignored([one for mark, one in named if mark is None], marks)
+    positive = _cover([one for mark, one in named if mark in (ACCEPT, MISSED)], coords, patch_size, origin)
+    negative = _cover([one for mark, one in named if mark == REJECT], coords, patch_size, origin)
+    judged = _cover(marks, coords, patch_size, origin) >= MIN_COVER
+    verdicts = np.where(judged, np.sign(positive - negative), NOT_JUDGED).astype(np.int64)
+    if contradictory := int((judged & (verdicts == NOT_JUDGED)).sum()):
+        notes.append(f"{contradictory} patches marked as much to accept as to reject, and not judged")
+    return verdicts, notes
+
+
+def mark_of(class_name: str) -> str | None:
+    """Which mark a class of QuPath is; None for any other class."""
+    plain = " ".join(class_name.casefold().split())
+    return next((mark for mark, names in MARK_NAMES.items() if plain in names), None)
+
+
+def _describe_ignored(others: Sequence[GeoObject], marks: Sequence[GeoObject]) -> list[str]:
+    classes = Counter(one.class_name for one in others)
+    return [
+        *(f"{count} objects of class '{name}' are no marks" for name, count in classes.items()),
+        *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in count_ignored(marks).items()),
+    ]
+
+
+def _cover(
+    objects: Sequence[GeoObject], coords: Corners, patch_size: int, origin: Bounds
+) -> Float[np.ndarray, "n"]:
+    """Share of every patch under these objects; all of it where it holds a point."""
+    shapes = name_shapes(objects, origin)
+    outlines = [one for own in shapes.polygons.values() for one in own]
+    cover = polygon_overlap(coords, patch_size, outlines)
+    for points in shapes.points.values():
+        rows = patches_at(coords, patch_size, points)
+        cover[rows[rows >= 0]] = 1.0
+    return cover
+
+
+@dataclass(frozen=True)
+class RuleReview:
+    """What a reviewer's marks on one slide say of the patches that one rule chose."""
+
+    slide_id: str
+    fold: int
+    rule: str
+    network: str
+    agreement: Agreement
+    n_chosen: int
+
+    def describe(self, intervals: Intervals) -> dict[str, Any]:
+        """One entry of the finding's slides."""
+        return {
+            "slide_id": self.slide_id,
+            "fold": self.fold,
+            "rule": self.rule,
+            "network": self.network,
+            "n_chosen": self.n_chosen,
+            **asdict(self.agreement),
+            **review_figures([self], intervals),
+        }
+
+
+Intervals = Mapping[str, tuple[float, float] | None]
+
+
+def review_rows(
+    reviews: Sequence[RuleReview], *, seed: int, resamples: int
+) -> tuple[tuple[Row, ...], tuple[dict[str, Any], ...]]:
+    """A row for every rule over all slides, and an entry for every slide and rule."""
+    groups: dict[tuple[str, str], list[RuleReview]] = {}
+    for one in reviews:
+        groups.setdefault((one.rule, one.network), []).append(one)
+    ranks = order_rules([rule for rule, _ in groups])
+    rows, slides = [], []
+    for (rule, network), own in sorted(
+        groups.items(), key=lambda entry: (ranks.index(entry[0][0]), entry[0][1] != "wrapped")
+    ):
+        # Every rule sees the same draws, so that their intervals can be compared.
+        pooled = bootstrap_intervals(own, np.random.default_rng(seed), resamples)
+        rows.append(Row({"rule": rule, "network": network}, review_figures(own, pooled)))
+        for one in own:
+            draws = np.random.default_rng([seed, *one.slide_id.encode()])
+            slides.append(one.describe(bootstrap_intervals([one], draws, resamples)))
+    return tuple(rows), tuple(slides)
+
+
+def review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
+    """The figures of a rule on these slides by metric name."""
+    total = sum((one.agreement for one in reviews), Agreement())
+    n_chosen = sum(one.n_chosen for one in reviews)
+    found: dict[str, float | None] = {}
+    for name, value in total.figures.items():
+        low, high = intervals[name] or (None, None)
+        found |= {f"review_{name}": value, f"review_{name}_low": low, f"review_{name}_high": high}
+    seen = total.accepted_evidence + total.rejected_evidence
+    return {
+        **found,
+        "judged_patches": float(total.n_marks),
+        "judged_share": seen / n_chosen if n_chosen else None,
+    }
+
+
+def bootstrap_intervals(
+    reviews: Sequence[RuleReview], generator: np.random.Generator, resamples: int
+) -> Intervals:
+    """An interval for each figure; None where it exists too rarely."""
+    counts = np.stack([one.agreement.counts for one in reviews])
+    if len(reviews) > 1:
+        drawn = counts[generator.integers(len(counts), size=(resamples, len(counts)))].sum(axis=1)
+    else:
+        total = int(counts[0].sum())
+        drawn = generator.multinomial(total, counts[0] / total, size=resamples) if total else counts
+    return {name: _interval(values) for name, values in agreement_figures(drawn.astype(np.float64)).items()}
+
+
+def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
+    there = values[np.isfinite(values)]
+    if 2 * len(there) < len(values) or not len(there):
+        return None
+    low, high = np.quantile(there, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+COLUMNS = (
+    Column("precision", "Precision", "review_precision"),
+    Column("recall", "Recall", "review_recall"),
+    Column("kappa", "Kappa", "review_kappa"),
+    Column("judged_patches", "Judged patches", "judged_patches"),
+    Column("judged_share", "Own patches judged", "judged_share"),
+)
+
+
+def review_table(finding: Finding, name: str = "review") -> Table:
+    """Every rule over all reviewed slides, figures with their intervals."""
+    lines = [_line((*_words(row.labels),), row.labels, row.values, "") for row in finding.rows]
+    return _table(
+        name, "A reviewer's marks against what each rule chose", ("rule", "network"), lines, finding
+    )
+
+
+def review_slide_table(finding: Finding, name: str = "review_slides") -> Table:
+    """The same slide by slide."""
+    lines = [
+        _line((str(one["slide_id"]), *_words(one)), one, one, str(one["slide_id"])) for one in finding.slides
+    ]
+    lines.sort(key=lambda line: line.row_labels[0])
+    return _table(name, "The same, slide by slide", ("slide", "rule", "network"), lines, finding)
+
+
+def _table(name: str, title: str, labels: tuple[str, ...], lines: Iterable[Line], finding: Finding) -> Table:
+    return Table(
+        name=name,
+        title=title,
+        label=f"tab:{name}",
+        row_labels=labels,
+        columns=COLUMNS,
+        lines=tuple(lines),
+        notes=("Brackets: 95 % bootstrap interval.", *finding.notes),
+    )
+
+
+def _words(labels: Mapping[str, Any]) -> tuple[str, str]:
+    return find_rule(str(labels["rule"])).label, str(labels["network"])
+
+
+def _line(
+    row_labels: tuple[str, ...], labels: Mapping[str, Any], values: Mapping[str, Any], comparison: str
+) -> Line:
+    rule = find_rule(str(labels["rule"]))
+    cells = (
+        *(_interval_cell(values, f"review_{name}") for name in FIGURES),
+        Cell(f"{values['judged_patches']:.0f}", values["judged_patches"]),
+        NOT_MEASURED
+        if values["judged_share"] is None
+        else Cell(f"{100 * values['judged_share']:.0f} %", values["judged_share"]),
+    )
+    return Line(
+        row_labels,
+        "ours",
+        cells,
+        comparison=None if rule.is_control else comparison,
+        role="control" if rule.is_control else "own" if rule.is_ours else "",
+    )
+
+
+def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
+    value, low, high = (values[f"{name}{ending}"] for ending in ("", "_low", "_high"))
+    if value is None:
+        return NOT_MEASURED
+    text = f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return Cell(text, value)
