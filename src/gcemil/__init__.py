@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
     from gcemil.runs.network import load_network
+    from gcemil.runs.pretrained import from_pretrained, save_pretrained
     from gcemil.training.run import train_run
 
 __version__ = "0.2.0"
@@ -52,8 +53,10 @@ __all__ = [
     "case_bag",
     "create_host",
     "explain_slide",
+    "from_pretrained",
     "load_network",
     "recover",
+    "save_pretrained",
     "slide_bag",
     "snr",
     "train_run",
@@ -85,8 +88,10 @@ _HOME = {
     "case_bag": "gcemil.bags.bag",
     "create_host": "gcemil.hosts.table",
     "explain_slide": "gcemil.explain",
+    "from_pretrained": "gcemil.runs.pretrained",
     "load_network": "gcemil.runs.network",
     "recover": "gcemil.recovery.recover",
+    "save_pretrained": "gcemil.runs.pretrained",
     "slide_bag": "gcemil.bags.bag",
     "snr": "gcemil.diagnostics.snr",
     "train_run": "gcemil.training.run",

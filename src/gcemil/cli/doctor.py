@@ -19,6 +19,7 @@ EXTRAS = {
     "tables": ("openpyxl",),
     "tracking": ("tensorboard",),
     "docs": ("mkdocs", "mkdocstrings"),
+    "wsidata": ("spatialdata",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis"),
 }
 

@@ -36,6 +36,7 @@ from gcemil.cli import (
     encode,
     evaluate,
     explain,
+    export,
     foreign,
     patch,
     predict,
@@ -140,6 +141,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "predict": predict.predict,
         "prefilter": prefilter.prefilter,
         "view": view.view,
+        "export": export.export,
     },
     "Measure": {
         "diagnose": diagnose.diagnose,

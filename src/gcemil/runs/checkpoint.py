@@ -35,7 +35,10 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
             ) from error
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
+TRAIN_AGAIN = "Remove it to train the fold again."
+
+
+def load(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Tensor], Meta]:
     """Every tensor of a file and the record in its header."""
     if not is_file(path):
         there = sorted(one.parent.name for one in path.parent.parent.glob(f"fold_*/{path.name}"))
@@ -60,9 +63,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], Meta]:
         MemoryError,
         InputError,
     ) as error:
-        raise RunError(
-            f"{path} is not a gcemil checkpoint ({error}). Remove it to train the fold again."
-        ) from error
+        raise RunError(f"{path} is not a gcemil checkpoint ({error}). {remedy}") from error
     return tensors, meta
 
 

@@ -34,6 +34,8 @@ from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
+PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
+"""A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
 MODES = ("full", "soft", "discrete")
 """How a bag is seen: all patches, all of them gated, the evidence alone."""
 
@@ -62,8 +64,9 @@ class FoldFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """The trained network."""
-        return self.path / "checkpoint.safetensors"
+        """The trained network; of a fold that was exported, its weights."""
+        exported = self.path / PRETRAINED_WEIGHTS
+        return exported if is_file(exported) else self.path / "checkpoint.safetensors"
 
     @property
     def resume(self) -> Path:
@@ -194,7 +197,9 @@ class RunFolder:
         return [found[number] for number in sorted(number for number in found if number is not None)]
 
     def trained_folds(self) -> list[FoldFolder]:
-        """The folds that have a network; RunError where none has."""
+        """The folds that have a network, or the exported fold that this folder is; RunError where there is none."""
+        if is_file(self.path / PRETRAINED_WEIGHTS):
+            return [FoldFolder(self.path)]
         if not (found := self.folds_with("checkpoint.safetensors")):
             if not self.is_begun:
                 raise RunError(_describe_no_run(self.path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, model_validator
@@ -16,12 +16,15 @@ from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, TrainSettings
 from gcemil.errors import GcemilError, RunError, UsageError
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.files import checked
+from gcemil.files import checked, is_file, read_record
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
 from gcemil.model import GceMil
 from gcemil.runs import checkpoint
+from gcemil.runs.folder import PRETRAINED_CONFIG, PRETRAINED_WEIGHTS
 
+PRETRAINED_FORMAT = "gcemil-pretrained-1"
+EXPORT_AGAIN = "Export it again with 'gcemil export RUN --pretrained FOLDER'."
 SUSPICIOUS_LAYER = 2**25
 """Weights; no layer of the hosts comes near."""
 
@@ -66,6 +69,13 @@ class NetworkRecord(BaseModel):
         return self
 
 
+class PretrainedConfig(BaseModel):
+    """What config.json of an exported fold must say; the rest is for readers."""
+
+    format: Literal["gcemil-pretrained-1"]
+    network: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class LoadedNetwork:
     """A network, trained or about to be: `model` is None for the plain host."""
@@ -98,10 +108,17 @@ def save_network(path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: Tr
 
 
 def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
-    """A trained network from its checkpoint alone, in evaluation mode, and what was saved beside it."""
-    tensors, meta = checkpoint.load(path)
-    remedy = "Remove it to train the fold again."
-    record = checked(meta, NetworkRecord, path, error=RunError, remedy=remedy)
+    """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
+    if path.is_dir():
+        path = path / PRETRAINED_WEIGHTS
+    described, remedy = path, checkpoint.TRAIN_AGAIN
+    if path.name == PRETRAINED_WEIGHTS:
+        described, remedy = path.with_name(PRETRAINED_CONFIG), EXPORT_AGAIN
+        meta = _read_config(described)
+        tensors, _ = checkpoint.load(path, remedy=remedy)
+    else:
+        tensors, meta = checkpoint.load(path)
+    record = checked(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     _import_own_host(record.settings.host.name, path)
     try:
         if record.largest_layer > SUSPICIOUS_LAYER:
@@ -109,13 +126,21 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
             with torch.device("meta"):
                 _refuse_other_shapes(_build_network(record, tensors).network, tensors)
         loaded = _build_network(record, tensors)
-        loaded.network.load_state_dict(tensors)
+        _load_tensors(loaded.network, tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
             f"{path} does not hold the network its header describes ({error}). {remedy}"
         ) from error
     loaded.network.to(device).eval()
     return loaded, meta
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """What config.json of an exported fold says of its network."""
+    if not is_file(path):
+        raise RunError(f"{path.parent} is no exported fold: it has no {path.name}. {EXPORT_AGAIN}")
+    found = read_record(path, PretrainedConfig, error=RunError, remedy=EXPORT_AGAIN)
+    return found.network
 
 
 def _import_own_host(name: str, path: Path) -> None:
@@ -144,9 +169,20 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     return LoadedNetwork(host, GceMil(host, bank, in_dim=record.in_dim, settings=settings.evidence), None)
 
 
+def _load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors into the network; where they are not its own, the first that differs is named."""
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError:
+        _refuse_other_shapes(network, tensors)
+        raise
+
+
 def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name in sorted({*wanted, *tensors}):
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != wanted.get(name):
-            raise ValueError(f"'{name}' has shape {found} in the file and {wanted.get(name)} in the network")
+            if found is None or name not in wanted:
+                raise ValueError(f"'{name}' is in the {'network' if found is None else 'file'} alone")
+            raise ValueError(f"'{name}' has shape {found} in the file and {wanted[name]} in the network")

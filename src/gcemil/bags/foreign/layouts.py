@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gcemil.bags import store
-from gcemil.bags.foreign import clam, stamp, torchmil, trident
+from gcemil.bags.foreign import clam, stamp, torchmil, trident, wsidata
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
     FeatureLayout,
@@ -19,6 +19,7 @@ from gcemil.files import refuse_special
 from gcemil.wording import is_there, near_path
 
 LAYOUTS: dict[str, FeatureLayout] = {
+    "wsidata": wsidata.LAYOUT,
     "stamp": stamp.LAYOUT,
     "trident": trident.LAYOUT,
     "clam": clam.LAYOUT,

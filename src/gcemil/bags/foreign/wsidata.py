@@ -1,0 +1,203 @@
+"""SpatialData stores as wsidata and LazySlide lay them out: <slide>.zarr, one per slide (extra `wsidata`).
+
+  shapes/<tiles>            one square per patch, level-0 pixels of the whole file, columns tile_id and geometry
+  tables/<encoder>_<tiles>  features (n, d), obs with tile_id; the region it is about is <tiles>
+  attrs tile_spec           how the tiles were cut
+
+Rows are joined by tile_id. A store may hold the tables of several encoders; then one has to be named. Zarr can name a codec
+that unpickles; a store that does is refused before anything of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcemil.bags.arrays import check_coords
+from gcemil.bags.bag import CoordRows
+from gcemil.bags.foreign.source import (
+    FeatureLayout,
+    ForeignFolder,
+    ForeignSlide,
+    Names,
+    ReadOptions,
+    Rows,
+    as_float,
+    plain_ids,
+    require_one_encoder,
+)
+from gcemil.errors import CohortError, MissingExtraError, StoreError, UsageError, error_text
+from gcemil.files import read_json
+from gcemil.units import LevelZeroPx
+
+TILES = "tiles"
+EVIDENCE_TABLE = "gce"
+"""The table of ours, which holds responses and no features."""
+EXTRA = "wsidata"
+_METADATA = (".zarray", "zarr.json", ".zmetadata")
+_MAX_METADATA = 10_000
+"""Metadata files of one store; a slide has some hundred."""
+
+
+def read_wsidata(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
+    """The stores of a folder as slides."""
+    stores = _list_stores(source)
+    ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
+    found = [_read_slide(path, ids[path.name.removesuffix(".zarr")], encoder, patch_size) for path in stores]
+    name = require_one_encoder((own for _, own in found), source)
+    lines = (
+        "Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
+    )
+    return ForeignFolder(EXTRA, source, tuple(slide for slide, _ in found), name, lines)
+
+
+def _list_stores(source: Path) -> list[Path]:
+    if source.name.endswith(".zarr"):
+        return [source]
+    return sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
+
+
+def _read_slide(
+    path: Path, slide_id: str, encoder: str | None, patch_size: int | None
+) -> tuple[ForeignSlide, str]:
+    """One store: its slide, and the encoder its features are of."""
+    opened = _open_store(path)
+    key = _choose_table(opened, encoder, path)
+    tiles = _tiles_of(opened, key, path)
+    shape = opened.tables[key].shape
+    stated = _stated_size(opened, tiles)
+    coords = _read_coords(opened, key, tiles, path)
+    if len(coords) != shape[0]:
+        raise CohortError(
+            f"{path}: {shape[0]} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
+        )
+    size = patch_size or stated
+    slide = ForeignSlide(
+        slide_id=slide_id,
+        path=path,
+        n_patches=int(shape[0]),
+        feature_dim=int(shape[1]),
+        patch_size=None if size is None else LevelZeroPx(size),
+        linkable=False,
+        load=partial(_load_rows, path, key, tiles),
+    )
+    return slide, key.removesuffix(f"_{tiles}")
+
+
+def _load_rows(path: Path, key: str, tiles: str) -> Rows:
+    opened = _open_store(path)
+    values = opened.tables[key].X
+    features = np.asarray(values.toarray() if hasattr(values, "toarray") else values)
+    if features.dtype.kind != "f":
+        raise CohortError(f"{path}: table '{key}' holds {features.dtype}, not the features of an encoder.")
+    return as_float(features), _read_coords(opened, key, tiles, path)
+
+
+def _open_store(path: Path) -> Any:
+    """The tiles and tables of a store, its pictures left alone."""
+    try:
+        import spatialdata
+    except ImportError as error:
+        raise MissingExtraError("spatialdata", EXTRA) from error
+    refuse_pickle(path)
+    try:
+        return spatialdata.read_zarr(path, selection=("shapes", "tables"))
+    except Exception as error:
+        # Three libraries read a store, and a damaged one makes them raise almost anything.
+        raise StoreError(
+            f"{path} cannot be read as SpatialData ({error_text(error)}). Write it again."
+        ) from error
+
+
+def refuse_pickle(path: Path) -> None:
+    """No array of a store may ask to be unpickled."""
+    found = [one for name in _METADATA for one in path.rglob(name)]
+    if len(found) > _MAX_METADATA:
+        raise StoreError(
+            f"{path} holds {len(found)} arrays and groups, more than {_MAX_METADATA}; it is not read."
+        )
+    for one in found:
+        if any("pickle" in codec for codec in _codec_names(read_json(one))):
+            raise StoreError(
+                f"{one} asks for Python objects to be unpickled, which is never done. It is not read."
+            )
+
+
+def _codec_names(value: Any) -> Iterator[str]:
+    """Every 'id' and 'name' in the metadata, among which codecs are named."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield from (str(one[key]).lower() for key in ("id", "name") if key in one)
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def _choose_table(opened: Any, encoder: str | None, path: Path) -> str:
+    names = [str(name) for name in opened.tables if not str(name).startswith(f"{EVIDENCE_TABLE}_")]
+    chosen = [name for name in names if encoder is None or name == encoder or name.startswith(f"{encoder}_")]
+    if len(chosen) != 1:
+        raise UsageError(
+            f"{path} has the feature tables {', '.join(names) or 'none'}; exactly one is needed. Name its encoder with --encoder."
+        )
+    return chosen[0]
+
+
+def _tiles_of(opened: Any, key: str, path: Path) -> str:
+    """The shapes that a table is about."""
+    region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
+    name = region if isinstance(region, str) else next(iter(region), TILES)
+    if name not in opened.shapes:
+        raise CohortError(f"{path}: table '{key}' is about '{name}', which is no shape of the store.")
+    return str(name)
+
+
+def _read_coords(opened: Any, key: str, tiles: str, path: Path) -> CoordRows:
+    """The corner of the tile of every row, joined by tile_id."""
+    shapes, table = opened.shapes[tiles], opened.tables[key]
+    bounds = shapes.geometry.bounds
+    corners = np.round(bounds[["minx", "miny"]].to_numpy(dtype=np.float64))
+    if "tile_id" in shapes.columns and "tile_id" in table.obs.columns:
+        place = {tile: row for row, tile in enumerate(shapes["tile_id"].tolist())}
+        try:
+            rows = [place[tile] for tile in table.obs["tile_id"].tolist()]
+        except KeyError as error:
+            raise CohortError(
+                f"{path}: table '{key}' has tile {error}, which '{tiles}' does not have."
+            ) from error
+        corners = corners[rows]
+    elif len(corners) != len(table):
+        raise CohortError(
+            f"{path}: {len(table)} rows in table '{key}' for {len(corners)} tiles, and no tile_id to join by."
+        )
+    return check_coords(corners, path)
+
+
+def _stated_size(opened: Any, tiles: str) -> int | None:
+    """Side of a tile in level-0 pixels: all have it, or none is stated."""
+    bounds = opened.shapes[tiles].geometry.bounds
+    sides = np.round(np.concatenate([bounds.maxx - bounds.minx, bounds.maxy - bounds.miny]))
+    return int(sides[0]) if len(sides) and sides[0] > 0 and (sides == sides[0]).all() else None
+
+
+def _owns(folder: Path, names: Names) -> bool:
+    return folder.name.endswith(".zarr") or any(name.endswith(".zarr") for name in names)
+
+
+def _read(source: Path, options: ReadOptions) -> ForeignFolder:
+    return read_wsidata(source, encoder=options.encoder, patch_size=options.patch_size)
+
+
+LAYOUT = FeatureLayout(
+    tool=EXTRA,
+    name="wsidata",
+    title="SpatialData stores of wsidata or LazySlide",
+    read=_read,
+    owns_folder=_owns,
+)

@@ -1,0 +1,250 @@
+"""A trained fold as a folder for others, opened without its run and its cohort.
+
+  config.json         what the network is (runs/network.py), on what it was trained, what was measured, the licence
+  model.safetensors   its weights
+  README.md           the model card: the same for people, and what the model must not be used for
+
+Nothing is executed when such a folder is opened; a host that is not part of gcemil needs the same consent as in a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from gcemil import __version__
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.folds import read_fold
+from gcemil.errors import InputError, UsageError
+from gcemil.files import whole_folder, write_json, write_text
+from gcemil.findings import Finding, read_finding
+from gcemil.metrics import METRICS
+from gcemil.model import GceMil
+from gcemil.rules import find_rule
+from gcemil.runs import checkpoint
+from gcemil.runs.folder import (
+    PRETRAINED_CONFIG,
+    PRETRAINED_WEIGHTS,
+    FoldFolder,
+    RunFolder,
+    read_metrics,
+    read_run,
+)
+from gcemil.runs.network import PRETRAINED_FORMAT, load_network
+from gcemil.tables import format_metric
+
+README = "README.md"
+UNKNOWN_LICENSE = "unknown"
+FULL_KEPT = (
+    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "sufficient_share",
+    "necessary_share",
+)  # fmt: skip
+SOFT_KEPT = ("cd_gap", "recoverable_share")
+LIMITS = (
+    "Research software, not a medical device: no diagnosis may rest on it.",
+    "It was judged on the test slides named above and on no others. On another scanner, stain, hospital or disease its predictions "
+    "and its evidence have to be measured again.",
+    "It reads features of one encoder at one patch size. Features of another encoder of the same width are accepted by their "
+    "shape and mean nothing.",
+    "Evidence that is sufficient and necessary for the model shows what the model uses, not that the model is right.",
+)
+
+Record = dict[str, Any]
+
+
+def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LICENSE) -> Path:
+    """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
+    source = RunFolder(fold).trained_folds()[0] if RunFolder(fold).is_begun else FoldFolder(fold)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty. Give a new folder.")
+    loaded, network = load_network(source.checkpoint)
+    config: Record = {
+        "format": PRETRAINED_FORMAT,
+        "gcemil": __version__,
+        "network": network,
+        "license": license_name,
+        "data": _describe_data(source, network),
+        "measured": _describe_figures(source),
+        "provenance": {
+            "fold": source.number,
+            "checkpoint_sha256": content_hash(source.checkpoint),
+            "settings_hash": read_run(source.run.path).settings.hash,
+        },
+    }
+    card = write_card(config)
+    with whole_folder(folder) as temporary:
+        checkpoint.save(temporary / PRETRAINED_WEIGHTS, loaded.network.state_dict(), {})
+        write_json(temporary / PRETRAINED_CONFIG, config)
+        write_text(temporary / README, card)
+    return folder
+
+
+def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> GceMil:
+    """The model of such a folder in evaluation mode, ready for `explain_slide`."""
+    loaded, _ = load_network(Path(folder), device)
+    if loaded.model is None:
+        raise UsageError(
+            f"{folder} holds a plain host, which has no evidence. Open it with gcemil.load_network('{folder}')."
+        )
+    return loaded.model
+
+
+def _describe_data(fold: FoldFolder, network: Mapping[str, Any]) -> Record:
+    """What the cohort was; its counts are None where it no longer lies where it lay in training."""
+    run = read_run(fold.run.path)
+    facts: Record = {
+        "cohort": run.cohort.name,
+        "cohort_fingerprint": run.cohort_fingerprint,
+        "encoder": network["encoder"],
+        "feature_width": network["in_dim"],
+        "patch_size_level0": network["patch_size_level0"],
+        "slides": None,
+        "simulated": None,
+    }
+    try:
+        cohort = Cohort.load(run.cohort)
+        parts = list(read_fold(cohort, fold.number).part_of.values())
+    except InputError:
+        return facts
+    counts = {part: parts.count(part) for part in ("train", "val", "test")}
+    return {**facts, "slides": counts, "simulated": "simulator" in cohort.card.provenance}
+
+
+def _describe_figures(fold: FoldFolder) -> Record:
+    """Task figures of the test slides, and S/N/R where it was measured."""
+    snr = fold.finding("snr")
+    return {
+        "task": read_metrics(fold.path).modes,
+        "snr": _pick_snr(read_finding(snr)) if snr.is_file() else None,
+    }
+
+
+def _pick_snr(finding: Finding) -> list[Record]:
+    """Evidence, attention and random patches over all classes."""
+    found: dict[tuple[str, str], Record] = {}
+    for row in finding.rows:
+        if row.labels.get("class") != "all":
+            continue
+        key = row.labels["rule"], row.labels["network"]
+        wanted = FULL_KEPT if row.labels.get("comparison") == "full-kept" else SOFT_KEPT
+        found.setdefault(key, {"rule": key[0], "network": key[1]}).update(
+            {name: row.values[name] for name in wanted if row.values.get(name) is not None}
+        )
+    return list(found.values())
+
+
+def write_card(config: Mapping[str, Any]) -> str:
+    """The model card as Markdown."""
+    network, data, measured = config["network"], config["data"], config["measured"]
+    settings, bank = network["settings"], network.get("bank")
+    head = {
+        "license": config["license"],
+        "library_name": "gcemil",
+        "tags": ["pathology", "whole-slide-imaging", "multiple-instance-learning", settings["host"]["name"]],
+    }
+    slides = data["slides"]
+    facts = [
+        ("task", network["task"]),
+        ("classes", ", ".join(network["classes"]) or "risk"),
+        ("host", settings["host"]["name"] + (" with evidence (GCE-MIL)" if bank else ", without evidence")),
+        ("encoder", data["encoder"]),
+        ("feature width", data["feature_width"]),
+        ("patch size, level-0 pixels", data["patch_size_level0"] or "differs between slides"),
+        ("anchors", f"{len(bank['prompts'])}, {bank['provenance']}" if bank else "none"),
+        ("anchor names", "; ".join(bank["prompts"]) if bank else "none"),
+        ("cohort", f"{data['cohort']}, fold {config['provenance']['fold']}"),
+        (
+            "slides",
+            "not known: the cohort was not at hand"
+            if slides is None
+            else f"{slides['train']} for training, {slides['val']} for validation, {slides['test']} for the figures below",
+        ),
+        ("licence", config["license"]),
+    ]
+    return "\n".join(
+        [
+            "---",
+            yaml.safe_dump(head, sort_keys=False).rstrip(),
+            "---",
+            "",
+            f"# {settings['host']['name']} on {data['cohort']}",
+            "",
+            *_markdown_table(("", ""), facts),
+            "",
+            *(["**The slides were simulated. They are not tissue.**", ""] if data["simulated"] else []),
+            "## Figures of the test slides",
+            "",
+            *_task_table(measured["task"]),
+            "",
+            "## Is the evidence sufficient, necessary and recoverable?",
+            "",
+            *_snr_table(measured["snr"]),
+            "",
+            "## Limits",
+            "",
+            *(f"- {text}" for text in LIMITS),
+            "",
+            "## Use",
+            "",
+            "```python",
+            "import gcemil",
+            "",
+            'model = gcemil.from_pretrained("THIS_FOLDER")',
+            'bag = gcemil.slide_bag("S-17", features, coords)   # features (n, width), coords (n, 2) in level-0 pixels',
+            "evidence = gcemil.explain_slide(model, bag)",
+            "```",
+            "",
+        ]
+    )
+
+
+def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
+    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+    rows = [
+        (words[mode], *(_figure(name, figures.get(name)) for name in names))
+        for mode, figures in modes.items()
+    ]
+    return _markdown_table(("bag", *map(_label, names)), rows)
+
+
+def _snr_table(rows: list[Record] | None) -> list[str]:
+    if rows is None:
+        return ["Not measured: `gcemil diagnose RUN --only snr` before the export adds it."]
+    names = [name for name in (*FULL_KEPT, *SOFT_KEPT) if any(name in row for row in rows)]
+    lines = [
+        (find_rule(row["rule"]).label, row["network"], *(_figure(name, row.get(name)) for name in names))
+        for row in rows
+    ]
+    return _markdown_table(("patches chosen by", "predicted by", *map(_label, names)), lines)
+
+
+def _label(name: str) -> str:
+    metric = METRICS.get(name)
+    return name if metric is None else f"{metric.label} {metric.arrow}".strip()
+
+
+def _figure(name: str, value: float | None) -> str:
+    return "-" if value is None else format_metric(name, value)
+
+
+def _markdown_table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
+    names = list(header)
+    lines: list[Iterable[object]] = [names, ["---"] * len(names), *rows]
+    return [f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines]
+
+
+def _plain(cell: object) -> str:
+    """Text of a table cell: names of a cohort are data, and may hold what Markdown obeys."""
+    return (
+        json.dumps(str(cell), ensure_ascii=False)[1:-1]
+        .replace("|", "/")
+        .replace("<", "&lt;")
+        .replace("`", "'")
+    )
