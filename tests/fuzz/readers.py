@@ -29,6 +29,7 @@ import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
 from gcemil.bags import arrays, guards, store
+from gcemil.bags.annotations.concepts import named_patches, read_named_shapes
 from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
 from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
 from gcemil.bags.annotations.truth import MaskReading, write_truth
@@ -50,6 +51,7 @@ from gcemil.benchmark.results import Results, append_log, read_failure, read_log
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.cli.main import app
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings, with_overrides
+from gcemil.diagnostics.agreement import judge_patches
 from gcemil.diagnostics.audit_inputs import read_bag_scores
 from gcemil.diagnostics.significance import compare_runs, read_fold_metrics, read_predictions
 from gcemil.diagnostics.trained_fold import read_risk_scale
@@ -75,6 +77,7 @@ from gcemil.prefilter.student import (
 )
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
+from gcemil.runs import checkpoint
 from gcemil.runs.evidence_files import Representations, read_representations, write_representations
 from gcemil.runs.folder import (
     RunFolder,
@@ -85,10 +88,12 @@ from gcemil.runs.folder import (
     summarise,
     write_training_cohort,
 )
-from gcemil.runs.network import load_network, save_network
+from gcemil.runs.network import PRETRAINED_FORMAT, load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_slide
+from gcemil.runs.pretrained import from_pretrained
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
+from gcemil.slides.geojson import read_objects
 from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import read_mask, tissue_geojson
 from gcemil.slides.reader import open_slide
@@ -490,6 +495,44 @@ def build_annotations(folder: Path) -> None:
     Image.fromarray(mask).save(folder / "annotations" / f"{names[1]}_mask.png")
     pages = [Image.fromarray(mask).resize((384, 256)), Image.fromarray(mask)]
     pages[0].save(folder / "annotations" / f"{names[2]}_mask.tif", save_all=True, append_images=pages[1:])
+    (folder / "annotations" / f"{names[3]}.geojson").write_text(
+        json.dumps(qupath_objects("Tumor", "Ignore*"), indent=1)
+    )
+
+
+def qupath_objects(first: str, second: str) -> Any:
+    """Objects of every kind that QuPath exports."""
+    ring = [[0, 0], [900.5, 0], [900, 700], [0, 700], [0, 0]]
+    hole = [[100, 100], [200, 100], [200, 200], [100, 100]]
+    geometries = (
+        ("Polygon", [ring, hole]), ("MultiPolygon", [[ring], [hole]]), ("Point", [600, 600]), ("LineString", ring),
+    )  # fmt: skip
+    features = [
+        {
+            "type": "Feature",
+            "id": str(number),
+            "geometry": {"type": kind, "coordinates": coordinates},
+            "properties": {
+                "objectType": "annotation",
+                "classification": {"name": name, "color": [200, 0, 0]},
+            },
+        }
+        for number, (kind, coordinates) in enumerate(geometries)
+        for name in (first, second)
+    ]
+    return {"type": "FeatureCollection", "features": features}
+
+
+def build_marks(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "s.geojson").write_text(json.dumps(qupath_objects("accept", "reject"), indent=1))
+
+
+def read_mark_files(folder: Path, damaged: Sequence[Path]) -> None:
+    def judge(path: Path) -> None:
+        judge_patches(read_objects(path), grid_coords(6), 512, where=path)
+
+    each(*(partial(judge, path) for path in damaged))
 
 
 def read_annotations(folder: Path, damaged: Sequence[Path]) -> None:
@@ -499,6 +542,8 @@ def read_annotations(folder: Path, damaged: Sequence[Path]) -> None:
     def overlap(path: Path) -> None:
         if path.suffix == ".xml":
             polygon_overlap(coords, 512, read_asap(path).polygons)
+        elif path.suffix == ".geojson":
+            named_patches(coords, 512, read_named_shapes(path), 0.5)
         else:
             mask_overlap(
                 coords,
@@ -774,6 +819,19 @@ def build_networks(folder: Path) -> None:
     save_prefilter(folder / "gce" / "fold_0" / "prefilter.safetensors", fitted)
 
 
+def build_exported(folder: Path) -> None:
+    build_networks(folder)
+    loaded, network = load_network(folder / "gce" / "fold_0" / "checkpoint.safetensors")
+    (folder / "model").mkdir()
+    checkpoint.save(folder / "model" / "model.safetensors", loaded.network.state_dict(), {})
+    write_json(folder / "model" / "config.json", {"format": PRETRAINED_FORMAT, "network": network})
+
+
+def read_exported(folder: Path, damaged: Sequence[Path]) -> None:
+    model = folder / "model"
+    each(partial(from_pretrained, model), partial(load_fold_models, model, fold=None, needs_evidence=True))
+
+
 def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
     cohort_file = next((folder / "cohort" / "features").glob("*.h5"))
 
@@ -962,6 +1020,7 @@ READERS: tuple[Reader, ...] = (
     Reader("recipes", build_recipe, ("*.csv", "*.tsv"), read_recipes, share=0.5),
     Reader("classic sets", build_classic, ("*.whl", "**/*.csv"), read_classic, refuses=True),
     Reader("annotations", build_annotations, ("annotations/*",), read_annotations, share=1.5),
+    Reader("marks", build_marks, ("*.geojson",), read_mark_files),
     Reader("tissue masks", build_masks, ("*",), read_masks, refuses=True),
     Reader("slides", build_slide, ("*",), read_slide_files, share=0.5, limit_s=60),
     Reader("patches", build_patches, ("*.h5",), read_patches, refuses=True),
@@ -973,6 +1032,7 @@ READERS: tuple[Reader, ...] = (
     Reader("run values", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.yaml", "run/**/*.csv", "run/**/*.h5"), read_run_values, share=1.2),
     Reader("report", build_run, ("run/**/*.json", "run/**/*.jsonl", "run/**/*.csv", "run/**/*.h5"), read_report, share=0.01),
     Reader("checkpoints", build_networks, ("*/fold_0/*.safetensors",), read_networks, share=1.5),
+    Reader("exported fold", build_exported, ("model/*",), read_exported, share=0.5),
     Reader("weights", build_weights, ("weights/*",), read_weights),
     Reader("results", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_results, share=0.4),
     Reader("grid report", build_results, ("results/**/*.json", "results/**/*.jsonl", "results/**/*.yaml"), read_grid_report, share=0.02),
