@@ -181,7 +181,7 @@ def build_cohort(folder: Path, task: str = "classification", cases: int = 6, tru
 
 def build_tables(folder: Path, task: str = "classification") -> None:
     """As small as a cohort can be."""
-    build_cohort(folder, task, cases=4, truth=False)
+    build_cohort(folder, task, cases=6, truth=False)
 
 
 def read_cohort(folder: Path) -> None:
@@ -476,7 +476,7 @@ def read_classic(folder: Path) -> None:
 
 
 def build_annotations(folder: Path) -> None:
-    cohort = build_cohort(folder / "cohort", cases=4)
+    cohort = build_cohort(folder / "cohort", cases=6)
     (folder / "annotations").mkdir()
     vertices = "".join(
         f'\n<Coordinate Order="{k}" X="{x}" Y="{y}"/>'
@@ -871,7 +871,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
 
 def build_weights(folder: Path) -> None:
     """One host as its authors save it and as we do."""
-    cohort = build_cohort(folder / "cohort", cases=4, truth=False)
+    cohort = build_cohort(folder / "cohort", cases=6, truth=False)
     settings = TrainSettings(host=HostSettings(name="abmil"), evidence=None, epochs=1)
     loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
     (folder / "weights").mkdir()
@@ -1003,7 +1003,7 @@ READERS: tuple[Reader, ...] = (
     Reader("survival", partial(build_tables, task="survival"), ("slides.csv", "cohort.yaml"), read_validated, share=0.5),
     Reader("splits", build_tables, ("splits/*.csv",), read_validated, share=0.5),
     Reader("features", build_tables, ("features/*.h5",), read_features),
-    Reader("truth", lambda folder: build_cohort(folder, cases=4), ("truth/*.h5",), read_truth, share=0.6),
+    Reader("truth", lambda folder: build_cohort(folder, cases=6), ("truth/*.h5",), read_truth, share=0.6),
     Reader("anchors", build_cohort, ("anchors.h5",), read_anchors, share=1.5),
     Reader("pairs", build_cohort, ("anchor_pairs.h5",), read_bridge),
     Reader("settings", build_settings, ("settings.yaml",), read_settings, share=1.5),
