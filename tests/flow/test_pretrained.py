@@ -184,7 +184,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(classificatio
     for arguments, kind, message in (
         ((classification_runs.gce, "--pretrained", tmp_path / "full"), UsageError, "exists and is not empty"),
         ((classification_runs.gce, "--pretrained", tmp_path / "new", "--fold", 3), RunError, "fold_3"),
-        ((tmp_path, "--pretrained", tmp_path / "new"), RunError, "has no trained fold"),
+        ((tmp_path, "--pretrained", tmp_path / "new"), RunError, "is no run: it has no config.yaml"),
         ((classification_runs.gce,), UsageError, "Say what to export"),
     ):
         refused = run_command("export", *arguments)
