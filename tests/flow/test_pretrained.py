@@ -81,12 +81,12 @@ def test_it_says_elsewhere_what_the_run_says(folder, classification_runs, tmp_pa
     assert not list((tmp_path / "home").iterdir())
 
 
-def test_predict_takes_it_in_place_of_a_run(folder, classification_runs):
+def test_predict_takes_it_in_place_of_a_run(folder, classification_runs, tmp_path):
     cohort, spec = first_bag(classification_runs)
     features = cohort.feature_file(spec.slide_ids[0])
     answers = [
-        json.loads(run_command("predict", source, features, "--json").output)
-        for source in (folder, classification_runs.gce)
+        json.loads(run_command("predict", source, features, "--json", "--out", tmp_path / name).stdout)
+        for name, source in (("given", folder), ("own", classification_runs.gce))
     ]
     (given,), (own,) = answers
     assert given["evidence"] == own["evidence"]
