@@ -107,7 +107,7 @@ def found(classification_runs: TrainedRuns):
 def test_rates_are_shares_of_the_slides_listed(found):
     assert (
         {name for row in found.rows for name in row.values}
-        == {f"{kind}_share" for kind in TYPES}
+        == {"audited_slides", *(f"{kind}_share" for kind in TYPES)}
         <= set(METRICS)
     )
     for row in found.rows:
@@ -117,6 +117,7 @@ def test_rates_are_shares_of_the_slides_listed(found):
             if (s["rule"], s["network"]) == (row.labels["rule"], row.labels["network"])
         ]
         own = [s for s in own if row.labels["class"] in ("all", s["target"])]
+        assert row.values["audited_slides"] == len(own)
         for kind in TYPES:
             assert row.values[f"{kind}_share"] == pytest.approx(np.mean([s[kind] for s in own]))
 
