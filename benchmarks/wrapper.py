@@ -143,7 +143,11 @@ def make_model(options: argparse.Namespace, name: str, bridge: Any, reads_host: 
     for stage in host.stages():
         host.begin_stage(stage, lambda: bag_features(host, options.width), 1)
     settings = EvidenceSettings(
-        bridge=bridge, hidden=options.hidden, attention_term=reads_host, contribution_term=reads_host
+        bridge=bridge,
+        bridge_rank=getattr(options, "rank", 128),
+        hidden=options.hidden,
+        attention_term=reads_host,
+        contribution_term=reads_host,
     )
     embeddings = torch.randn(options.anchors, options.width)
     bank = AnchorBank(embeddings, tuple(f"anchor {m}" for m in range(options.anchors)), "benchmark")

@@ -181,10 +181,16 @@ def standardised_attention(attention_logits: Scores) -> Scores:
 @torch.no_grad()
 def normal_rank(values: Scores) -> Scores:
     """Phi^-1((rank - 1/2) / N), the rank counted from the smallest; equal values share their mean rank."""
-    ordered = values.sort().values
-    # Smaller values before a patch, and those up to its own: twice its rank less one half, and no number is read here.
-    smaller, up_to_own = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    return torch.special.ndtri((smaller + up_to_own).to(values.dtype) / (2 * len(values)))
+    n_values = len(values)
+    ordered, order = values.sort()
+    place = torch.arange(n_values + 1, device=values.device)
+    starts = torch.ones_like(place, dtype=torch.bool)
+    starts[1:-1] = ordered[1:] != ordered[:-1]
+    # Equal values lie between two starts; their places in the middle, without a count that the processor would wait for.
+    first = (place * starts)[:-1].cummax(0).values
+    behind = torch.where(starts, place, n_values)[1:].flip(0).cummin(0).values.flip(0)
+    middle = (first + behind).to(values.dtype) / (2 * n_values)
+    return torch.special.ndtri(torch.empty_like(middle).scatter_(0, order, middle))
 
 
 class LowRankAdapter(nn.Module):
