@@ -27,9 +27,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/performance.png"))
     options = parser.parse_args()
     lines = json.loads(options.json.read_text())["lines"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    draw(left, curves(lines, "growth"), "patches of one slide", "one prediction, 256-d, one thread")
-    draw(right, curves(lines, "slides"), "slides of a cohort", "whole commands, 24 patches of 32-d a slide")
+    panels = {
+        ("patches of one slide", "one prediction, 256-d, one thread"): curves(lines, "growth"),
+        ("slides of a cohort", "whole commands, 24 patches of 32-d a slide"): curves(lines, "slides"),
+    }
+    # What was not measured has no panel.
+    panels = {titles: found for titles, found in panels.items() if found}
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5 * len(panels), 4.2), layout="constrained", squeeze=False
+    )
+    for place, ((unit, title), found) in zip(axes[0], panels.items(), strict=True):
+        draw(place, found, unit, title)
     figure.savefig(options.out, dpi=130)
 
 
