@@ -145,9 +145,9 @@ def test_seed_and_device_follow_from_the_grid():
     [
         ({"hosts": ["resnet"]}, "Unknown host 'resnet'. Choose one of: abmil"),
         ({"variants": {"x": {"evidence.bugdet": 1}}}, "Grid 'four', 'x'.*bugdet"),
-        ({"variants": {"x": {"evidence.budget": 2}}}, "Grid 'four', 'x'.*less than or equal to 1"),
-        ({"settings": {"epochs": 0}}, "Grid 'four', 'host'.*greater than or equal to 1"),
-        ({"settings_by_host": {"abmil": {"epochs": 0}}}, "'host' of abmil.*greater than or equal to 1"),
+        ({"variants": {"x": {"evidence.budget": 2}}}, "Grid 'four', 'x'.*must be at most 1"),
+        ({"settings": {"epochs": 0}}, "Grid 'four', 'host'.*must be at least 1"),
+        ({"settings_by_host": {"abmil": {"epochs": 0}}}, "'host' of abmil.*must be at least 1"),
         ({"cohorts": {"a": {"profile": "nsclc", "dials": {"strenght": 3}}}}, "strenght"),
     ],
 )
