@@ -108,15 +108,21 @@ class Ibmil(MilHost[AttentionEmbedded]):
         of_feature, of_confounder = self.head.weight.chunk(2, dim=1)
         # A key's answer to the query of a mean is the mean of its answers, so a patch needs one number per confounder.
         keys = self.key(self.confounders) / math.sqrt(self.key.out_features)
-        weight = torch.cat([of_feature, keys @ self.query.weight])
-        bias = torch.cat([self.head.bias, keys @ self.query.bias])
         of_mixture = self.confounders @ of_confounder.T
+        if torch.is_grad_enabled():
+            # The layer itself is called, so that relevance propagation can hold its answers constant.
+            values = F.linear(embedded.tokens, of_feature, self.head.bias)
+            readings = torch.cat([values, self.query(embedded.tokens) @ keys.T], dim=1)
+        else:
+            weight = torch.cat([of_feature, keys @ self.query.weight])
+            bias = torch.cat([self.head.bias, keys @ self.query.bias])
+            readings = F.linear(embedded.tokens, weight, bias)
 
         def read_out(pooled: Tensor) -> Tensor:
             direct, answers = pooled[:, : self.n_outputs], pooled[:, self.n_outputs :]
             return direct + torch.softmax(answers, dim=1) @ of_mixture
 
-        return LinearPooling(embedded.attention_logits, F.linear(embedded.tokens, weight, bias), read_out)
+        return LinearPooling(embedded.attention_logits, readings, read_out)
 
     def closed_form(self) -> ClosedForm:
         """The head is not linear in M, which it reads the dictionary by: it is asked for the readings of every M_-i."""

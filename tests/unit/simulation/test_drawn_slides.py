@@ -178,7 +178,8 @@ def test_asap_polygons_are_the_evidence_mask(cohort):
         mask = read_drawn_mask(mask_path(cohort.folder, "evidence", row.slide_id)) > 0
         painted = np.zeros_like(mask)
         for annotation in root.iter("Annotation"):
-            ring = [(float(point.get("X")), float(point.get("Y"))) for point in annotation.iter("Coordinate")]
+            points = annotation.iter("Coordinate")
+            ring = np.array([(float(point.get("X")), float(point.get("Y"))) for point in points])
             bounds = Bounds(0, 0, mask.shape[1] * FINE, mask.shape[0] * FINE)
             inside = rasterise_polygons([[ring]], bounds, downsample=FINE)
             painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
