@@ -66,7 +66,7 @@ MISTAKES = [
     ("report nowhere", 1, NO_RUN),
     ("view nowhere --no-browser", 1, NO_RUN),
     ("report cohort", 1, IS_COHORT),
-    ("predict cohort", 1, IS_COHORT),
+    ("predict cohort trident", 1, IS_COHORT),
     ("diagnose gce/fold_0", 1, "gce/fold_0 is a fold of a run. Give gce."),
     ("inspect nowhere", 1, "nowhere does not exist. Give a file or a folder."),
     ("train cohort --out cohort", 1, "cohort is no run, and not empty: it holds 'anchor_pairs.h5'. Give another --out."),
