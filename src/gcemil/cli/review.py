@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import TRUST_HOST
+from gcemil.cli.options import TRUST_HOST, seed_option
 
 if TYPE_CHECKING:
     from gcemil.tables import Table
@@ -23,7 +23,7 @@ def review(
     against: Path | None = typer.Option(
         None, help="The run of the plain host on the same cohort: its attention is judged too."
     ),
-    seed: int = typer.Option(0, min=0, help="Seed of the bootstrap and of the random patches."),
+    seed: int = seed_option("the bootstrap and the random patches"),
     resamples: int = typer.Option(2000, min=1, help="Draws of the bootstrap."),
     script: Path | None = typer.Option(
         None, help="Write the QuPath script that shows evidence and exports marks to this file, and leave."
