@@ -251,7 +251,9 @@ def test_features_without_labels_need_a_table(tmp_path):
 
 def test_unknown_folder_is_refused(tmp_path):
     (tmp_path / "F").mkdir()
-    with pytest.raises(CohortError, match="is no features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"):
+    with pytest.raises(
+        CohortError, match="is no features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
+    ):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
 
 
