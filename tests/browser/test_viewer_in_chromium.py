@@ -287,7 +287,7 @@ def test_a_review_is_saved_and_summed_up(visit):
 
 
 def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
-    name = next(iter(visit.session.specs))
+    name = visit.slide_id
     slide = visit.session.slide(name)
     patch = int(slide.evidence.indices[0])
     left, top = (slide.coords[patch] + slide.patch_size // 2).tolist()

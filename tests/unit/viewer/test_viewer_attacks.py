@@ -82,7 +82,7 @@ def routes(session, *, changing):
         for method in sorted(route.methods - {"HEAD"})
         if (method != "GET") == changing
     ]
-    assert len(found) == (4 if changing else 9)
+    assert len(found) == (5 if changing else 9)
     return found
 
 
