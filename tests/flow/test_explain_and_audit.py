@@ -289,7 +289,7 @@ MODELS = """
 import numpy as np
 import torch
 
-from gcemil.runs.network import load_network
+from gcemil.runs.checkpoint import load_network
 from pathlib import Path
 
 HOST = load_network(Path({checkpoint!r}))[0].host

@@ -78,6 +78,7 @@ from gcemil.prefilter.student import (
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.runs import checkpoint
+from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_network
 from gcemil.runs.evidence_files import Representations, read_representations, write_representations
 from gcemil.runs.folder import (
     RunFolder,
@@ -88,7 +89,6 @@ from gcemil.runs.folder import (
     summarise,
     write_training_cohort,
 )
-from gcemil.runs.network import PRETRAINED_FORMAT, load_network, save_network
 from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_slide
 from gcemil.runs.pretrained import from_pretrained
 from gcemil.runs.weights import read_given_host
@@ -791,7 +791,7 @@ def build_networks(folder: Path) -> None:
         sum(parameter.sum() for parameter in loaded.network.parameters()).backward()
         optimizer.step()
         progress = loop.Progress(epoch=1, history=[])
-        loop._save(
+        loop._save_state(
             fold / "resume.safetensors",
             {"network": loaded.network, "null": null},
             optimizer,
@@ -823,7 +823,7 @@ def build_exported(folder: Path) -> None:
     build_networks(folder)
     loaded, network = load_network(folder / "gce" / "fold_0" / "checkpoint.safetensors")
     (folder / "model").mkdir()
-    checkpoint.save(folder / "model" / "model.safetensors", loaded.network.state_dict(), {})
+    checkpoint.save_tensors(folder / "model" / "model.safetensors", loaded.network.state_dict(), {})
     write_json(folder / "model" / "config.json", {"format": PRETRAINED_FORMAT, "network": network})
 
 
@@ -842,11 +842,11 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
         cohort = Cohort.load(folder / "cohort")
         loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
         null = create_null(settings.evidence, 2) if settings.evidence else torch.nn.Identity()
-        _, _, saved = loop._resumed(fold / "resume.safetensors", {"network": loaded.network, "null": null})
+        _, _, saved = loop._resume(fold / "resume.safetensors", {"network": loaded.network, "null": null})
         if saved is not None:
             optimizer = create_optimizer(loaded.network, 1e-3, settings)
-            with loop.checkpoint.fitting(fold / "resume.safetensors"):
-                loop.checkpoint.load_optimizer(optimizer, saved)
+            with checkpoint.refuse_misfit(fold / "resume.safetensors"):
+                checkpoint.load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
 
     def evaluated(fold: Path) -> None:

@@ -45,6 +45,7 @@ from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
 from gcemil.recovery.rules import members
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import (
     FoldParts,
     RunCard,
@@ -54,7 +55,6 @@ from gcemil.runs.folder import (
     open_cohort,
     read_metrics,
 )
-from gcemil.runs.network import load_network
 from gcemil.tasks.task import Task, create_task, stacked_targets
 
 DEFAULT_BUDGET = 0.05

@@ -29,8 +29,8 @@ from gcemil.errors import RunError, UsageError, WeightsError, error_text
 from gcemil.files import checked, is_file, parse_json
 from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, create_host, host_spec
+from gcemil.runs.checkpoint import NetworkRecord
 from gcemil.runs.folder import RunFolder, check_cohort, read_run
-from gcemil.runs.network import NetworkRecord
 from gcemil.wording import near_path
 
 MOST_NUMBERS = 2**28

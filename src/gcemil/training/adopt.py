@@ -18,6 +18,7 @@ from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError, WeightsError
 from gcemil.files import working_in, write_json
 from gcemil.hosts.table import create_host
+from gcemil.runs.checkpoint import LoadedNetwork, save_network
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import (
     FoldFolder,
@@ -27,7 +28,6 @@ from gcemil.runs.folder import (
     read_training_cohort,
     write_summary,
 )
-from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold

@@ -33,9 +33,18 @@ from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost
 from gcemil.model import Evidence
-from gcemil.runs import checkpoint
+from gcemil.runs.checkpoint import (
+    TRAIN_AGAIN,
+    LoadedNetwork,
+    load_modules,
+    load_optimizer,
+    load_tensors,
+    module_state,
+    optimizer_state,
+    refuse_misfit,
+    save_tensors,
+)
 from gcemil.runs.folder import FoldParts
-from gcemil.runs.network import LoadedNetwork
 from gcemil.runs.predict import Mode, evaluate_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.directions import find_class_directions
@@ -53,8 +62,6 @@ from gcemil.training.optimizer import (
     seed_torch,
     stream_seed,
 )
-
-REMEDY = "Remove it to train the fold again."
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -97,7 +104,7 @@ def train(
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
     resume_file = folder / "resume.safetensors"
-    progress, best, saved = _resumed(resume_file, modules)
+    progress, best, saved = _resume(resume_file, modules)
 
     stages = training_stages(loaded.host, settings)
     for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
@@ -114,8 +121,8 @@ def train(
             loaded.host.requires_grad_(False)
         optimizer = create_optimizer(loaded.network, base_rate, settings)
         if saved is not None:
-            with checkpoint.fitting(resume_file):
-                checkpoint.load_optimizer(optimizer, saved)
+            with refuse_misfit(resume_file):
+                load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
             saved = None
         for epoch in range(progress.epoch, settings.epochs):
@@ -140,7 +147,7 @@ def train(
             if done and not is_last_stage and best is not None:
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
-            _save(resume_file, modules, optimizer, best, progress)
+            _save_state(resume_file, modules, optimizer, best, progress)
             write_history(folder / "history.jsonl", progress.history)
             if on_epoch:
                 on_epoch(record)
@@ -310,7 +317,7 @@ def bag_features(host: nn.Module, cohort: Cohort, bags: Sequence[BagSpec]) -> Te
     return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in drawn])
 
 
-def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def _list_shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
@@ -342,34 +349,34 @@ def _keep_best(
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
 
 
-def _save(
+def _save_state(
     path: Path,
     modules: dict[str, nn.Module],
     optimizer: torch.optim.Optimizer,
     best: dict[str, Tensor] | None,
     progress: Progress,
 ) -> None:
-    tensors = checkpoint.module_state(modules) | checkpoint.optimizer_state(optimizer)
+    tensors = module_state(modules) | optimizer_state(optimizer)
     tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
     tensors["rng"] = torch.get_rng_state()
-    checkpoint.save(path, tensors, {"progress": vars(progress)})
+    save_tensors(path, tensors, {"progress": vars(progress)})
 
 
-def _resumed(
+def _resume(
     path: Path, modules: dict[str, nn.Module]
 ) -> tuple[Progress, dict[str, Tensor] | None, dict[str, Tensor] | None]:
     """Where the last run stopped, its best weights, and the rest of its state; a fresh start otherwise."""
     if not path.is_file():
         return Progress(), None, None
-    tensors, meta = checkpoint.load(path)
+    tensors, meta = load_tensors(path)
     best = {
         name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")
     }
-    with checkpoint.fitting(path):
-        checkpoint.load_modules(modules, tensors)
-        if best and shapes_of(best) != shapes_of(modules["network"].state_dict()):
+    with refuse_misfit(path):
+        load_modules(modules, tensors)
+        if best and _list_shapes(best) != _list_shapes(modules["network"].state_dict()):
             raise ValueError("the best weights have other shapes")
     # Before the first validation the best figure is minus infinity.
-    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=REMEDY, finite=False)
+    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=TRAIN_AGAIN, finite=False)
     # The optimiser belongs to one stage; a new stage starts with a new one.
     return progress, best or None, tensors if progress.epoch > 0 else None

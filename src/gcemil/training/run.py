@@ -25,6 +25,7 @@ from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, read_json, working_in, write_json, write_text
 from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import (
     RunFolder,
@@ -38,7 +39,6 @@ from gcemil.runs.folder import (
     write_summary,
     write_training_cohort,
 )
-from gcemil.runs.network import load_network
 from gcemil.runs.weights import with_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold

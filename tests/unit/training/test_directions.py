@@ -8,7 +8,7 @@ from builders import make_cohort, write_slide
 from gcemil import AnchorBank, GceMil, create_host
 from gcemil.bags.cohort import Cohort
 from gcemil.hosts.host import embedded_bag
-from gcemil.runs.network import load_network
+from gcemil.runs.checkpoint import load_network
 from gcemil.training.directions import find_class_directions, gradient_times_token
 
 DIM = 6
