@@ -75,11 +75,11 @@ from gcemil.prefilter.student import (
     load_prefilter,
     save_prefilter,
 )
+from gcemil.records import Representations, read_representations, write_representations
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.runs import checkpoint
 from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_network
-from gcemil.runs.evidence_files import Representations, read_representations, write_representations
 from gcemil.runs.folder import (
     RunFolder,
     fold_parts,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """The modes of a run (runs.records.MODES), and the prefilter for slide files."""
+    """The modes of a run (records.MODES), and the prefilter for slide files."""
 
     full = "full"
     soft = "soft"

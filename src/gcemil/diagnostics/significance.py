@@ -34,7 +34,8 @@ from gcemil.diagnostics.paired_tests import (
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import MODES, RunFolder, check_same_cohort, read_metrics, read_run
+from gcemil.records import MODES
+from gcemil.runs.folder import RunFolder, check_same_cohort, read_metrics, read_run
 from gcemil.tasks.task import ClassificationTask, Task, create_task
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]

@@ -32,8 +32,7 @@ from gcemil.exports.heatmap import HeatMap, draw_heatmap, write_heatmap
 from gcemil.exports.overlay import SlidePlace, Thumbnail, draw_overlay, write_overlay
 from gcemil.exports.regions import SlideRegions, describe_regions, write_regions
 from gcemil.files import write_json
-from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import write_evidence
+from gcemil.records import SlideEvidence, write_evidence
 
 HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain")
 """Measurements of which a heat map can be asked; a run without the wrapper has attention alone."""

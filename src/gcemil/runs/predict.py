@@ -19,9 +19,8 @@ from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
-from gcemil.records import SlideEvidence
+from gcemil.records import Representations, SlideEvidence, write_representations
 from gcemil.runs.checkpoint import LoadedNetwork, load_network
-from gcemil.runs.evidence_files import Representations, write_representations
 from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task

@@ -33,9 +33,9 @@ from gcemil.files import working_in, write_json, write_table
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import LAST_WORDS_S
+from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, save_network
 from gcemil.runs.environment import pick_device
-from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold

@@ -13,6 +13,7 @@ from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.findings import Finding, Row
+from gcemil.records import Representations, read_evidence, write_representations
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
@@ -33,8 +34,6 @@ from gcemil.report.sections.grid import pair_hosts
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
-from gcemil.runs import evidence_files
-from gcemil.runs.evidence_files import read_evidence
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import toy_results
@@ -342,8 +341,8 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
     for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
-        made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
-        evidence_files.write_representations(folder / "fold_0" / "representations.h5", made)
+        made = Representations(found, ids, ("test",) * 10, groups)
+        write_representations(folder / "fold_0" / "representations.h5", made)
     text = representations.render_section(context_of(toy_run.folder, host.folder)).body
     assert "no view over epochs" in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
@@ -351,8 +350,8 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
-    made = evidence_files.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
-    evidence_files.write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
+    made = Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
+    write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
     assert "a t-SNE needs 8" in representations.render_section(context_of(toy_run.folder)).body
 
 

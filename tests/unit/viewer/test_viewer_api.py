@@ -12,9 +12,9 @@ from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import class_probability
+from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
-from gcemil.runs.evidence_files import read_evidence
 from gcemil.viewer import overview
 from gcemil.viewer.bench_api import read_masks
 from gcemil.viewer.session import ViewerSession
