@@ -39,15 +39,8 @@ from gcemil.diagnostics.trained_fold import (
 )
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
-from gcemil.recovery.rules import (
-    Growth,
-    GrowthEnd,
-    Holds,
-    check_tolerance,
-    ranking,
-    smallest_faithful_prefix,
-    subset_size,
-)
+from gcemil.recovery.growth import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
+from gcemil.recovery.recover import ranking, subset_size
 from gcemil.shapes import Logits
 
 ADAPTIVE = "adaptive"

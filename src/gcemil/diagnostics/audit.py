@@ -53,7 +53,7 @@ from gcemil.explain import Interventions, bag_tensors
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.metrics import METRICS
-from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task

@@ -41,8 +41,7 @@ from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
-from gcemil.recovery.recover import LazyGreedy
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import LazyGreedy, members
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]

@@ -36,7 +36,7 @@ from gcemil.diagnostics.truth import (
 )
 from gcemil.errors import InputError, UsageError
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task

@@ -60,7 +60,7 @@ from gcemil.prefilter.cost import (
     describe_encoding,
     read_matching_cost,
 )
-from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
 

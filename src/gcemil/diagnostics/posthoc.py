@@ -52,7 +52,7 @@ from gcemil.explain import recover_evidence
 from gcemil.findings import Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Scores
 
 Clock = Callable[[], float]

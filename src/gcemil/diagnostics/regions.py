@@ -31,7 +31,7 @@ from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.records import RegionVerdict
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
 

@@ -42,7 +42,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.files import checked, parse_json, read_bytes, working_in
 from gcemil.findings import Finding, write_finding
-from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Scores

@@ -53,7 +53,7 @@ from gcemil.errors import InputError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.rules import subset_size
+from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits, Selected
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor

@@ -50,7 +50,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
+from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
 

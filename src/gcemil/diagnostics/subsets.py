@@ -45,7 +45,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_row
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
 
 Figures = dict[str, float | None]

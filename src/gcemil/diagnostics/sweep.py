@@ -25,8 +25,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.recover import Recovery, recover
-from gcemil.recovery.rules import members, ranking
+from gcemil.recovery.recover import Recovery, members, ranking, recover
 from gcemil.shapes import Logits, Selected
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)

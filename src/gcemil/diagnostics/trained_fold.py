@@ -44,7 +44,7 @@ from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import members
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import (
     FoldParts,

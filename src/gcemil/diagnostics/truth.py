@@ -24,7 +24,7 @@ from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Scores, Selected
 from gcemil.simulation.profile import load_profile
 

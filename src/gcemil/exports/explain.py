@@ -50,7 +50,7 @@ from gcemil.files import remove_leftovers
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.records import RegionVerdict, SlideEvidence
-from gcemil.recovery.rules import subset_size, top_k
+from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import FoldFolder, RunFolder
 from gcemil.runs.predict import FoldModel

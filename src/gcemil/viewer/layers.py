@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from gcemil.diagnostics.regions import find_regions
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.diagnostics.trained_fold import network_view
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.viewer.session import OpenedSlide
 
 Values = Float[np.ndarray, "n"]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gcemil.errors import UsageError
-from gcemil.recovery.rules import GrowthEnd, grow_until_sufficient, ranking, smallest_faithful_prefix, top_k
+from gcemil.recovery.growth import GrowthEnd, grow_until_sufficient, smallest_faithful_prefix
+from gcemil.recovery.recover import ranking, top_k
 
 SHARES = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
 
