@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gcemil.bags.annotations.truth import Cells, Numbers, connected_regions
+from gcemil.bags.bag import Cells, Numbers, connected_regions
 
 PAPER_RATES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 """False positives per slide at which the paper averages."""

@@ -36,9 +36,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import MIN_OVERLAP, Cells, Numbers, connected_regions, patch_cells
+from gcemil.bags.annotations.truth import MIN_OVERLAP
 from gcemil.bags.arrays import read_truth, stated_number
-from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.bags.bag import Bag, Cells, Numbers, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     OFFICIAL_RATES,

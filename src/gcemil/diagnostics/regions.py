@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.bags.annotations.truth import connected_regions, patch_cells
-from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, rule_subsets
 from gcemil.diagnostics.snr import BagOutputs, RiskScale, Tolerances, judge_subset, output
 from gcemil.diagnostics.trained_fold import NetworkView, TrainedFold, network_view, prefix_logits
