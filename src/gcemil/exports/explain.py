@@ -43,8 +43,8 @@ from gcemil.exports.certificate import (
     VerdictName,
     write_certificate,
 )
+from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.regions import SlideRegions
 from gcemil.exports.slide_export import DrawnFiles, SlideExport
 from gcemil.files import remove_leftovers
 from gcemil.hosts.host import Host

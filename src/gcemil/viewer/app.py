@@ -32,7 +32,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gcemil.errors import GcemilError, InputError, UsageError
-from gcemil.exports.geojson import EvidenceList, PatchCollection
+from gcemil.exports.geojson import PatchCollection
+from gcemil.exports.slide_export import EvidenceList
 from gcemil.files import parse_json, without_nan
 from gcemil.report.slide_view import name_anchor, sort_anchors
 from gcemil.viewer import bench_api, exports, layers, overview, reviews

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from gcemil.bags.cohort import read_slide_bounds
-from gcemil.exports.geojson import EvidenceList, PatchClass, PatchCollection
-from gcemil.exports.slide_export import SlideExport
+from gcemil.exports.geojson import PatchClass, PatchCollection
+from gcemil.exports.slide_export import EvidenceList, SlideExport
 from gcemil.viewer.session import OpenedSlide
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
