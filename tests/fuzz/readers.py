@@ -89,7 +89,7 @@ from gcemil.runs.folder import (
     summarise,
     write_training_cohort,
 )
-from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_slide
+from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_new_bag, read_new_slide
 from gcemil.runs.pretrained import from_pretrained
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
@@ -854,6 +854,10 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
         cohort = Cohort.load(folder / "cohort")
         evaluate_bags(loaded, cohort, cohort.bags[:1], modes=("full",))
 
+    def predicted(run: Path) -> None:
+        models = load_fold_models(run, fold=None, needs_evidence=False)
+        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta).bag, "full")
+
     for path in damaged:
         fold = path.parent
         if path.name == "resume.safetensors":
@@ -865,7 +869,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
                 partial(evaluated, fold),
                 RunFolder(fold.parent).trained_folds,
                 partial(load_fold_models, fold.parent, fold=None, needs_evidence=False),
-                partial(predict_slide, fold.parent, cohort_file, mode="full"),
+                partial(predicted, fold.parent),
             )
 
 

@@ -93,7 +93,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     return folds
 
 
-def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> Fold:
+def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
     """The fold with an eighth of its training cases for validation; its test part stays as it is.
 
     An eighth of every class, or of the cases with and without an event, and one case at least where there are two. A fold
@@ -108,7 +108,8 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> 
     strata: dict[str, list[str]] = defaultdict(list)
     for (kind, _), names in _group_by_stratum(groups).items():
         strata[kind] += names
-    generator = np.random.default_rng(seed)
+    # Always the same cases: an import has no seed.
+    generator = np.random.default_rng(0)
     chosen: set[str] = set()
     for kind in sorted(strata):
         names = sorted(strata[kind])

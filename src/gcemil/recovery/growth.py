@@ -56,20 +56,16 @@ def grow_until_sufficient(
     reference: float,
     tolerance: float = 0.01,
     max_fraction: float = 1.0,
-    step: int = 1,
 ) -> Growth:
-    """Add `step` patches at a time by rank until the output lies within the tolerance of the reference."""
+    """Add patches one by one by rank until the output lies within the tolerance of the reference."""
     check_tolerance(tolerance)
-    if step < 1:
-        raise UsageError(f"step is a number of patches to add at a time, at least 1, got {step}.")
     if not bool(initial.any()):
         raise UsageError("Growth starts from at least one patch. Take the patch of highest score.")
     waiting = ranking[~initial[ranking]]
     # A subset that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(0, subset_size(len(initial), max_fraction) - int(initial.sum()))
-    sizes = [*range(0, room, step), room]
     return _first_that_holds(
-        (initial | members(waiting[:size], n_patches=len(initial)) for size in sizes),
+        (initial | members(waiting[:size], n_patches=len(initial)) for size in range(room + 1)),
         lambda selected: abs(reference - output_of(selected)) <= tolerance,
     )
 

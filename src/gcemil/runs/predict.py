@@ -87,12 +87,6 @@ class SlidePrediction:
     evidence: SlideEvidence | None
 
 
-def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
-    """One new slide from its feature file: averaged over all folds, or by one of them."""
-    models = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
-    return predict_new_bag(models, read_new_slide(features_file, models[0].meta).bag, mode)
-
-
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
     """A bag of one slide through every fold; the evidence is that of the first."""
     answers = [one.answer(bag, mode) for one in models]

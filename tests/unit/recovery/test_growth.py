@@ -53,11 +53,6 @@ def test_a_reference_out_of_reach_exhausts_the_bag():
     assert (indices(growth.selected), growth.end) == ([0, 1, 2, 3], GrowthEnd.EXHAUSTED)
 
 
-def test_larger_steps_ask_the_model_less_often():
-    growth = grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=2.0, step=2)
-    assert growth.n_evaluated == 3
-
-
 def test_the_prefix_is_the_smallest_that_is_sufficient_and_necessary():
     asked = []
 
@@ -112,11 +107,6 @@ def test_an_empty_start_is_refused():
 def test_a_negative_tolerance_is_refused():
     with pytest.raises(UsageError, match="A tolerance is at least 0, got -0.1"):
         grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=1.0, tolerance=-0.1)
-
-
-def test_a_step_of_no_patches_is_refused():
-    with pytest.raises(UsageError, match="at least 1, got 0"):
-        grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=1.0, step=0)
 
 
 def test_a_step_beyond_the_cap_is_refused():
