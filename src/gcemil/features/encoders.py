@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import nn
 
-from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.errors import InputError, UsageError
 from gcemil.features.loaders import (
     Loader,
     WeightSource,
     conch_v1_5,
     efficientnet_lite0,
+    explain_missing_weights,
     from_timm,
     import_timm,
-    missing_weights_error,
     virchow2,
 )
 from gcemil.features.towers import clip_images, conch_images, musk_images
@@ -164,15 +164,8 @@ def prepare_encoder(
 
 
 def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
-    try:
+    with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_ENCODER):
         return spec.load(source)
-    except GcemilError:
-        raise
-    except (
-        Exception
-    ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {_OFFLINE_ENCODER}, which needs no download"
-        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
 
 
 def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
-from gcemil.config import LARGEST_SIZE, TrainSettings
+from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.files import checked, is_file, parse_json, read_record, whole_file
@@ -166,15 +166,20 @@ def _import_own_host(name: str, path: Path) -> None:
         raise RunError(f"{path} cannot be opened without its host. {error}") from error
 
 
+def build_host(settings: HostSettings, *, in_dim: int, n_outputs: int) -> AnyHost:
+    """The host that the settings name, with fresh weights."""
+    return create_host(
+        settings.name,
+        in_dim=in_dim,
+        n_outputs=n_outputs,
+        gate_mode=settings.gate_mode,
+        options=settings.options,
+    )
+
+
 def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> LoadedNetwork:
     settings = record.settings
-    host = create_host(
-        settings.host.name,
-        in_dim=record.in_dim,
-        n_outputs=record.n_outputs,
-        gate_mode=settings.host.gate_mode,
-        options=settings.host.options,
-    )
+    host = build_host(settings.host, in_dim=record.in_dim, n_outputs=record.n_outputs)
     if settings.evidence is None or record.bank is None:
         return LoadedNetwork(host, None, None)
     bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
