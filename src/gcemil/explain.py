@@ -267,6 +267,7 @@ def standardised_risk(logits: Float[Tensor, "1"], *, mean: float, deviation: flo
 
 
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
+    """BagError for what is no bool mask over the patches of the bag."""
     # The user's door: shapes are checked here with a message, not by annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(

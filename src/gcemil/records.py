@@ -70,6 +70,7 @@ class SlideEvidence:
 
     @property
     def fraction(self) -> float:
+        """The share of the slide that is evidence."""
         return float(self.selected.mean())
 
 

@@ -218,6 +218,7 @@ def format_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
 
 
 def format_json(value: Any) -> str:
+    """A value as JSON without spaces; NaN is refused."""
     return ENCODER.encode(value)
 
 

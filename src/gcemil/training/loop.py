@@ -235,7 +235,7 @@ def train_epoch(
             model.set_temperature(
                 annealed_temperature(evidence.temperature_start, final_temperature(settings), progress)
             )
-        drawn = [training_bag(*next(bags), device) for _ in window]
+        drawn = [_move_bag(*next(bags), device) for _ in window]
         outputs: Sequence[Evidence] = []
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             if model is None:
@@ -303,7 +303,7 @@ def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], tas
     }
 
 
-def training_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
+def _move_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
     features, coords = bag_tensors(bag, device)
     return TrainingBag(features, coords, bag.patch_size, target_tensor(spec).to(device))
 
