@@ -102,6 +102,13 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
+class Task(StrEnum):
+    """What a label table is read for."""
+
+    classification = "classification"
+    survival = "survival"
+
+
 class Unit(StrEnum):
     """What is kept and removed (exports.explain.Unit)."""
 

@@ -388,7 +388,7 @@ def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classi
     import typer
     from typer.testing import CliRunner
 
-    from gcemil.cli.view import view
+    from gcemil.cli.report import view
 
     def serve(session, listener, *, on_address):
         session.close()
