@@ -31,7 +31,6 @@ from gcemil.cli import (
     doctor,
     explain,
     predict,
-    prefilter,
     report,
     simulate,
     slides,
@@ -125,7 +124,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Look at evidence": {
         "explain": explain.explain,
         "predict": predict.predict,
-        "prefilter": prefilter.prefilter,
+        "prefilter": predict.prefilter,
         "view": report.view,
         "export": explain.export,
     },
