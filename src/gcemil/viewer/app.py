@@ -3,9 +3,9 @@
   GET  /  /static/<name>                            the page; names come from a table, never from the disk
   GET  /api/slides                                  the test slides of the fold
   GET  /api/slides/{slide}                          frame, layers, the set the model chose, marks
-  GET  /api/slides/{slide}/patches | subsets        typed arrays (layers.py)
+  GET  /api/slides/{slide}/patches | subsets        typed arrays (bench.py)
   GET  /api/slides/{slide}/tiles/{level}/{column}_{row}
-  POST /api/slides/{slide}/judge                    bits of S and P in, predictions and certificate out (bench_api.py)
+  POST /api/slides/{slide}/judge                    bits of S and P in, predictions and certificate out (bench.py)
   POST /api/slides/{slide}/evidence.json | .geojson bits of S in, a file out
   PUT  /api/slides/{slide}/review                   marks in, agreement out
   PUT  /api/slides/{slide}/review.geojson           marks of QuPath in; all marks of the slide, and what was left out
@@ -35,7 +35,7 @@ from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.exports.geojson import EvidenceList, PatchCollection
 from gcemil.files import parse_json, without_nan
 from gcemil.report.slide_view import name_anchor, sort_anchors
-from gcemil.viewer import bench_api, exports, layers, overview, reviews
+from gcemil.viewer import bench, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
@@ -119,12 +119,12 @@ class ViewerApi:
     async def patches(self, request: Request) -> Response:
         """Corners and layers of a slide as bytes."""
         slide = await self._slide(request)
-        return Response(await self._ask_network(layers.patch_arrays, slide), media_type=BYTES)
+        return Response(await self._ask_network(bench.patch_arrays, slide), media_type=BYTES)
 
     async def subsets(self, request: Request) -> Response:
         """Disjoint sufficient subsets, one number per patch."""
         slide = await self._slide(request)
-        groups = await self._ask_network(layers.subset_groups, slide)
+        groups = await self._ask_network(bench.subset_groups, slide)
         return Response(groups.tobytes(), media_type=BYTES)
 
     async def tile(self, request: Request) -> Response:
@@ -142,17 +142,17 @@ class ViewerApi:
     async def judge(self, request: Request) -> Response:
         """The live prediction and the certificate of two sets."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        selected, present = bench_api.read_masks(body, n_patches=len(slide.bench), count=2)
+        selected, present = bench.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
-        return JsonAnswer(await self._ask_network(bench_api.judge_set, slide, selected, present, tolerances))
+        return JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
         """The set as JSON."""
-        return await self._export(request, exports.export_evidence)
+        return await self._export(request, bench.export_evidence)
 
     async def geojson(self, request: Request) -> Response:
         """The set as GeoJSON for QuPath."""
-        return await self._export(request, exports.export_geojson)
+        return await self._export(request, bench.export_geojson)
 
     async def review(self, request: Request) -> Response:
         """Save the marks of one slide."""
@@ -174,7 +174,7 @@ class ViewerApi:
     ) -> Response:
         """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        (selected,) = bench_api.read_masks(body, n_patches=len(slide.bench), count=1)
+        (selected,) = bench.read_masks(body, n_patches=len(slide.bench), count=1)
         found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
         return StreamingResponse(_encode_blocks(found), media_type=JSON)
 
@@ -208,10 +208,10 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "patch_size": slide.patch_size,
         "has_coords": slide.has_coords,
         "note": slide.note,
-        "layers": [layer.describe() for layer in layers.slide_layers(slide)],
+        "layers": [layer.describe() for layer in bench.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
-        "regions": layers.region_numbers(slide),
+        "regions": bench.region_numbers(slide),
         "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
         "anchors": _describe_anchors(slide),
         "verdict": None if slide.evidence is None else slide.evidence.verdict,

@@ -16,7 +16,7 @@ from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
 from gcemil.runs.evidence_files import read_evidence
 from gcemil.viewer import overview
-from gcemil.viewer.bench_api import read_masks
+from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from report_builders import toy_evidence
