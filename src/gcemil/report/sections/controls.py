@@ -17,8 +17,7 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING
 from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
 from gcemil.report.style import (
     INK,
     MARKERS,

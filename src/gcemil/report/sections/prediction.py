@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Section, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context, quote_path
-from gcemil.report.sections.finding_tables import Naming, finding_table
+from gcemil.report.sections.context import Context, Naming, finding_table, quote_path
 from gcemil.report.style import (
     EVIDENCE_COLOR,
     INK,

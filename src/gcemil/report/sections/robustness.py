@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from gcemil.findings import Finding, Row
 from gcemil.report.html import Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import QUESTIONS, Context
-from gcemil.report.sections.finding_tables import (
+from gcemil.report.sections.context import (
+    QUESTIONS,
     RULE_HEADINGS,
+    Context,
     Naming,
     filter_rows,
     finding_table,

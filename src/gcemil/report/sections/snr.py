@@ -14,9 +14,9 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
 from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import (
+from gcemil.report.sections.context import (
     RULE_HEADINGS,
+    Context,
     Naming,
     filter_rows,
     finding_table,
