@@ -189,9 +189,9 @@ def tables(
     from gcemil.benchmark.figures import export_figures, paper_figures, read_results
     from gcemil.benchmark.page import write_page
     from gcemil.benchmark.tables.overview import headline_table
-    from gcemil.benchmark.tables.review import REVIEW_TABLE, review_tables
     from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
+    from gcemil.diagnostics.agreement import REVIEW_TABLE, review_tables
     from gcemil.runs.folder import RunFolder
     from gcemil.tables import render_tables
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,10 @@ from jaxtyping import Bool, Float, Int
 from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
 from gcemil.bags.annotations.shapes import polygon_overlap
 from gcemil.bags.arrays import Bounds
-from gcemil.errors import InputError
-from gcemil.findings import Finding, Row
+from gcemil.errors import InputError, RunError
+from gcemil.findings import Finding, Row, read_finding
 from gcemil.rules import find_rule, order_rules
+from gcemil.runs.folder import RunFolder
 from gcemil.slides.geojson import GeoObject, count_ignored
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
 
@@ -331,3 +333,27 @@ def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
         return NOT_MEASURED
     text = f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
     return Cell(text, value)
+
+
+REVIEW_TABLE = "review"
+
+
+def review_tables(folder: Path) -> list[Table]:
+    """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
+    if RunFolder(folder).is_begun:
+        path = RunFolder(folder).finding(REVIEW_TABLE)
+        if not path.is_file():
+            raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
+        finding = read_finding(path)
+        return [review_table(finding), review_slide_table(finding)]
+    runs = sorted(
+        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW_TABLE}.json")
+    )
+    if not runs:
+        raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
+    return [
+        review_table(
+            read_finding(RunFolder(run).finding(REVIEW_TABLE)), f"review {run.relative_to(folder / 'runs')}"
+        )
+        for run in runs
+    ]
