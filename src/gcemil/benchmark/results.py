@@ -149,7 +149,7 @@ def read_failure(results: Results, key: Key) -> str | None:
     return read_record(path, Failure, error=RunError, remedy="Remove it.").reason if is_file(path) else None
 
 
-class PatchCounts(BaseModel):
+class _PatchCounts(BaseModel):
     """Patches of a cohort, and of its smallest and largest slide."""
 
     total: int = Field(ge=1)
@@ -169,7 +169,7 @@ class CohortRecord(BaseModel):
     cases: int = Field(ge=1)
     bags: int = Field(ge=1)
     bag_unit: str = "slide"
-    patches: PatchCounts
+    patches: _PatchCounts
     provenance: dict[str, Any]
     settings: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)

@@ -127,7 +127,7 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
     """
     from gcemil.cli.console import say
 
-    shown = list(finding.rows) if everything else choose_rows(finding)
+    shown = list(finding.rows) if everything else _choose_rows(finding)
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in shown:
         figures = tuple(name for name, value in row.values.items() if value is not None)
@@ -142,7 +142,7 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
         say(f"  note: {note}")
 
 
-def choose_rows(finding: Finding) -> list[Row]:
+def _choose_rows(finding: Finding) -> list[Row]:
     """What answers the question of a diagnostic: one network where both are one, no smoothed rules, one size."""
     from gcemil.rules import SMOOTHED
 
@@ -227,15 +227,15 @@ def review(
     if as_json:
         print_json(without_nan(describe_review(found)))
     else:
-        print_review(review_table(found.finding))
-        print_review(review_slide_table(found.finding))
+        _print_review(review_table(found.finding))
+        _print_review(review_slide_table(found.finding))
         for note in found.finding.notes:
             say(f"note: {note}")
         say(f"wrote {run / 'diagnostics' / 'review.json'}")
     raise typer.Exit(1 if found.left_out else 0)
 
 
-def print_review(table: Table) -> None:
+def _print_review(table: Table) -> None:
     """One table of a review."""
     from gcemil.cli.console import print_table
 
@@ -318,10 +318,10 @@ def audit(
     if as_json:
         print_json(without_nan(finding.to_json()))
     else:
-        print_audit(finding, out)
+        _print_audit(finding, out)
 
 
-def print_audit(finding: Finding, out: Path) -> None:
+def _print_audit(finding: Finding, out: Path) -> None:
     """One table per comparison, then what follows from them."""
     from dataclasses import replace
 

@@ -133,7 +133,7 @@ def _print_explained(found: ExplainedSlide, files: dict[str, Path], as_json: boo
         shown = {name: str(path) for name, path in files.items()}
         print_json({"certificate": found.certificate.to_json(), "files": shown})
         return
-    print_certificate(found.certificate)
+    _print_certificate(found.certificate)
     for path in files.values():
         say(f"wrote {path}")
 
@@ -178,7 +178,7 @@ def _explain_many(
         raise typer.Exit(1)
 
 
-def print_certificate(certificate: Certificate) -> None:
+def _print_certificate(certificate: Certificate) -> None:
     """Four predictions, three verdicts, the anchors, and what a reader must know."""
     from gcemil.cli.console import print_table, say
 

@@ -89,7 +89,7 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        return {name: _number(values[0]) for name, values in agreement_figures(self.counts[None]).items()}
+        return {name: _number(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
 
     @property
     def kappa(self) -> float | None:
@@ -108,7 +108,7 @@ def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
     return Agreement(*(int(part.sum()) for part in parts))
 
 
-def agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
+def _agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
     """The three figures of every draw; NaN where one does not exist."""
     both, chosen_only, positive_only, neither = counts.T
     total = both + chosen_only + positive_only + neither
@@ -196,7 +196,7 @@ class RuleReview:
             "network": self.network,
             "n_chosen": self.n_chosen,
             **asdict(self.agreement),
-            **review_figures([self], intervals),
+            **_review_figures([self], intervals),
         }
 
 
@@ -216,15 +216,15 @@ def review_rows(
         groups.items(), key=lambda entry: (ranks.index(entry[0][0]), entry[0][1] != "wrapped")
     ):
         # Every rule sees the same draws, so that their intervals can be compared.
-        pooled = bootstrap_intervals(own, np.random.default_rng(seed), resamples)
-        rows.append(Row({"rule": rule, "network": network}, review_figures(own, pooled)))
+        pooled = _bootstrap_intervals(own, np.random.default_rng(seed), resamples)
+        rows.append(Row({"rule": rule, "network": network}, _review_figures(own, pooled)))
         for one in own:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
-            slides.append(one.describe(bootstrap_intervals([one], draws, resamples)))
+            slides.append(one.describe(_bootstrap_intervals([one], draws, resamples)))
     return tuple(rows), tuple(slides)
 
 
-def review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
+def _review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
     """The figures of a rule on these slides by metric name."""
     total = sum((one.agreement for one in reviews), Agreement())
     n_chosen = sum(one.n_chosen for one in reviews)
@@ -240,7 +240,7 @@ def review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[
     }
 
 
-def bootstrap_intervals(
+def _bootstrap_intervals(
     reviews: Sequence[RuleReview], generator: np.random.Generator, resamples: int
 ) -> Intervals:
     """An interval for each figure; None where it exists too rarely."""
@@ -250,7 +250,7 @@ def bootstrap_intervals(
     else:
         total = int(counts[0].sum())
         drawn = generator.multinomial(total, counts[0] / total, size=resamples) if total else counts
-    return {name: _interval(values) for name, values in agreement_figures(drawn.astype(np.float64)).items()}
+    return {name: _interval(values) for name, values in _agreement_figures(drawn.astype(np.float64)).items()}
 
 
 def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:

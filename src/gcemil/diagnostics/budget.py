@@ -59,7 +59,7 @@ class RuleKey:
 
 
 @dataclass(eq=False)
-class RuleOutcomes:
+class _RuleOutcomes:
     """One line of the table, bag by bag: predictions and figures, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
@@ -103,14 +103,14 @@ def measure_budget(
 
 def bag_sizes(bag: FoldBag, budgets: Sequence[float | str]) -> dict[str, int]:
     """Patches of a subset of this bag under each budget, a share of the bag or "recovered"."""
-    return {budget_name(budget): bag_size(bag, budget) for budget in budgets}
+    return {_budget_name(budget): _bag_size(bag, budget) for budget in budgets}
 
 
-def budget_name(budget: float | str) -> str:
+def _budget_name(budget: float | str) -> str:
     return budget if isinstance(budget, str) else f"{budget:g}"
 
 
-def bag_size(bag: FoldBag, budget: float | str) -> int:
+def _bag_size(bag: FoldBag, budget: float | str) -> int:
     if not isinstance(budget, str):
         return subset_size(len(bag), budget)
     if budget != RECOVERED or bag.explanation is None:
@@ -135,7 +135,7 @@ class RuleTable:
     """Rules over the test bags of a fold, one line for each rule, network and budget."""
 
     def __init__(self, fold: TrainedFold) -> None:
-        self.tallies: dict[RuleKey, RuleOutcomes] = {}
+        self.tallies: dict[RuleKey, _RuleOutcomes] = {}
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
@@ -146,13 +146,13 @@ class RuleTable:
         outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
             key = RuleKey(ranked.rule, ranked.network, budget)
-            tally = self.tallies.setdefault(key, RuleOutcomes())
+            tally = self.tallies.setdefault(key, _RuleOutcomes())
             tally.outcomes.append(outcome)
-            tally.figures.append(rule_figures(outcome, ranked, size, bag, self._fold))
+            tally.figures.append(_rule_figures(outcome, ranked, size, bag, self._fold))
         self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
 
     @property
-    def complete(self) -> dict[RuleKey, RuleOutcomes]:
+    def complete(self) -> dict[RuleKey, _RuleOutcomes]:
         """The lines that every bag has: over some of the bags, a rule would be compared with rules over all."""
         n_bags = len(self._fold.specs())
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
@@ -160,9 +160,9 @@ class RuleTable:
     def rows(self) -> Iterator[Row]:
         targets = self._fold.targets()
         for key, tally in self.complete.items():
-            yield full_kept_row(key, tally, self._fold.task, targets)
+            yield _full_kept_row(key, tally, self._fold.task, targets)
             if key.rule in GATED_RULES:
-                yield soft_kept_row(key, tally, self._fold.task, targets)
+                yield _soft_kept_row(key, tally, self._fold.task, targets)
 
     def notes(self) -> Iterator[str]:
         """What a reader of the rows must know."""
@@ -196,7 +196,7 @@ def prefix_outcomes(
     ]
 
 
-def rule_figures(
+def _rule_figures(
     outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
 ) -> Figures:
     """What one bag says of one subset."""
@@ -214,11 +214,11 @@ def rule_figures(
     }
 
 
-def full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    full, kept = outcome_metric(tally, "full", task, targets), outcome_metric(tally, "kept", task, targets)
+def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    full, kept = _outcome_metric(tally, "full", task, targets), _outcome_metric(tally, "kept", task, targets)
     with_rest = torch.tensor([outcome.removed is not None for outcome in tally.outcomes])
-    rest = RuleOutcomes([outcome for outcome in tally.outcomes if outcome.removed is not None])
-    whole, removed = (outcome_metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
+    rest = _RuleOutcomes([outcome for outcome in tally.outcomes if outcome.removed is not None])
+    whole, removed = (_outcome_metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
     values = {
         "task_metric": full,
         "evidence_sufficiency": kept,
@@ -228,16 +228,16 @@ def full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor
     }
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
-    return Row(row.labels, {**values, **row.values, **median_figures(figures)}, row.deviations)
+    return Row(row.labels, {**values, **row.values, **_median_figures(figures)}, row.deviations)
 
 
-def median_figures(figures: Sequence[Figures]) -> Figures:
+def _median_figures(figures: Sequence[Figures]) -> Figures:
     found = {name: [one for bag in figures if (one := bag.get(name)) is not None] for name in MEDIANS}
     return {name: median(values) for name, values in found.items() if values}
 
 
-def soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    soft, kept = outcome_metric(tally, "gated", task, targets), outcome_metric(tally, "kept", task, targets)
+def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    soft, kept = _outcome_metric(tally, "gated", task, targets), _outcome_metric(tally, "kept", task, targets)
     gap = difference(soft, kept)
     values = {
         "soft_metric": soft,
@@ -250,7 +250,7 @@ def soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor
     return Row(row.labels, {**values, **row.values}, row.deviations)
 
 
-def outcome_metric(tally: RuleOutcomes, what: str, task: Task, targets: Tensor) -> float | None:
+def _outcome_metric(tally: _RuleOutcomes, what: str, task: Task, targets: Tensor) -> float | None:
     """M of one of the four predictions; None without bags or where M does not exist on them."""
     if not tally.outcomes:
         return None

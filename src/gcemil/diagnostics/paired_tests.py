@@ -80,7 +80,7 @@ def paired_t(differences: Differences) -> float | None:
 
 def wilcoxon(differences: Differences) -> float | None:
     """Two-sided p of the signed-rank test."""
-    found = without_zeros(differences)
+    found = _without_zeros(differences)
     if len(differences) < 2 or not len(found):
         return None
     from scipy import stats
@@ -126,7 +126,7 @@ def cohens_dz(differences: Differences) -> float | None:
 
 def rank_biserial(differences: Differences) -> float | None:
     """1 when every difference is in favour, -1 when every one is against."""
-    found = without_zeros(differences)
+    found = _without_zeros(differences)
     if not len(found):
         return None
     from scipy import stats
@@ -146,6 +146,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def without_zeros(differences: Differences) -> Float[np.ndarray, "nonzero"]:
+def _without_zeros(differences: Differences) -> Float[np.ndarray, "nonzero"]:
     rounded = np.round(differences, DECIMALS)
     return rounded[rounded != 0]

@@ -267,7 +267,7 @@ def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 
-def pool_prefixes(
+def _pool_prefixes(
     pooling: LinearPooling, order: Int[Tensor, "n"], sizes: Sequence[int]
 ) -> Float[Tensor, "s v"]:
     """The pooled readings of the first so many patches of the ranking, for each number of them."""
@@ -332,12 +332,12 @@ def view_bag(bag: PredictedBag) -> NetworkView:
 def prefix_logits(view: NetworkView, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
     if view.linear is None:
-        return torch.stack([pool_prefix(view, order[:size]).logits for size in sizes])
-    pooled = pool_prefixes(view.linear, order, sizes)
+        return torch.stack([_pool_prefix(view, order[:size]).logits for size in sizes])
+    pooled = _pool_prefixes(view.linear, order, sizes)
     return view.linear.read_out(pooled.to(view.full.logits.dtype))
 
 
-def pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
+def _pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
     """What the host says of these patches alone."""
     n_patches = len(view.embedded.tokens)
     # The whole bag is the dearest prefix, and its answer is known.

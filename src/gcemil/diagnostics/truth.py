@@ -35,19 +35,19 @@ TRUTH_FIGURES = ("precision", "recall", "average_precision", "region_coverage")
 
 
 @dataclass(frozen=True)
-class TruthScores:
+class _TruthScores:
     """Subsets against known evidence: means over the bags that have any."""
 
     precision: float
     recall: float
 
 
-def truth_scores(subsets: Sequence[Tensor], truths: Sequence[Tensor | None]) -> TruthScores | None:
+def truth_scores(subsets: Sequence[Tensor], truths: Sequence[Tensor | None]) -> _TruthScores | None:
     """Mean precision and recall over the bags with known, non-empty evidence."""
     pairs = [(s, t) for s, t in zip(subsets, truths, strict=True) if t is not None and bool(t.any())]
     if not pairs:
         return None
-    return TruthScores(fmean(precision(s, t) for s, t in pairs), fmean(recall(s, t) for s, t in pairs))
+    return _TruthScores(fmean(precision(s, t) for s, t in pairs), fmean(recall(s, t) for s, t in pairs))
 
 
 def truth_figures(

@@ -55,7 +55,7 @@ JSON = "application/json"
 T = TypeVar("T")
 
 
-class JsonAnswer(JSONResponse):
+class _JsonAnswer(JSONResponse):
     """JSON that any number and any name can be part of: NaN becomes null, half a character its escape."""
 
     def render(self, content: Any) -> bytes:
@@ -63,7 +63,7 @@ class JsonAnswer(JSONResponse):
         return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-class ViewerApi:
+class _ViewerApi:
     """The answers. What asks the network waits in line for one thread, so that everything else is answered meanwhile."""
 
     def __init__(self, session: ViewerSession) -> None:
@@ -108,13 +108,13 @@ class ViewerApi:
 
     async def slides(self, request: Request) -> Response:
         """The test slides of the fold, the one to open first, and what may be claimed of the run."""
-        return JsonAnswer(await run_in_threadpool(overview.describe_run, self._session))
+        return _JsonAnswer(await run_in_threadpool(overview.describe_run, self._session))
 
     async def slide(self, request: Request) -> Response:
         """Everything about one slide but its patches."""
         slide = await self._slide(request)
         marked = await run_in_threadpool(reviews.describe_marks, self._session, slide)
-        return JsonAnswer({**await self._ask_network(_describe_slide, slide), **marked})
+        return _JsonAnswer({**await self._ask_network(_describe_slide, slide), **marked})
 
     async def patches(self, request: Request) -> Response:
         """Corners and layers of a slide as bytes."""
@@ -144,7 +144,7 @@ class ViewerApi:
         slide, body = await self._slide(request), await read_body(request, BYTES)
         selected, present = bench.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
-        return JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
+        return _JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
         """The set as JSON."""
@@ -158,16 +158,16 @@ class ViewerApi:
         """Save the marks of one slide."""
         slide, given = await self._slide(request), await _read_json(request, "The review")
         saved = await self._ask_network(reviews.save_review, self._session, slide, given)
-        return JsonAnswer(saved.to_json())
+        return _JsonAnswer(saved.to_json())
 
     async def import_review(self, request: Request) -> Response:
         """Add the marks of a GeoJSON file to those of one slide."""
         slide, given = await self._slide(request), await _read_json(request, "The file")
-        return JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
+        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
 
     async def agreement(self, request: Request) -> Response:
         """How far reviewers and evidence agree."""
-        return JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
+        return _JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
 
     async def _export(
         self, request: Request, made: Callable[..., EvidenceList | PatchCollection]
@@ -270,7 +270,7 @@ def create_app(
         HTTPException: _answer_refusal,
         ClientDisconnect: _answer_closed_page,
     }
-    app = Starlette(routes=ViewerApi(session).routes(), exception_handlers=handlers)
+    app = Starlette(routes=_ViewerApi(session).routes(), exception_handlers=handlers)
     # A path with one slash too many is another path.
     app.router.redirect_slashes = False
     return Guard(app, entry=entry, port=port, on_refused=on_refused)
@@ -281,13 +281,13 @@ def _read_static(name: str) -> bytes:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
+    return _JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return JsonAnswer({"error": str(error)}, 500)
-    return JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
+        return _JsonAnswer({"error": str(error)}, 500)
+    return _JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
 
 
 async def _answer_closed_page(request: Request, error: Exception) -> Response:

@@ -51,7 +51,7 @@ EVIDENCE_LABELS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class _Layer:
     """One number per patch of the slide."""
 
     key: str
@@ -67,20 +67,20 @@ class Layer:
         return {"key": self.key, "label": self.label, "kind": self.kind, "low": low, "high": high}
 
 
-def slide_layers(slide: OpenedSlide) -> list[Layer]:
+def slide_layers(slide: OpenedSlide) -> list[_Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
     layers = [
-        Layer("attention", "attention of the host", "heat", _to_float32(slide.full.scores.numpy()[rows]))
+        _Layer("attention", "attention of the host", "heat", _to_float32(slide.full.scores.numpy()[rows]))
     ]
     if evidence is not None:
         layers += [
-            Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
-            Layer("evidence_score", "evidence score", "heat", _to_float32(evidence.evidence_scores)),
-            Layer("marginal_gain", "marginal gain", "heat", _to_float32(evidence.marginal_gain)),
+            _Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
+            _Layer("evidence_score", "evidence score", "heat", _to_float32(evidence.evidence_scores)),
+            _Layer("marginal_gain", "marginal gain", "heat", _to_float32(evidence.marginal_gain)),
         ]
         layers += [
-            Layer(
+            _Layer(
                 f"anchor_{index}",
                 f"concept: {prompt}",
                 "heat",
@@ -90,10 +90,10 @@ def slide_layers(slide: OpenedSlide) -> list[Layer]:
             for index, prompt in enumerate(evidence.prompts)
         ]
     label = EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
-    layers.append(Layer("evidence", label, "set", _to_float32(slide.chosen.numpy()[rows]), share))
+    layers.append(_Layer("evidence", label, "set", _to_float32(slide.chosen.numpy()[rows]), share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(Layer("truth", "annotated truth", "set", _to_float32(truth.numpy()[rows]), share))
+        layers.append(_Layer("truth", "annotated truth", "set", _to_float32(truth.numpy()[rows]), share))
     return layers
 
 
