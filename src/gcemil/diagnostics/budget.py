@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    bag_outputs,
+    gated_metrics,
+    score_where_defined,
+    subset_metrics,
+    task_metric,
+)
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     NetworkName,
@@ -215,17 +222,7 @@ def _rule_figures(
 
 
 def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    full, kept = _outcome_metric(tally, "full", task, targets), _outcome_metric(tally, "kept", task, targets)
-    with_rest = torch.tensor([outcome.removed is not None for outcome in tally.outcomes])
-    rest = _RuleOutcomes([outcome for outcome in tally.outcomes if outcome.removed is not None])
-    whole, removed = (_outcome_metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
-    values = {
-        "task_metric": full,
-        "evidence_sufficiency": kept,
-        "keep_only_drop": difference(full, kept),
-        "complement_degradation": difference(whole, removed),
-        "cd_gap": None,
-    }
+    values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
     return Row(row.labels, {**values, **row.values, **_median_figures(figures)}, row.deviations)
@@ -237,28 +234,7 @@ def _median_figures(figures: Sequence[Figures]) -> Figures:
 
 
 def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    soft, kept = _outcome_metric(tally, "gated", task, targets), _outcome_metric(tally, "kept", task, targets)
-    gap = difference(soft, kept)
-    values = {
-        "soft_metric": soft,
-        "evidence_sufficiency": kept,
-        "cd_metric_gap": None if gap is None else abs(gap),
-        "full_kept_gap": None,
-    }
+    values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
     figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "soft-kept"}, figures)
     return Row(row.labels, {**values, **row.values}, row.deviations)
-
-
-def _outcome_metric(tally: _RuleOutcomes, what: str, task: Task, targets: Tensor) -> float | None:
-    """M of one of the four predictions; None without bags or where M does not exist on them."""
-    if not tally.outcomes:
-        return None
-    try:
-        return task_metric(task, targets, [getattr(outcome, what) for outcome in tally.outcomes])
-    except InputError:
-        return None
-
-
-def difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other

@@ -22,7 +22,7 @@ Rules that are judged (rules.py), each at the size of the recovered evidence:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,11 +40,15 @@ from gcemil.diagnostics.rules import RuleSubset, choose_attributions, rival_subs
 from gcemil.diagnostics.snr import (
     BagOutcome,
     BagOutputs,
+    Score,
     Tolerances,
     Verdict,
     bag_outcome,
     bag_outputs,
+    gated_metrics,
     judge_subset,
+    score_where_defined,
+    subset_metrics,
     task_metric,
 )
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
@@ -57,9 +61,6 @@ from gcemil.recovery.rules import subset_size
 from gcemil.shapes import Logits, Selected
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
-
-Score = Callable[[Tensor, Sequence[Logits]], float | None]
-"""M of some predictions; None where it does not exist."""
 
 RIVALS = ("contribution", "occlusion", "single")
 """Rankings of the host itself that cost no more than a pass; `budget` and `posthoc` ask the dearer ones too."""
@@ -206,7 +207,7 @@ def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None)
 
 def _class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
     """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
-    yield "all", own, lambda targets, logits: _defined_metric(task, targets, logits)
+    yield "all", own, score_where_defined(task)
     if not isinstance(task, ClassificationTask):
         return
     for index, name in enumerate(task.classes):
@@ -222,29 +223,14 @@ def _snr_full_kept_row(
     score: Score,
     complete: Completeness | None,
 ) -> Row:
-    with_complement = [one for one in own if one.outcome.removed is not None]
-    full, kept = _trial_metric(own, "full", score), _trial_metric(own, "kept", score)
-    values = {
-        "task_metric": full,
-        "evidence_sufficiency": kept,
-        "keep_only_drop": difference(full, kept),
-        "complement_degradation": difference(
-            _trial_metric(with_complement, "full", score), _trial_metric(with_complement, "removed", score)
-        ),
-    }
+    values = subset_metrics([one.outcome for one in own], _stack_targets(own), score)
     if complete is not None:
         values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
     return _add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
 
 
 def _snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
-    soft, kept = _trial_metric(own, "gated", score), _trial_metric(own, "kept", score)
-    gap = difference(soft, kept)
-    values = {
-        "soft_metric": soft,
-        "evidence_sufficiency": kept,
-        "cd_metric_gap": None if gap is None else abs(gap),
-    }
+    values = gated_metrics([one.outcome for one in own], _stack_targets(own), score)
     return _add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
 
 
@@ -265,24 +251,8 @@ def _as_figure(value: float | bool | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _trial_metric(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
-    """M of one of the four predictions."""
-    if not trials:
-        return None
-    return score(
-        torch.stack([one.target for one in trials]), [getattr(one.outcome, intervention) for one in trials]
-    )
-
-
-def difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
-
-
-def _defined_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float | None:
-    try:
-        return task_metric(task, targets, logits)
-    except InputError:
-        return None
+def _stack_targets(trials: Sequence[Trial]) -> Tensor:
+    return torch.stack([one.target for one in trials])
 
 
 def _class_f1(task: ClassificationTask, class_index: int) -> Score:
@@ -300,7 +270,7 @@ def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completenes
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
     try:
-        _trial_metric(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
+        task_metric(fold.task, _stack_targets(own), [one.outcome.full for one in own])
     except InputError as error:
         yield f"No task metric on these bags: {error}"
     if not any(one.record["rule"] == "oracle" for one in trials):

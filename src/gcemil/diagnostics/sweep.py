@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.snr import BagOutcome, bag_outputs, score_where_defined, subset_metrics, task_metric
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
@@ -153,27 +152,9 @@ def _cell_row(key: CellKey, record: _CellRecord, targets: Tensor, fold: TrainedF
     rule, threshold, target = key
     labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": _target_label(target)}
     row = mean_row(labels, record.per_bag)
-    whole = torch.tensor([outcome.removed is None for outcome in record.outcomes])
-    left = [outcome for outcome in record.outcomes if outcome.removed is not None]
-    values: Figures = {
-        "keep_only_drop": _metric_loss(targets, record.outcomes, "kept", fold),
-        "complement_degradation": _metric_loss(targets[~whole], left, "removed", fold),
-    }
+    found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
+    values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
     return Row(labels, {**row.values, **values}, row.deviations)
-
-
-def _metric_loss(
-    targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: TrainedFold
-) -> float | None:
-    """M(X) - M of the bags kept or removed; None without bags or where M does not exist on them."""
-    if not outcomes:
-        return None
-    predictions: list[Any] = [getattr(outcome, what) for outcome in outcomes]
-    try:
-        full = task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
-        return full - task_metric(fold.task, targets, predictions)
-    except InputError:
-        return None
 
 
 def _metric_notes(records: dict[CellKey, _CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
