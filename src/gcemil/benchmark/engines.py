@@ -91,6 +91,7 @@ def enter_grid(grid: Grid, results: Results) -> None:
 
 
 def list_unfinished(grid: Grid, results: Results) -> list[Key]:
+    """Work of the grid that is still to be done, in order."""
     return [key for key in plan_work(grid) if not is_finished(grid, results, key)]
 
 

@@ -223,6 +223,7 @@ class CohortKey:
 
     @property
     def path(self) -> PurePosixPath:
+        """Its folder in the results."""
         return PurePosixPath("cohorts", self.cohort)
 
 
@@ -245,14 +246,17 @@ class RunKey:
 
     @property
     def run_path(self) -> PurePosixPath:
+        """The folder of the run in the results."""
         return PurePosixPath("runs", self.cohort, folder_name(self.host), self.label, f"seed_{self.seed}")
 
     @property
     def path(self) -> PurePosixPath:
+        """The folder of the fold."""
         return self.run_path / f"fold_{self.fold}"
 
     @property
     def is_plain(self) -> bool:
+        """Whether it is a host without evidence."""
         return self.arm in PLAIN_ARMS
 
 
@@ -264,10 +268,12 @@ class DiagnosisKey:
 
     @property
     def cohort(self) -> str:
+        """The cohort of its run."""
         return self.run.cohort
 
     @property
     def path(self) -> PurePosixPath:
+        """The folder of its findings."""
         return self.run.path / "diagnostics"
 
 

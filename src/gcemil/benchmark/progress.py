@@ -64,9 +64,11 @@ class Board:
     endings: dict[Key, Outcome] = field(default_factory=dict)
 
     def started(self, key: Key) -> None:
+        """A piece of work begins."""
         self.at_work[key] = self.clock()
 
     def ended(self, key: Key, outcome: Outcome) -> None:
+        """A piece of work is over."""
         del self.at_work[key]
         if outcome.ending is not Ending.busy:
             self.endings[key] = outcome
@@ -234,6 +236,7 @@ def _key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
+    """Expected seconds of one fold."""
     settings = run_settings(grid, run)
     train, validation, test = shape.parts
     trained = train * shape.bags * min(shape.patches, settings.max_patches or math.inf)
@@ -312,6 +315,7 @@ def _read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, fl
 
 
 def correction(key: Key, ratios: dict[Hashable, float]) -> float:
+    """What was taken per second expected, in the nearest group that has finished work."""
     return next((ratios[group] for group in _ratio_groups(key) if group in ratios), 1.0)
 
 

@@ -62,6 +62,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a piece of work ended."""
+
     ending: Ending
     seconds: float = 0.0
     reason: str = ""
@@ -89,6 +91,7 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
 
 
 def is_finished(grid: Grid, results: Results, key: Key) -> bool:
+    """Whether a piece of work is done."""
     match key:
         case CohortKey():
             return read_cohort_record(results, key.cohort) is not None
@@ -99,6 +102,7 @@ def is_finished(grid: Grid, results: Results, key: Key) -> bool:
 
 
 def is_trained(results: Results, run: RunKey) -> bool:
+    """Whether a fold has its metrics."""
     return FoldFolder(results.path(run)).is_finished
 
 
@@ -107,6 +111,7 @@ def _missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]
 
 
 def finding_file(results: Results, run: RunKey, name: str) -> Path:
+    """Where a diagnostic of a fold is kept."""
     return results.path(DiagnosisKey(run)) / f"{name}.json"
 
 
@@ -120,6 +125,7 @@ def record_failure(results: Results, key: Key, reason: str, *, detail: str = "")
 
 
 def do_work(grid: Grid, results: Results, key: Key) -> None:
+    """One piece of work: a cohort, a fold or its diagnostics."""
     for host in grid.hosts:
         # The user named them in the grid; a worker that was not there when it was read needs to know.
         if is_import_path(host):
@@ -175,6 +181,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
+    """Refuse a diagnosis of folds that are not trained."""
     for need in list_needs(grid, key):
         if not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
@@ -256,6 +263,7 @@ def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
 
 
 def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
+    """The folder that the grid names, or the one that it makes."""
     return grid.cohorts[name].folder or results.path(CohortKey(name))
 
 

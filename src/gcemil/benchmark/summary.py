@@ -41,6 +41,7 @@ def write_summary(results: Results) -> Record:
 
 
 def read_summary(folder: Path) -> Record:
+    """The summary as it was written."""
     path = Results(folder).summary
     if not path.is_file():
         raise RunError(f"{folder} has no summary.json. Make it with 'gcemil benchmark GRID --out {folder}'.")

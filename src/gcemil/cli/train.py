@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +27,9 @@ from gcemil.cli.options import (
     seed_option,
 )
 from gcemil.hosts.table import HOSTS
+
+if TYPE_CHECKING:
+    from gcemil.config import TrainSettings
 
 
 def train(
@@ -92,16 +95,16 @@ def _read_host_name(run: Path) -> str:
     return name
 
 
-def _set_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> Any:
+def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: bool) -> TrainSettings:
     """The settings with the weights that the host starts from."""
     from gcemil.config import HostWeights
     from gcemil.errors import UsageError
 
     if source is None:
-        if frozen and settings.host.weights is None:
-            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
         if not frozen:
             return settings
+        if settings.host.weights is None:
+            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
         weights = settings.host.weights.model_copy(update={"frozen": True})
     else:
         weights = HostWeights(source=str(source), frozen=frozen)

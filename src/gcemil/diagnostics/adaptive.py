@@ -235,6 +235,7 @@ class PrefixLogits:
         self._known[len(order)] = view.full.logits
 
     def logits(self, size: int) -> Logits:
+        """The prediction from the first `size` patches, asked once."""
         if size not in self._known:
             self._known[size] = prefix_logits(self._view, self._order, [size])[0]
         found: Logits = self._known[size]

@@ -188,14 +188,17 @@ def _is_differentiable(host: Host) -> bool:
 
 
 def saliency(bag: PredictedBag) -> Scores:
+    """Sum of absolute slopes of each patch."""
     return _slope_scores(bag, lambda rows, slopes: slopes.abs().sum(dim=1))
 
 
 def gradient_x_input(bag: PredictedBag) -> Scores:
+    """Slopes times features, summed over each patch."""
     return _slope_scores(bag, _row_products)
 
 
 def integrated_gradients(bag: PredictedBag) -> Scores:
+    """Slopes averaged from an empty bag to the bag, times features."""
     nodes, weights = np.polynomial.legendre.leggauss(N_STEPS)
     total = bag.logit.new_zeros(len(bag))
     # The rule is for [-1, 1].

@@ -197,6 +197,7 @@ def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarr
 
 
 def find_dataset(path: Path, column: str | None) -> str:
+    """The dataset that holds the scores: the one asked for, or the only one with a known name."""
     layouts = store.describe(path)
     if column is not None:
         return column

@@ -165,6 +165,7 @@ class RuleTable:
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
 
     def rows(self) -> Iterator[Row]:
+        """Two rows per rule with gates, one per any other."""
         targets = self._fold.targets()
         for key, tally in self.complete.items():
             yield _full_kept_row(key, tally, self._fold.task, targets)

@@ -221,6 +221,7 @@ def _trained_fold_numbers(run: Path) -> list[int]:
 
 
 def finding_file(run: Path, name: str, fold: int) -> Path:
+    """Where a diagnostic of a fold is kept."""
     return RunFolder(run).fold(fold).finding(name)
 
 

@@ -192,6 +192,7 @@ def ordered_share(
 
 
 def count_failures(record: Record, lines: Thresholds) -> Record:
+    """The basic failures of a slide, and whether they are many."""
     found = [kind for kind in BASIC_TYPES if record[kind]]
     return {"failures": found, "severe_failure": len(found) >= lines.severe_count}
 

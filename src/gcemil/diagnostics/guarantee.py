@@ -263,6 +263,7 @@ def _ranking_precision(order: Order, truth: Tensor | None) -> float | None:
 def guarantee_row(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Row:
+    """What was promised on validation bags, and what was kept on test bags."""
     rule, network = key
     labels = {"rule": rule, "network": network, "method": method}
     n_test = len(test.bag_ids)
@@ -289,6 +290,7 @@ def guarantee_row(
 def guarantee_slides(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> list[dict[str, object]]:
+    """The same, bag by bag."""
     rule, network = key
     return [
         {

@@ -171,6 +171,7 @@ class ScoredSlide:
     positive: Bool[np.ndarray, "n"]
 
     def marked(self, threshold: float) -> Bool[np.ndarray, "n"]:
+        """Patches that a threshold calls lesion."""
         return self.scores >= threshold
 
 

@@ -82,6 +82,8 @@ class TruthRule:
 
 @dataclass(frozen=True, eq=False)
 class SlideTruth:
+    """Where the lesions of a slide lie on its patch grid."""
+
     slide_id: str
     cells: Cells
     positive: Bool[np.ndarray, "n"]
@@ -93,12 +95,16 @@ class SlideTruth:
 
 @dataclass(frozen=True)
 class Excluded:
+    """A slide that does not count, and why."""
+
     slide_id: str
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class MappedSlide:
+    """A slide with its truth and every map of scores."""
+
     truth: SlideTruth
     maps: dict[MapKey, PatchScores]
 

@@ -168,10 +168,12 @@ class _FlippingCurves:
 
     @property
     def most_first_area(self) -> float:
+        """Area when the highest scores go first: small is good."""
         return area(self.removed, self.most_first)
 
     @property
     def least_first_area(self) -> float:
+        """Area when the lowest scores go first: large is good."""
         return area(self.removed, self.least_first)
 
     @property

@@ -100,6 +100,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Network and rule."""
         return self.record["network"], self.record["rule"]
 
 

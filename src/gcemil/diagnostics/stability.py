@@ -215,12 +215,14 @@ class _StabilityTable:
         self._slides: list[dict[str, Any]] = []
 
     def add(self, bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> None:
+        """Note what a rule did on a bag."""
         rule, network = key
         self._figures.setdefault((rule, network, perturbation), []).append(figures)
         labels = {"rule": rule, "network": network, "perturbation": perturbation}
         self._slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
 
     def finding(self, settings: dict[str, Any], *, notes: tuple[str, ...] = ()) -> Finding:
+        """A row per rule, network and perturbation, and every bag."""
         rows = tuple(
             mean_row({"rule": rule, "network": network, "perturbation": perturbation}, figures)
             for (rule, network, perturbation), figures in self._figures.items()
@@ -277,6 +279,7 @@ class OriginalBag:
 
     @classmethod
     def of(cls, bag: FoldBag) -> OriginalBag:
+        """The bag as the cohort has it."""
         # Attention would make the oracle differ between networks.
         unranked = torch.zeros(len(bag))
         oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)

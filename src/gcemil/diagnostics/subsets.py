@@ -66,6 +66,7 @@ class Sufficiency:
     """Largest drop of the class probability."""
 
     def holds(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
+        """Whether each subset says of the bag what the whole bag says."""
         same = self.answers.agree(full, logits)
         return same if self.answers.is_risk else same & (self.answers.drops(full, logits) <= self.tolerance)
 

@@ -125,6 +125,7 @@ class SubsetCache:
         self._seen: dict[bytes, tuple[Logits, Logits | None]] = {}
 
     def outcome(self, selected: Selected, *, gated: bool) -> BagOutcome:
+        """The predictions for a subset, asked once."""
         key = np.packbits(selected.numpy()).tobytes()
         if key not in self._seen:
             removed = self._bench.removed(selected)

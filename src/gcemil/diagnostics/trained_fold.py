@@ -84,11 +84,13 @@ class FoldBag:
 
     @cached_property
     def wrapped(self) -> Interventions:
+        """Questions to the host of the run."""
         embedded = None if self.explanation is None else self.explanation.output.embedded
         return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
 
     @cached_property
     def plain(self) -> Interventions | None:
+        """Questions to the plain host, where there is one."""
         host = self._fold.plain
         return None if host is None else Interventions(host, self.features, self.coords)
 
@@ -167,6 +169,7 @@ class TrainedFold:
 
     @property
     def networks(self) -> tuple[NetworkName, ...]:
+        """The networks that can be asked."""
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
 
     @property
@@ -195,12 +198,15 @@ class TrainedFold:
         return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
 
     def scale_of(self, network: NetworkName) -> RiskScale:
+        """How the risks of a network are standardised."""
         return self.scale if network == "wrapped" else self.plain_scale
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
+        """The bags of a part."""
         return {"train": self.parts.train, "val": self.parts.val, "test": self.parts.test}[part]
 
     def targets(self, part: PartName = "test") -> Tensor:
+        """Their labels, or times and events."""
         return stacked_targets(self.specs(part))
 
     def bags(self, part: PartName = "test") -> Iterator[FoldBag]:

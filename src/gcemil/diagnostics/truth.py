@@ -52,6 +52,7 @@ def precision(selected: Selected, truth: Selected) -> float:
 
 
 def recall(selected: Selected, truth: Selected) -> float:
+    """|S and T| / |T|."""
     return float((selected & truth).sum()) / int(truth.sum())
 
 

@@ -66,6 +66,7 @@ FULL_METHOD = ("gce", SELECTORS["consecutive"], BUDGETS["0.05"])
 
 
 def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Parts of the method left out one by one."""
     table = paper.table("ablation")
     plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
     only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
@@ -75,16 +76,19 @@ def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
 
 
 def budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """One budget beside another."""
     table = paper.table("budget")
     return _ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
 
 
 def selector_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Selectors of other kinds."""
     table = paper.table("selector_arch")
     return _ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
 
 
 def grounding_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Anchors of other kinds."""
     table = paper.table("grounding")
     return _ablation_table(
         "grounding", "anchors and bridges, mean over cohorts", measured, table, GROUNDINGS, None
@@ -153,6 +157,7 @@ COST_NOTE = (
 
 
 def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """What each way to predict costs."""
     table = paper.table("cost")
     names = {row.key: row.name for row in table.rows} | OWN_MODES
     rows = [
@@ -216,6 +221,7 @@ ADDED_PARAMETERS = 230_165
 
 
 def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Parameters and time that the wrapper adds."""
     table = paper.table("capacity_overhead")
     answers = {
         "soft_runtime": _cost_cell(measured, "soft", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),

@@ -203,6 +203,7 @@ class TableColumn:
 
     @property
     def paper_key(self) -> str:
+        """The column of the paper."""
         return self.column.key if self.paper is None else self.paper
 
 
@@ -260,6 +261,7 @@ def _paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn]
 
 
 def paper_cell(printed: str | None) -> Cell:
+    """A figure as the paper prints it."""
     if printed is None:
         return UNDEFINED
     return Cell(printed, value_of(printed), deviation_of(printed))

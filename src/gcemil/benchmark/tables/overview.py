@@ -42,6 +42,7 @@ RATIO_TABLES = ("same_budget", "explain")
 
 
 def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Every claim of the abstract: as printed, from the paper's tables, and from the results."""
     lines = [
         line
         for claim in paper.claims
@@ -186,6 +187,7 @@ DATASET_COLUMNS = (
 
 
 def dataset_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """The cohorts: slides, cases, patches and labels."""
     table = paper.table("dataset_details")
     known = [row.key for row in table.rows]
     lines = [

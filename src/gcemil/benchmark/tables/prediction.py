@@ -45,12 +45,14 @@ CONTROLS = {
 
 
 def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Hosts with and without evidence, by class."""
     return _prediction_table(
         "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
     )
 
 
 def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Hosts with and without evidence, by risk."""
     return _prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
 
 
@@ -123,12 +125,14 @@ T_TEST_NOTE = (
 
 
 def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Paired tests of the classification table."""
     return _p_table(
         "significance_classification", measured, paper.table("cls_significance"), "classification"
     )
 
 
 def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Paired tests of the survival table."""
     return _p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
 
 

@@ -25,6 +25,7 @@ class _TableSpec:
 
 
 def diagnose_command(name: str) -> str:
+    """The command that adds a diagnostic."""
     return f"gcemil diagnose RUN --against HOST_RUN --only {name}"
 
 
