@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
 from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
-from gcemil.errors import RunError
-from gcemil.files import read_record, without_nan, write_json
+from gcemil.files import without_nan, write_json
 from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
 from gcemil.runs.folder import read_metrics
@@ -38,14 +36,6 @@ def write_summary(results: Results) -> Record:
         write_json(results.summary, summary)
         write_json(results.timing, timing)
     return summary
-
-
-def read_summary(folder: Path) -> Record:
-    """The summary as it was written."""
-    path = Results(folder).summary
-    if not path.is_file():
-        raise RunError(f"{folder} has no summary.json. Make it with 'gcemil benchmark GRID --out {folder}'.")
-    return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
 def summarise(results: Results) -> tuple[Record, Record]:

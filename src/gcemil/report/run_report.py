@@ -45,7 +45,7 @@ def write_report(
             )
         return write_bytes(
             out,
-            encode_page(grid.render_grid_page(_read_grid_summary(run), run, FigureFolder(run / "figures"))),
+            encode_page(grid.render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures"))),
         )
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
@@ -96,7 +96,8 @@ def _is_grid(folder: Path) -> bool:
     return (folder / "grids").is_dir() and not RunFolder(folder).is_begun
 
 
-def _read_grid_summary(results: Path) -> Record:
+def read_grid_summary(results: Path) -> Record:
+    """What the benchmark wrote of a results folder: means over folds and seeds."""
     path = results / "summary.json"
     if not path.is_file():
         raise RunError(
