@@ -91,7 +91,7 @@ def measure_adaptive(
     """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
     ladder = _sort_tolerances(tolerances)
     _check_budget(mean_budget)
-    _check_adaptive_parts(fold)
+    fold.require_parts("an adaptive size is calibrated on val and measured on test")
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
     shares = _measure_validation_shares(fold, ladder, steps)
     chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
@@ -278,12 +278,3 @@ def _sort_tolerances(tolerances: Sequence[float]) -> list[float]:
 def _check_budget(mean_budget: float) -> None:
     if not 0.0 < mean_budget <= 1.0:
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
-
-
-def _check_adaptive_parts(fold: TrainedFold) -> None:
-    for part in ("val", "test"):
-        if not fold.specs(part):
-            raise UsageError(
-                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags; an adaptive size is calibrated on val and "
-                "measured on test. Make folds that have both with 'gcemil split'."
-            )

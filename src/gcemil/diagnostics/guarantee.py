@@ -191,7 +191,7 @@ def measure_guarantee(
     """Promised and realised agreement of every ranking, under both methods."""
     _check_level("alpha", alpha)
     _check_level("confidence", confidence)
-    _check_guarantee_parts(fold)
+    fold.require_parts("a guarantee is made on val and shown on test")
     judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
     calibration, test = (_measure_part(fold, part, judges, fractions) for part in ("val", "test"))
     rows, slides, notes = [], [], [SELECTION_NOTE]
@@ -338,12 +338,3 @@ def _is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
     """Whether a rule exists on every bag of every part; an oracle needs truth everywhere."""
     most = [max(len(record.bag_ids) for record in part.values()) for part in parts]
     return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
-
-
-def _check_guarantee_parts(fold: TrainedFold) -> None:
-    for part in ("val", "test"):
-        if not fold.specs(part):
-            raise UsageError(
-                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags, and a guarantee is made on val and shown on test. "
-                "Make folds that have both with 'gcemil split'."
-            )

@@ -170,10 +170,6 @@ class ScoredSlide:
     scores: Float[np.ndarray, "n"]
     positive: Bool[np.ndarray, "n"]
 
-    def marked(self, threshold: float) -> Bool[np.ndarray, "n"]:
-        """Patches that a threshold calls lesion."""
-        return self.scores >= threshold
-
 
 def dice(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> float | None:
     """None where there is nothing to find."""

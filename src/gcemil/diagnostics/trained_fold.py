@@ -205,6 +205,15 @@ class TrainedFold:
         """The bags of a part."""
         return {"train": self.parts.train, "val": self.parts.val, "test": self.parts.test}[part]
 
+    def require_parts(self, reason: str) -> None:
+        """Refuse a fold without validation or without test bags, with the reason why both are needed."""
+        for part in ("val", "test"):
+            if not self.specs(part):
+                raise UsageError(
+                    f"Fold {self.fold} of {self.cohort.folder} has no {part} bags; {reason}. Make folds that have both with "
+                    "'gcemil split'."
+                )
+
     def targets(self, part: PartName = "test") -> Tensor:
         """Their labels, or times and events."""
         return stacked_targets(self.specs(part))
