@@ -203,12 +203,12 @@ def tables(
         say(f"wrote {write_page(read_results(results), paper_figures(), page, command=command)}")
         return
     names = table or ([REVIEW_TABLE] if RunFolder(results).is_begun else ["headline", *TABLES])
-    made = review_tables(results) if REVIEW_TABLE in names else []
+    chosen = review_tables(results) if REVIEW_TABLE in names else []
     if others := [name for name in names if name != REVIEW_TABLE]:
         paper, measured = paper_figures(), read_results(results)
-        made = [
+        chosen = [
             headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)
             for name in others
-        ] + made
-    for line in render_tables(made, form.value).splitlines():
+        ] + chosen
+    for line in render_tables(chosen, form.value).splitlines():
         say(line)

@@ -212,16 +212,16 @@ def split(
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
     if parts is not None:
-        made = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
+        new_folds = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
     else:
-        made = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
-    if leaks := sorted({case for fold in made for case in fold_maker.leaking_cases(loaded, fold)}):
+        new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
+    if leaks := sorted({case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}):
         raise CohortError(
             f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
             "so the test set would not be unseen. Use --unit case."
         )
-    fold_maker.write_folds(loaded, made, kind="partition" if parts is None else "official")
-    rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in made]
+    fold_maker.write_folds(loaded, new_folds, kind="partition" if parts is None else "official")
+    rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in new_folds]
     print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)
     say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
 

@@ -186,14 +186,14 @@ def compose(
     )
     pool = _pool(patches, encoder, weights, patient_pattern, save_patches)
     with locked_folder(out), progress("composing slides") as advance:
-        made = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
+        composed = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
     if as_json:
-        print_json({"cohort": str(out), "slides": len(made.cohort.slides), "assumptions": made.notes})
+        print_json({"cohort": str(out), "slides": len(composed.cohort.slides), "assumptions": composed.notes})
         return
-    for note in made.notes:
+    for note in composed.notes:
         say(note)
     say(
-        f"{out}: {len(made.cohort.slides)} slides of width {made.cohort.card.feature_dim}, with truth and splits."
+        f"{out}: {len(composed.cohort.slides)} slides of width {composed.cohort.card.feature_dim}, with truth and splits."
     )
     if chosen.examples_per_class and not chosen.text_like:
         say(f"next: gcemil anchors from-examples {out} --examples {out}/examples.h5")

@@ -65,7 +65,7 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
     """Every section that has something to say, in the order of the page."""
     views = examples.choose_examples(context.run) if context.run.is_wrapped else {}
     example = next(iter(views.values()), None)
-    made: list[Callable[[], Section | None]] = [
+    makers: list[Callable[[], Section | None]] = [
         lambda: snr.render_section(context),
         lambda: prediction.render_section(context),
         lambda: controls.render_section(context),
@@ -82,11 +82,11 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
         lambda: provenance.render_section(context),
     ]
     found = []
-    for done, make in enumerate(made, start=1):
+    for done, make in enumerate(makers, start=1):
         if (section := make()) is not None and section.body:
             found.append(section)
         if on_step:
-            on_step(done, len(made))
+            on_step(done, len(makers))
     missing = context.render_missing()
     return found if missing is None else [*found, missing]
 

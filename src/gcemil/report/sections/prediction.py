@@ -129,7 +129,7 @@ def _render_significance_table(finding: Finding) -> Markup:
         "mode": lambda key: MODE_NAMES.get(key, key),
         "metric": lambda key: METRICS[key].label,
     }
-    made = finding_table(
+    table = finding_table(
         finding.rows,
         {"mode": "host + GCE", "metric": "Metric"},
         TESTS,
@@ -139,7 +139,7 @@ def _render_significance_table(finding: Finding) -> Markup:
         notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )
-    return render_table(made)
+    return render_table(table)
 
 
 @apply_style

@@ -189,7 +189,7 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
     names = [*told, *SIZES]
     if not any(row.values.get(name) is not None for row in rows for name in names):
         return [paragraph(note, kind="note") for note in notes]
-    made = finding_table(
+    table = finding_table(
         [row for row in rows if any(row.values.get(name) is not None for name in names)],
         {"comparison": "Comparison"},
         names,
@@ -197,7 +197,7 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
         naming={"comparison": str},
         notes=notes,
     )
-    return [render_table(made)]
+    return [render_table(table)]
 
 
 @dataclass(frozen=True)

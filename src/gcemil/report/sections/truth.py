@@ -31,7 +31,7 @@ def render_section(context: Context) -> Section | None:
         ]
     )
     if known:
-        made = finding_table(
+        table = finding_table(
             order_rows(known),
             RULE_HEADINGS,
             OVERLAP,
@@ -42,12 +42,12 @@ def render_section(context: Context) -> Section | None:
                 f"± standard deviation over {context.run.spread('snr')}; slides without annotated patches do not count."
             ],
         )
-        parts.append(render_table(made))
+        parts.append(render_table(table))
     has_truth = bool(known) or any((context.run.cohort / "truth").glob("*.h5"))
     finding = context.run.finding("localisation")
     if finding is not None:
         rows = [row for row in finding.rows if "froc" not in row.labels]
-        made = finding_table(
+        table = finding_table(
             order_rows(rows),
             RULE_HEADINGS,
             LOCALISATION,
@@ -57,7 +57,7 @@ def render_section(context: Context) -> Section | None:
             caption="Score maps as lesion detectors",
         )
         parts.append(
-            render_table(made)
+            render_table(table)
             if rows
             else join_markup(paragraph(note, kind="note") for note in finding.notes)
         )
