@@ -77,7 +77,7 @@ from gcemil.prefilter.student import (
 )
 from gcemil.records import Representations, read_representations, write_representations
 from gcemil.report.run_data import read_run_data
-from gcemil.report.run_report import write_report
+from gcemil.report.run_report import read_grid_summary, write_report
 from gcemil.runs import checkpoint
 from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_network
 from gcemil.runs.folder import (
@@ -921,7 +921,7 @@ def read_grid_results(folder: Path) -> None:
             build_table(name, measured, paper_figures())
 
     each(
-        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(grid_summary.read_summary, results.folder),
+        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(read_grid_summary, results.folder),
         partial(read_log, results), partial(read_failure, results, CohortKey("bracs")),
         lambda: [estimate_seconds(grid, results) for grid in results.grids()],
     )  # fmt: skip

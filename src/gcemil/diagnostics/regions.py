@@ -191,11 +191,11 @@ def judge_rule(bag: Bag, view: NetworkView, subset: RuleSubset, judge: RegionJud
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
     verdicts = judge.judge(view.bench, view.full.logits, bag, regions)
-    figures = region_figures(verdicts, judge.count_needed(view, regions))
+    figures = _region_figures(verdicts, judge.count_needed(view, regions))
     return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
 
 
-def region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
+def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
     """The figures of one subset of one bag."""
     return {
         "regions_per_slide": float(len(verdicts)),

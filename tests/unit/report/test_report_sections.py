@@ -27,9 +27,8 @@ from gcemil.report.sections import (
     survival,
     truth,
 )
-from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder
+from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder, finding_table, order_rows
 from gcemil.report.sections.examples import choose_examples
-from gcemil.report.sections.finding_tables import finding_table, order_rows
 from gcemil.report.sections.grid import pair_hosts
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides

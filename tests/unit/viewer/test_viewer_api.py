@@ -16,7 +16,7 @@ from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
 from gcemil.viewer import overview
-from gcemil.viewer.bench_api import read_masks
+from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from report_builders import toy_evidence
@@ -388,7 +388,7 @@ def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classi
     import typer
     from typer.testing import CliRunner
 
-    from gcemil.cli.view import view
+    from gcemil.cli.report import view
 
     def serve(session, listener, *, on_address):
         session.close()

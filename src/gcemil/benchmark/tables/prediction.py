@@ -45,16 +45,18 @@ CONTROLS = {
 
 
 def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return prediction_table(
+    """Hosts with and without evidence, by class."""
+    return _prediction_table(
         "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
     )
 
 
 def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
+    """Hosts with and without evidence, by risk."""
+    return _prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
 
 
-def prediction_table(
+def _prediction_table(
     name: str, measured: MeasuredResults, paper: PaperTable, task: str, metrics: Sequence[str]
 ) -> Table:
     columns = [
@@ -65,7 +67,7 @@ def prediction_table(
         for dataset in list_datasets(task, paper, measured)
         for metric in metrics
     ]
-    rows = [row for host in list_hosts(measured) for row in host_rows(host, measured)]
+    rows = [row for host in list_hosts(measured) for row in _host_rows(host, measured)]
     return build_comparison(
         name,
         f"{task} with and without GCE",
@@ -78,7 +80,7 @@ def prediction_table(
     )
 
 
-def host_rows(host: str, measured: MeasuredResults) -> list[TableRow]:
+def _host_rows(host: str, measured: MeasuredResults) -> list[TableRow]:
     """The host, the change by GCE, and the controls that were run."""
     plain = Query(label="host", labels={"mode": "full"}, host=host)
     soft = Query(labels={"mode": "soft"}, host=host)
@@ -123,18 +125,22 @@ T_TEST_NOTE = (
 
 
 def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return p_table("significance_classification", measured, paper.table("cls_significance"), "classification")
+    """Paired tests of the classification table."""
+    return _p_table(
+        "significance_classification", measured, paper.table("cls_significance"), "classification"
+    )
 
 
 def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
+    """Paired tests of the survival table."""
+    return _p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
 
 
-def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
     datasets = list_datasets(task, paper, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
-    tests = {key: paired_p(measured, *key) for key in keys}
+    tests = {key: _paired_p(measured, *key) for key in keys}
     corrected = dict(zip(keys, holm([tests[key] for key in keys]), strict=True))
     lines = []
     for host in hosts:
@@ -147,7 +153,7 @@ def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) 
                 Line(
                     (row_labels, title, mark),
                     "ours",
-                    tuple(p_cell(found[host, dataset]) for dataset in datasets),
+                    tuple(_p_cell(found[host, dataset]) for dataset in datasets),
                 )
             )
     return Table(
@@ -158,14 +164,14 @@ def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) 
     )  # fmt: skip
 
 
-def paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
+def _paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
     """None where fewer than two folds are paired, or where they all differ alike."""
     soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
     plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
-    return paired_t(np.array(average_by_fold(subtract_paired(soft, plain))))
+    return paired_t(np.array(_average_by_fold(subtract_paired(soft, plain))))
 
 
-def average_by_fold(found: dict[Unit, float]) -> list[float]:
+def _average_by_fold(found: dict[Unit, float]) -> list[float]:
     """One difference per cohort and fold."""
     folds: dict[tuple[str, int | None], list[float]] = {}
     for unit, value in found.items():
@@ -173,7 +179,7 @@ def average_by_fold(found: dict[Unit, float]) -> list[float]:
     return [fmean(group) for group in folds.values()]
 
 
-def p_cell(p: float | None) -> Cell:
+def _p_cell(p: float | None) -> Cell:
     return MISSING if p is None else Cell(f"{p:.3f}", p)
 
 
@@ -196,20 +202,20 @@ def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
             row.name.split(" · "),
         )
         labels_of_key[dataset, encoder, host] = (title, encoder_title, host_title)
-    labels_of_key |= {key: key for key in measured_encoders(measured) if key not in labels_of_key}
+    labels_of_key |= {key: key for key in _measured_encoders(measured) if key not in labels_of_key}
     lines = []
     for key, row_labels in labels_of_key.items():
         if table.row(".".join(key)) is not None:
             theirs = tuple(paper_cell(table.cell(".".join(key), column.key)) for column in ENCODER_COLUMNS)
             lines.append(Line((*row_labels, PAPER_MARK), "paper", theirs))
-        lines.append(encoder_line(measured, key, row_labels))
+        lines.append(_encoder_line(measured, key, row_labels))
     return Table(
         "encoders", "patch encoders, Macro-F1 or C-index", table.label, ("dataset", "encoder", "method", "figures"),
         ENCODER_COLUMNS, tuple(lines), legend=legend(measured), notes=tuple(f"In the paper: {note}" for note in table.notes),
     )  # fmt: skip
 
 
-def measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
+def _measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     """Every dataset, encoder and host that was run, where the grid names the encoder."""
     named = ((run.cohort.dataset, run.cohort.encoder, run.host) for run in measured.runs)
     return list(
@@ -217,7 +223,7 @@ def measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     )
 
 
-def encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:
+def _encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:
     dataset, encoder, host = key
     query = Query(dataset=dataset, encoder=encoder, host=host)
     plain = find_values(measured, query.where(label="host", labels={"mode": "full"}))
