@@ -9,21 +9,17 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from gcemil.errors import printable
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 PLAIN_INTERVAL_S = 5.0
 QUIET, VERBOSE = "GCEMIL_QUIET", "GCEMIL_VERBOSE"
@@ -111,6 +107,9 @@ def progress(what: str) -> Iterator[Advance]:
     if not shows_bars():
         yield _plain_progress(what, 0.0 if is_set(VERBOSE) else PLAIN_INTERVAL_S)
         return
+    # Imported where a bar is drawn: most commands end, or fail, without one.
+    from rich.progress import Progress
+
     with Progress(*bar_columns(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -128,6 +127,8 @@ def shows_bars() -> bool:
 
 def bar_columns() -> tuple[ProgressColumn, ...]:
     """What a progress bar shows; its description is data, without markup."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
     return (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import tempfile
-from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
@@ -60,6 +58,9 @@ def _check_core() -> list[tuple[str, str, str]]:
 def _check_package(
     name: str, status_if_missing: str, remedy: str = "pip install gcemil"
 ) -> tuple[str, str, str]:
+    # Imported here: it reads e-mail headers, which no other command needs.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return name, "PASS", version(name)
     except PackageNotFoundError:
@@ -86,6 +87,8 @@ def _check_device() -> tuple[str, str, str]:
 
 
 def _check_write_access() -> tuple[str, str, str]:
+    import tempfile
+
     try:
         with tempfile.TemporaryDirectory(dir="."):
             return "write access", "PASS", "this folder can be written"

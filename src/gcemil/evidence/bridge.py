@@ -114,6 +114,7 @@ class FreeBridge(Bridge):
         self._own("left", nn.init.orthogonal_(torch.empty(anchor_dim, self.rank)))
         self._own("right", torch.randn(self.rank, in_dim) * in_dim**-0.5)
         self._own("bias", torch.zeros(anchor_dim))
+        self._settled: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
 
     def _own(self, name: str, value: Tensor) -> None:
         if self.learned:
@@ -127,6 +128,8 @@ class FreeBridge(Bridge):
     def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
         if not torch.is_grad_enabled():
             return self._settled_cosines(directions)
+        if self.anchor_dim <= self.rank:
+            return self._short_cosines(directions)
         onto_anchors = self.left.T @ directions.T
         on_bias = directions @ self.bias
         gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
@@ -137,18 +140,38 @@ class FreeBridge(Bridge):
 
         return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
 
+    def _short_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        """The same in an anchor space no wider than the rank: B(h) is then no longer than R h, so it is formed."""
+
+        def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
+            mapped = torch.addmm(self.bias, reduced, self.left.T)
+            return _quotient(mapped @ directions.T, mapped.square().sum(dim=1))
+
+        return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
+
     def _settled_cosines(self, directions: AnchorEmbeddings) -> Fold:
         """The same while nothing is learned: L = Q T, so |L x + b|^2 = |T x + Q^T b|^2 + |b - Q Q^T b|^2, a plain norm."""
-        frame, triangle = torch.linalg.qr(self.left)
-        on_frame = frame.T @ self.bias
-        beyond = (self.bias - frame @ on_frame).square().sum()
-        rows = torch.cat([triangle, directions @ self.left]) @ self.right
-        n_frame = len(triangle)
+        rows, offsets, beyond = self._settled_rows(directions)
+        n_frame = len(rows) - len(directions)
 
         def finish(products: Float[Tensor, "n r"], _: SquaredNorms) -> Responses:
             return _quotient(products[:, n_frame:], squared_norm(products[:, :n_frame]) + beyond)
 
-        return Fold(rows, torch.cat([on_frame, directions @ self.bias]), finish)
+        return Fold(rows, offsets, finish)
+
+    def _settled_rows(self, directions: AnchorEmbeddings) -> tuple[Tensor, ...]:
+        """Rows and offsets of T x + Q^T b and of the anchors, and |b - Q Q^T b|^2; kept until a weight or an anchor moves."""
+        given = (self.left, self.right, self.bias, directions)
+        # Values are compared, not versions: a fused optimiser step does not raise the version of a weight.
+        if self._settled is not None and all(map(_are_equal, self._settled[0], given)):
+            return self._settled[1]
+        frame, triangle = torch.linalg.qr(self.left)
+        on_frame = frame.T @ self.bias
+        rows = torch.cat([triangle, directions @ self.left]) @ self.right
+        offsets = torch.cat([on_frame, directions @ self.bias])
+        found = rows, offsets, (self.bias - frame @ on_frame).square().sum()
+        self._settled = tuple(one.detach().clone() for one in given), found
+        return found
 
     @torch.no_grad()
     def fit(
@@ -183,23 +206,34 @@ class ProximalBridge(FreeBridge):
     first_left: Tensor
     first_right: Tensor
     first_bias: Tensor
+    first_weight: Tensor
+    """W0 = L0 R0, which every step compares with: made from the saved factors, so it is not saved itself."""
 
     def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
         super().__init__(in_dim, anchor_dim, rank=rank)
         for name in ("left", "right", "bias"):
             self.register_buffer(f"first_{name}", getattr(self, name).detach().clone())
+        self.register_buffer("first_weight", self.first_left @ self.first_right, persistent=False)
+        self.register_load_state_dict_post_hook(lambda bridge, _: bridge._multiply_first())  # type: ignore[no-untyped-call]
 
     def _take(self, fit: FactoredFit) -> None:
         super()._take(fit)
         self.first_left.copy_(fit.left)
         self.first_right.copy_(fit.right)
         self.first_bias.copy_(fit.bias)
+        self._multiply_first()
+
+    @torch.no_grad()
+    def _multiply_first(self) -> None:
+        self.first_weight = self.first_left @ self.first_right
 
     def penalty(self) -> Float[Tensor, ""]:
         """|B - B0|^2 / |W0|^2, over weight and bias."""
-        first = self.first_left @ self.first_right
-        moved = (self.left @ self.right - first).square().sum()
-        return (moved + (self.bias - self.first_bias).square().sum()) / first.square().sum()
+        # In single precision also where the rest is in half: a small move would drown in the rounding of W.
+        with torch.autocast(self.left.device.type, enabled=False):
+            moved = (self.left @ self.right - self.first_weight).square().sum()
+        moved = moved + (self.bias - self.first_bias).square().sum()
+        return moved / self.first_weight.square().sum()
 
 
 class OrthogonalBridge(Bridge):
@@ -294,6 +328,11 @@ class OrthogonalBridge(Bridge):
         core = torch.eye(f.shape[1], device=f.device, dtype=f.dtype) - g.T @ f
         solved = columns + f @ torch.linalg.solve(core, g.T @ columns)
         return solved + f @ (g.T @ solved)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    is_alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return is_alike and torch.equal(one, other)
 
 
 def _quotient(inner: Responses, squared_norms: Scores) -> Responses:

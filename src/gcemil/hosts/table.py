@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gcemil.errors import ConfigError, UsageError
@@ -187,6 +186,9 @@ def host_cost(name: str, *, wrapped: bool) -> float:
     timed = host_spec(name).cost_us
     if timed is not None:
         return timed[wrapped]
+    # Imported here: it loads decimals and fractions, of which no command needs any to start.
+    from statistics import median
+
     return median(spec.cost_us[wrapped] for spec in HOSTS.values() if spec.cost_us is not None)
 
 

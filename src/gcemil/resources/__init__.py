@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from gcemil.errors import UsageError
 from gcemil.wording import did_you_mean
 
+HERE = Path(__file__).parent
+"""The package is always unpacked, since torch is; importlib.resources would load what reads archives, at every start."""
+
 
 def shipped_names(folder: str) -> list[str]:
     """The names of the YAML files in a folder."""
-    entries = (entry.name for entry in (files(__name__) / folder).iterdir())
+    entries = (entry.name for entry in (HERE / folder).iterdir())
     return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
 
 
@@ -25,10 +28,10 @@ def read_shipped(folder: str, name: str, what: str) -> Any:
         raise UsageError(
             f"Unknown {what} '{name}'.{did_you_mean(name, known)} Choose one of: {', '.join(known)}."
         )
-    path = files(__name__) / folder / f"{name}.yaml"
+    path = HERE / folder / f"{name}.yaml"
     return parse_yaml(path.read_text(encoding="utf-8"), path)
 
 
 def read_shipped_text(folder: str, name: str) -> str:
     """A file that is no YAML, as it stands."""
-    return (files(__name__) / folder / name).read_text(encoding="utf-8")
+    return (HERE / folder / name).read_text(encoding="utf-8")

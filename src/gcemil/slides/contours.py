@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import ndimage
 
 Mask = Bool[np.ndarray, "h w"]
 Ring = Int[np.ndarray, "_ 2"]
@@ -26,6 +25,9 @@ class Outline:
 
 def trace_outlines(mask: Mask) -> list[Outline]:
     """Every piece of the mask, in raster order of its first pixel."""
+    # Imported here: reading annotations needs the rings of this file, and starts without it.
+    from scipy import ndimage
+
     pieces, count = ndimage.label(mask)
     padded = np.pad(pieces, 1)
     outer: dict[int, Ring] = {}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import ndimage
 
 from gcemil.errors import UsageError
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
@@ -84,6 +83,9 @@ def find_tissue(slide: SlideReader, settings: TissueSettings | None = None) -> T
 
 def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     """Tissue on an overview of `rules.mpp`."""
+    # Imported where a mask is made: whoever only reads cohorts starts without it.
+    from scipy import ndimage
+
     hue, saturation, value = hue_saturation_value(image)
     # Noise of the scanner is coloured too, pixel by pixel.
     smooth = ndimage.median_filter(saturation, size=3)
@@ -156,12 +158,16 @@ def _is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
 
 def fill_holes(mask: Mask, allowed: Mask, largest: float) -> Mask:
     """The mask with holes of at most so many pixels filled where filling is allowed."""
+    from scipy import ndimage
+
     holes = ndimage.binary_fill_holes(mask) & ~mask
     return mask | (holes & ~drop_small_pieces(holes, largest) & allowed)
 
 
 def drop_small_pieces(mask: Mask, largest: float) -> Mask:
     """The mask without connected pieces of at most so many pixels."""
+    from scipy import ndimage
+
     pieces, _ = ndimage.label(mask)
     sizes = np.bincount(pieces.ravel())
     keep = sizes > largest
@@ -177,6 +183,8 @@ def disk(radius: float) -> Mask:
 
 
 def _close_gaps(mask: Mask, radius: float) -> Mask:
+    from scipy import ndimage
+
     # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")

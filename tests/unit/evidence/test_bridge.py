@@ -158,6 +158,54 @@ def test_the_orthogonal_bridge_recovers_a_scaled_rotation() -> None:
     assert float(bridge.scale) == pytest.approx(3.0)
 
 
+def fused_step(bridge: Bridge) -> None:
+    # This step does not raise the version of a weight.
+    optimizer = torch.optim.AdamW(bridge.parameters(), lr=0.1, fused=True)
+    bridge(pairs(12, 9)[0]).square().sum().backward()
+    optimizer.step()
+
+
+def data_change(bridge: Bridge) -> None:
+    bridge.get_parameter("right").data.mul_(torch.linspace(0.5, 2.0, 12))
+
+
+def loaded_weights(bridge: Bridge) -> None:
+    bridge.load_state_dict(ready_bridge("proximal", 12, 9, torch.float32).state_dict())
+
+
+@pytest.mark.parametrize("change", [fused_step, data_change, loaded_weights])
+def test_cosines_without_gradient_follow_every_change_of_the_weights(change) -> None:
+    bridge, features, anchors = (
+        ready_bridge("proximal", 12, 9, torch.float32),
+        pairs(12, 9)[0],
+        torch.randn(3, 9),
+    )
+    with torch.no_grad():
+        before = bridge.cosines(features, anchors)
+        assert torch.allclose(before, bridge.cosines(features, anchors))
+    change(bridge)
+    with torch.no_grad():
+        after = bridge.cosines(features, anchors)
+        assert torch.allclose(after, plain_cosines(bridge, features, anchors), atol=1e-5)
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_cosines_without_gradient_follow_the_anchors() -> None:
+    bridge, features = ready_bridge("proximal", 12, 9, torch.float32), pairs(12, 9)[0]
+    with torch.no_grad():
+        for anchors in (torch.randn(3, 9), torch.randn(3, 9), torch.randn(5, 9)):
+            expected = plain_cosines(bridge, features, anchors)
+            assert torch.allclose(bridge.cosines(features, anchors), expected, atol=1e-5)
+
+
+def test_a_loaded_bridge_is_held_near_the_saved_fit() -> None:
+    saved = ready_bridge("proximal", 12, 9)
+    loaded = create_bridge("proximal", 12, 9).double()
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.penalty().item() == pytest.approx(saved.penalty().item())
+    assert "first_weight" not in saved.state_dict()
+
+
 def test_the_proximal_penalty_is_zero_at_the_fit_and_quadratic_around_it() -> None:
     bridge = ProximalBridge(12, 9).double()
     bridge.fit(*(side.double() for side in pairs(12, 9)))
