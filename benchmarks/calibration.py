@@ -20,7 +20,7 @@ import yaml
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.budget import true_evidence
+from gcemil.diagnostics.truth import true_evidence
 from gcemil.explain import bag_tensors
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.checkpoint import load_network
@@ -110,7 +110,7 @@ def attention_figures(run: Path, cohort: Cohort) -> tuple[float, float]:
         scores = host(*bag_tensors(bag)).scores
         weights = torch.softmax(scores, dim=0)
         entropies.append(float(-(weights * weights.clamp_min(1e-30).log()).sum() / np.log(len(bag))))
-        truth = true_evidence(cohort, spec, bag)
+        truth = true_evidence(cohort, bag)
         if truth is not None and bool(truth.any()):
             chosen = top_k(scores, subset_size(len(bag), BUDGET))
             precisions.append(float((chosen & truth).sum() / chosen.sum()))

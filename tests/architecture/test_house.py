@@ -1,6 +1,7 @@
 """The shape of the house, proved on the code itself."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -150,6 +151,16 @@ def test_input_is_never_checked_by_assert():
     for path in MODULES:
         asserts = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
         assert not asserts, f"{path}: {asserts}"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_imports_only_what_is_there(script):
+    imports = [node for node in ast.walk(tree(script)) if isinstance(node, ast.ImportFrom)]
+    for node in imports:
+        if (node.module or "").startswith("gcemil"):
+            module = importlib.import_module(node.module)
+            missing = [name.name for name in node.names if not hasattr(module, name.name)]
+            assert not missing, f"{node.module} has no {missing}"
 
 
 def test_every_dependency_has_its_line():
