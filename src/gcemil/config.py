@@ -388,6 +388,10 @@ class TrainSettings(Settings):
     chosen_by: Literal["metric", "loss"] = Field(
         "metric", description="What is better on validation: the task's metric, or the loss."
     )
+    keep_epochs: bool = Field(
+        False,
+        description="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
+    )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Numbers in which the network computes.")
     device: str = Field(
         "auto", description="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."

@@ -26,10 +26,16 @@ from gcemil.report.sections.examples import (
     number_subsets,
     rank_evidence_patches,
 )
-from gcemil.report.sections.grid import HostGain, draw_relative_performance
+from gcemil.report.sections.grid import (
+    GateHistory,
+    HostGain,
+    draw_motivation,
+    draw_relative_performance,
+)
 from gcemil.report.sections.mechanism import (
     accumulate_coverage,
     describe_method,
+    draw_adapter,
     draw_anchor_coverage,
     draw_gate_histograms,
     draw_mechanism,
@@ -57,6 +63,7 @@ from gcemil.report.slide_view import (
 )
 from gcemil.report.style import GROUPS, encode_png, encode_svg, fix_layout, readable_name, shorten_label
 from gcemil.rules import find_rule, order_rules
+from gcemil.runs.evidence_files import AdapterFigures
 from report_builders import toy_evidence
 
 RED, GREY = (214, 39, 40), (222, 222, 222)
@@ -364,6 +371,20 @@ FIGURES = {
             [HostGain("abmil", "x", 0.5, 0.6), HostGain("abmil", "y", 0.0, 0.6)], label="F1"
         ),
         "abmil",
+    ),
+    "motivation": (
+        lambda: draw_motivation(
+            {"random": 0.2, "gce_discrete": 0.7},
+            GateHistory((0, 4), np.array([[0.5, 0.5], [0.9, 0.1]])),
+            [HostGain("abmil", "x", 0.5, 0.6)],
+        ),
+        "abmil",
+    ),
+    "adapter": (
+        lambda: draw_adapter(
+            AdapterFigures(np.array([0.9, 0.99]), np.array([True, False]), np.array([0.2, 0.1]))
+        ),
+        "median 0.945",
     ),
     "representations": (
         lambda: draw_representations({"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])),

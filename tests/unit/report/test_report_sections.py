@@ -35,6 +35,7 @@ from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
 from gcemil.runs import evidence_files
 from gcemil.runs.evidence_files import read_evidence
+from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
 from results_builders import toy_results
@@ -344,10 +345,28 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
         made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
         evidence_files.write_representations(folder / "fold_0" / "representations.h5", made)
-    text = representations.render_section(context_of(toy_run.folder, host.folder)).body
-    assert "no view over epochs" in text
+    context = context_of(toy_run.folder, host.folder)
+    text = representations.render_section(context).body
+    assert "--keep-epochs" in str(context.render_missing().body)
+    assert "after each of these epochs" not in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
     assert drawn.count('<g id="axes_') == 2, "the plain host, and host + GCE gated"
+
+
+def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
+    draws = np.random.default_rng(0)
+    ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
+    fold = FoldFolder(toy_run.folder / "fold_0")
+    for path in (fold.representations, *(fold.epoch_representations(epoch) for epoch in range(7))):
+        found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in ("full", "soft")}
+        made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
+        evidence_files.write_representations(path, made)
+    context = context_of(toy_run.folder)
+    assert "after each of these epochs" in representations.render_section(context).body
+    drawn = (toy_run.folder / "figures" / "representations_epochs.svg").read_text()
+    assert drawn.count('<g id="axes_') == 4
+    assert representations.choose_epochs(range(7)) == [0, 2, 4, 6]
+    assert representations.choose_epochs([3]) == [3]
 
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
