@@ -29,7 +29,7 @@ from gcemil.report.sections import (
 from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.finding_tables import finding_table, order_rows
-from gcemil.report.sections.grid import pair_hosts
+from gcemil.report.sections.grid import find_hosts_left_alone, pair_hosts, read_kept_metric
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
@@ -38,7 +38,7 @@ from gcemil.runs.evidence_files import read_evidence
 from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
-from results_builders import toy_results
+from results_builders import ResultsFolder, diagnose, gce_folds, toy_results
 
 
 def context_of(run: Path, against: Path | None = None) -> Context:
@@ -523,6 +523,34 @@ def test_a_grid_shows_its_runs_and_what_the_wrapper_changed(tmp_path):
     assert "Simulated, not tissue: bracs, kirc" in text
     assert text.count('<td class="name">kirc</td>') == 2 + 4, "two arms in view, four folds folded"
     assert "Name it under diagnostics" in text
+
+
+def test_a_host_left_alone_is_its_own_plain_arm_in_the_figures_of_a_grid(tmp_path):
+    results = ResultsFolder(tmp_path / "results")
+    results.grid(bracs={"profile": "bracs"})
+    results.cohort("bracs")
+    run = results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
+    rows = [
+        Row({"rule": rule, "network": "wrapped", "budget": "0.05"}, {"evidence_sufficiency": value})
+        for rule, value in (("random", 0.2), ("attention", 0.5), ("gce_discrete", 0.7))
+    ]
+    diagnose(run, "budget", rows)
+    grid = results.folder / "grids" / "toy.yaml"
+    grid.write_text(grid.read_text().replace("diagnostics: []", "diagnostics: [budget]"))
+    summary = write_summary(Results(results.folder))
+    alone = find_hosts_left_alone(summary["runs"], results.folder)
+    assert alone == {("bracs", "abmil")}
+    assert list(pair_hosts(summary["means"], "macro_f1")) == []
+    # Full is a tenth below soft.
+    assert [gain.relative for gain in pair_hosts(summary["means"], "macro_f1", alone)] == pytest.approx(
+        [0.7 / 0.6]
+    )
+    assert read_kept_metric(summary["diagnostic_means"]) == pytest.approx(
+        {"random": 0.2, "attention": 0.5, "gce_discrete": 0.7}
+    )
+    text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")
+    assert "Is attention evidence?" in text
+    assert (results.folder / "figures" / "motivation.svg").is_file()
 
 
 def test_a_grid_is_compared_within_itself(tmp_path):
