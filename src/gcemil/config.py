@@ -120,6 +120,8 @@ class RecoverySettings(Settings):
     )
 
 
+RANDOM_PREFIX = "random:"
+"""Before the name of a patch encoder: its architecture, untrained (features/encoders.py)."""
 SUPPORT_GATES = {"sparsemax", "entmax15"}
 """They select where p > 0, however small."""
 

@@ -46,13 +46,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
 from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
-from gcemil.features.encoders import RANDOM_PREFIX, find_encoder_spec
+from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host

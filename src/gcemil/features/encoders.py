@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import nn
 
+from gcemil.config import RANDOM_PREFIX
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.features.loaders import (
     Loader,
@@ -42,7 +43,6 @@ _LUNIT: tuple[Channels, Channels] = (
 _CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _TIMM_PREFIX = "timm:"
-RANDOM_PREFIX = "random:"
 _OFFLINE_ENCODER = "efficientnet_lite0"
 _NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
 

@@ -27,8 +27,8 @@ from gcemil.benchmark.tables.comparison import (
     paper_cell,
     subtract_paired,
 )
+from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.paired_tests import holm, paired_t
-from gcemil.features.encoders import RANDOM_PREFIX
 from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, Cell, Column, Line, Table
