@@ -271,12 +271,13 @@ def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:
     if filtered is None:
         return row
     mode = row.labels["mode"]
+    figures: dict[str, float | None]
     if mode == PREFILTER_MODE:
-        extraction, end_to_end = filtered.extraction_time, filtered.end_to_end_time
+        figures = {"extraction_time": filtered.extraction_time, "end_to_end_time": filtered.end_to_end_time}
     else:
         explained = row.values.get("explained_time")
-        extraction, end_to_end = 1.0, None if explained is None else filtered.unfiltered_time(explained)
-    figures: dict[str, float | None] = {"extraction_time": extraction, "end_to_end_time": end_to_end}
+        whole = None if explained is None else filtered.unfiltered_time(explained)
+        figures = {"extraction_time": 1.0, "end_to_end_time": whole}
     return Row(row.labels, {**row.values, **figures}, row.deviations)
 
 
