@@ -238,8 +238,6 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
 
 def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
     """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
-    # Parts count slides and folds are made of cases, so that each case has one slide where parts are given.
-    dials = settings.dials if settings.parts is None else {"slides_per_case": 1.0, **settings.dials}
     with whole_folder(folder) as aside:
         cohort = simulate(
             str(settings.profile),
@@ -248,7 +246,7 @@ def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
             seed=settings.seed,
             slides=settings.n_slides,
             dim=settings.dim,
-            dials=dials,
+            dials=settings.dials,
         )
         if settings.parts is None:
             write_folds(cohort, make_folds(cohort, seed=settings.seed))

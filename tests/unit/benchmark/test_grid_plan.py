@@ -3,12 +3,9 @@
 import pytest
 
 from builders import left_behind
-from gcemil.bags.cohort import Cohort
-from gcemil.bags.folds import read_fold
 from gcemil.benchmark.engines import enter_grid
 from gcemil.benchmark.grid import (
     CohortKey,
-    CohortSettings,
     DiagnosisKey,
     Grid,
     RunKey,
@@ -18,10 +15,8 @@ from gcemil.benchmark.grid import (
     run_settings,
 )
 from gcemil.benchmark.results import Results
-from gcemil.benchmark.runner import simulate_cohort
 from gcemil.config import PAPER, PAPER_CONSTRAINED, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
-from gcemil.runs.folder import fold_parts
 from grid_builders import small_grid
 
 
@@ -178,12 +173,3 @@ def test_a_grid_that_is_entered_again_frees_its_folder_of_what_a_killed_one_left
     left.write_text("{")
     enter_grid(small_grid(), results)
     assert not left.exists()
-
-
-def test_parts_are_slides_whatever_the_profile_says_of_cases(tmp_path):
-    """Survival profiles have more than one slide per case, and folds are made of cases."""
-    settings = CohortSettings(profile="luad", size="tiny", dim=8, parts=(6, 3, 9))
-    simulate_cohort(settings, tmp_path / "luad")
-    cohort = Cohort.load(tmp_path / "luad")
-    parts = fold_parts(cohort, read_fold(cohort, 0))
-    assert (len(parts.train), len(parts.val), len(parts.test)) == (6, 3, 9)
