@@ -22,9 +22,9 @@ from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.budget import true_evidence
 from gcemil.explain import bag_tensors
-from gcemil.recovery.rules import subset_size, top_k
+from gcemil.recovery.recover import subset_size, top_k
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
-from gcemil.runs.network import load_network
 from gcemil.simulation.simulate import simulate
 from gcemil.training.run import train_run
 

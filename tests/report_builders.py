@@ -15,8 +15,7 @@ from builders import grid_coords
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import write_table
 from gcemil.findings import Finding, Row, write_finding
-from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import write_evidence
+from gcemil.records import SlideEvidence, write_evidence
 
 PROMPTS = ("glands", "necrosis")
 SNR_SETTINGS = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gcemil.hosts.table import HOSTS, HostSpec, create_host
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
-    from gcemil.runs.network import load_network
+    from gcemil.runs.checkpoint import load_network
     from gcemil.runs.pretrained import from_pretrained, save_pretrained
     from gcemil.training.run import train_run
 
@@ -89,7 +89,7 @@ _HOME = {
     "create_host": "gcemil.hosts.table",
     "explain_slide": "gcemil.explain",
     "from_pretrained": "gcemil.runs.pretrained",
-    "load_network": "gcemil.runs.network",
+    "load_network": "gcemil.runs.checkpoint",
     "recover": "gcemil.recovery.recover",
     "save_pretrained": "gcemil.runs.pretrained",
     "slide_bag": "gcemil.bags.bag",

@@ -26,8 +26,8 @@ from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
-from gcemil.recovery.recover import Recovery, StopReason, recover
-from gcemil.recovery.rules import grow_until_sufficient, ranking
+from gcemil.recovery.growth import grow_until_sufficient
+from gcemil.recovery.recover import Recovery, StopReason, ranking, recover
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits
 
@@ -267,6 +267,7 @@ def standardised_risk(logits: Float[Tensor, "1"], *, mean: float, deviation: flo
 
 
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
+    """BagError for what is no bool mask over the patches of the bag."""
     # The user's door: shapes are checked here with a message, not by annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(

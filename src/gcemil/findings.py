@@ -46,6 +46,7 @@ class Finding:
         return bool(self.provenance.get(SAME_NETWORK))
 
     def to_json(self) -> dict[str, Any]:
+        """The finding as its file holds it, with the direction of every metric."""
         used = sorted({name for row in self.rows for name in row.values})
         metrics = {
             name: {"direction": METRICS[name].direction, "criterion": METRICS[name].criterion}
@@ -87,6 +88,7 @@ def join_folds(findings: Sequence[Finding]) -> Finding:
 
 
 def join_rows(rows: Sequence[Row]) -> Row:
+    """Mean and deviation of every figure; labels are those of the first row."""
     values: dict[str, float | None] = {}
     deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):

@@ -22,6 +22,8 @@ Criterion = Literal[
 
 @dataclass(frozen=True)
 class Metric:
+    """A figure: its label, its better side, what it is about and what it means."""
+
     label: str
     direction: Direction
     criterion: Criterion
@@ -29,6 +31,7 @@ class Metric:
 
     @property
     def arrow(self) -> str:
+        """Its better side as a sign."""
         return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
 
 

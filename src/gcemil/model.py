@@ -28,6 +28,7 @@ from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage
 from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.selector import (
     FEW_SHARES,
+    LIKENESS_ALONE,
     MIXTURE,
     SHARES,
     Selector,
@@ -228,6 +229,7 @@ class GceMil(nn.Module):
         products = unfolded(features, folds)
         if reads_likeness and full is not None:
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
+            likeness = likeness if self.reads_presence else LIKENESS_ALONE * likeness
         hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
         scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
         ranking, check = MIXTURE, None

@@ -1,11 +1,30 @@
-"""Results as frozen values, free of torch: what a run writes, a report reads and a script may rely on."""
+"""Results of a fold as frozen values, and their HDF5 files: what a run writes, a report reads and a script may rely on. No torch.
+
+evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any
+representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON lists in the same order
+epochs/epoch_<n>.h5      the same after each epoch, full and soft, where training kept them
+adapter.h5               cosine of patches before and after the feature adapter, whether each is evidence, singular values of U V^T
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from gcemil.bags import store
+from gcemil.errors import RunError
+from gcemil.files import checked, parse_json
+
+MODES = ("full", "soft", "discrete")
+"""How a bag is seen: all patches, all of them gated, the evidence alone."""
+REMEDY = "Make it again with 'gcemil evaluate'."
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +72,7 @@ class SlideEvidence:
 
     @property
     def fraction(self) -> float:
+        """The share of the slide that is evidence."""
         return float(self.selected.mean())
 
 
@@ -81,3 +101,163 @@ class RegionVerdict:
     """Phi of the bag without it; None also where nothing would be left."""
     sufficient: bool | None = None
     necessary: bool | None = None
+
+
+# Their files
+
+
+class _EvidenceFacts(BaseModel):
+    """The attributes of an evidence file."""
+
+    slide_id: str
+    stop_reason: str
+    prompts: list[str]
+    ranking: str = "mixture"
+    is_sufficient: bool | None = None
+    is_necessary: bool | None = None
+    model_hash: str | None = None
+    features_hash: str | None = None
+
+
+def read_evidence(path: Path) -> SlideEvidence:
+    """An evidence file as training wrote it; its columns must be about the same patches and anchors."""
+    attributes = store.attributes(path)
+    prompts = parse_json(str(attributes.get("prompts")), path)
+    facts = checked({**attributes, "prompts": prompts}, _EvidenceFacts, path, error=RunError, remedy=REMEDY)
+    gates = _read_numbers(path, "gates", (None,))
+    n_patches, n_anchors = len(gates), len(facts.prompts)
+    rows = _read_numbers(path, "selected", (None,))
+    if rows.dtype.kind not in "iu" or (rows.size and not (rows.min() >= 0 and rows.max() < n_patches)):
+        raise RunError(f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}")
+    selected = np.zeros(n_patches, dtype=bool)
+    selected[rows] = True
+    return SlideEvidence(
+        slide_id=facts.slide_id,
+        selected=selected,
+        coords=_read_numbers(path, "coords", (n_patches, 2)) if store.has(path, "coords") else None,
+        gates=gates,
+        scores=_read_numbers(path, "scores", (n_patches,)),
+        evidence_scores=_read_numbers(path, "evidence_scores", (n_patches,)),
+        responses=_read_numbers(path, "responses", (n_patches, n_anchors)),
+        marginal_gain=_read_numbers(path, "marginal_gain", (n_patches,)),
+        coverage=_read_numbers(path, "coverage", (n_anchors,)),
+        stop_reason=facts.stop_reason,
+        prompts=tuple(facts.prompts),
+        ranking=facts.ranking,
+        is_sufficient=facts.is_sufficient,
+        is_necessary=facts.is_necessary,
+        anchor_weights=_read_numbers(path, "anchor_weights", (n_anchors,))
+        if store.has(path, "anchor_weights")
+        else None,
+        hashes={
+            name: value
+            for name, value in (("model", facts.model_hash), ("features", facts.features_hash))
+            if value is not None
+        },
+    )
+
+
+def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """A dataset of this shape (None: any size) that holds real numbers, none of them NaN."""
+    values = store.read(path, name)
+    fits = values.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, values.shape, strict=True)
+    )
+    if not fits or values.dtype.kind not in "fiu" or np.isnan(values).any():
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise RunError(
+            f"{path}: '{name}' is {values.dtype} of shape {values.shape}, not ({wanted}) numbers that all exist. {REMEDY}"
+        )
+    return values
+
+
+def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
+    """Write the evidence of a slide; `hashes` say from which network and features."""
+    datasets = {
+        "selected": evidence.indices,
+        "gates": evidence.gates,
+        "scores": evidence.scores,
+        "evidence_scores": evidence.evidence_scores,
+        "responses": evidence.responses,
+        "marginal_gain": evidence.marginal_gain,
+        "coverage": evidence.coverage,
+    }
+    if evidence.coords is not None:
+        datasets["coords"] = evidence.coords
+    if evidence.anchor_weights is not None:
+        datasets["anchor_weights"] = evidence.anchor_weights
+    attributes: dict[str, Any] = {
+        "slide_id": evidence.slide_id,
+        "stop_reason": evidence.stop_reason,
+        "fraction": evidence.fraction,
+        "ranking": evidence.ranking,
+        **({} if evidence.is_sufficient is None else {"is_sufficient": int(evidence.is_sufficient)}),
+        **({} if evidence.is_necessary is None else {"is_necessary": int(evidence.is_necessary)}),
+        "prompts": json.dumps(evidence.prompts),
+        **{f"{name}_hash": value for name, value in hashes.items()},
+    }
+    store.write(path, datasets, attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class Representations:
+    """What the head of one fold's network sees of each bag."""
+
+    by_mode: dict[str, Float[np.ndarray, "n d"]]
+    bag_ids: tuple[str, ...]
+    parts: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+def read_representations(path: Path) -> Representations:
+    """Representations as `write_representations` wrote them."""
+    found = store.attributes(path)
+    remedy = "Remove it; 'gcemil report --representations' writes it again."
+    bag_ids, parts, groups = (
+        tuple(checked(parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy))
+        for name in ("bag_ids", "parts", "groups")
+    )
+    if not len(bag_ids) == len(parts) == len(groups):
+        raise RunError(f"{path}: {len(bag_ids)} bags, {len(parts)} parts and {len(groups)} groups. {remedy}")
+    modes = {mode: _read_numbers(path, mode, (len(bag_ids), None)) for mode in MODES if store.has(path, mode)}
+    return Representations(modes, bag_ids, parts, groups)
+
+
+def write_representations(path: Path, found: Representations) -> None:
+    """The file this section reads."""
+    store.write(
+        path,
+        found.by_mode,
+        {name: json.dumps(getattr(found, name)) for name in ("bag_ids", "parts", "groups")},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterFigures:
+    """How the low-rank adapter of a selector changes the patches of some bags."""
+
+    cosines: Float[np.ndarray, "n"]
+    """Of each patch before and after, both normalised as the selector reads them."""
+    selected: Bool[np.ndarray, "n"]
+    strengths: Float[np.ndarray, "r"]
+    """Singular values of U V^T, largest first; the identity beside it has 1."""
+
+
+def read_adapter(path: Path) -> AdapterFigures:
+    """Figures as `write_adapter` wrote them."""
+    cosines = _read_numbers(path, "cosines", (None,))
+    selected = _read_numbers(path, "selected", (len(cosines),)).astype(bool)
+    return AdapterFigures(cosines, selected, _read_numbers(path, "strengths", (None,)))
+
+
+def write_adapter(path: Path, found: AdapterFigures) -> None:
+    """adapter.h5 of a fold."""
+    store.write(
+        path,
+        {
+            "cosines": found.cosines.astype(np.float32),
+            "selected": found.selected.astype(np.uint8),
+            "strengths": found.strengths.astype(np.float32),
+        },
+        {},
+    )

@@ -13,7 +13,7 @@ import torch
 
 from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
 from gcemil.explain import class_probability
-from gcemil.viewer.layers import region_numbers
+from gcemil.viewer.bench import region_numbers
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from viewer_builders import running

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from gcemil.bags import patching, store
-from gcemil.cli.encode import encode
+from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
 from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder

@@ -15,7 +15,7 @@ from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.cli.audit import audit
+from gcemil.cli.diagnose import audit
 from gcemil.cli.explain import explain
 from gcemil.config import TrainSettings
 from gcemil.errors import GcemilError, UsageError
@@ -289,7 +289,7 @@ MODELS = """
 import numpy as np
 import torch
 
-from gcemil.runs.network import load_network
+from gcemil.runs.checkpoint import load_network
 from pathlib import Path
 
 HOST = load_network(Path({checkpoint!r}))[0].host

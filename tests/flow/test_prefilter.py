@@ -13,8 +13,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
-from gcemil.cli.predict import predict
-from gcemil.cli.prefilter import prefilter
+from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.diagnostics.cost import measure_inference_cost
 from gcemil.diagnostics.trained_fold import TrainedFold

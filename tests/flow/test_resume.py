@@ -125,8 +125,8 @@ def test_the_same_command_twice_gives_the_same_summary_and_another_seed_does_not
 
 def test_a_damaged_state_is_named(cohort, tmp_path):
     from gcemil.errors import RunError
-    from gcemil.runs.checkpoint import load
+    from gcemil.runs.checkpoint import load_tensors
 
     (tmp_path / "resume.safetensors").write_bytes(b"nothing")
     with pytest.raises(RunError, match="not a gcemil checkpoint"):
-        load(tmp_path / "resume.safetensors")
+        load_tensors(tmp_path / "resume.safetensors")

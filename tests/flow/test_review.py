@@ -11,7 +11,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.cli.main import app
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import read_finding
-from gcemil.runs.evidence_files import read_evidence
+from gcemil.records import read_evidence
 from gcemil.runs.folder import RunFolder
 
 

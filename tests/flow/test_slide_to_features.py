@@ -12,7 +12,7 @@ from gcemil.bags import guards, store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.patching import read_patch_file
 from gcemil.cli.anchors import app as anchors_app
-from gcemil.cli.encode import encode
+from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.simulation.simulate import simulate

@@ -14,7 +14,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.wsidata import read_wsidata
 from gcemil.cli.main import app
 from gcemil.errors import MissingExtraError, RunError, StoreError, UsageError
-from gcemil.runs.evidence_files import read_evidence
+from gcemil.records import read_evidence
 
 needs_spatialdata = pytest.mark.skipif(
     importlib.util.find_spec("spatialdata") is None, reason="spatialdata is not installed: extra wsidata"

@@ -75,10 +75,11 @@ from gcemil.prefilter.student import (
     load_prefilter,
     save_prefilter,
 )
+from gcemil.records import Representations, read_representations, write_representations
 from gcemil.report.run_data import read_run_data
-from gcemil.report.run_report import write_report
+from gcemil.report.run_report import read_grid_summary, write_report
 from gcemil.runs import checkpoint
-from gcemil.runs.evidence_files import Representations, read_representations, write_representations
+from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_network
 from gcemil.runs.folder import (
     RunFolder,
     fold_parts,
@@ -88,8 +89,7 @@ from gcemil.runs.folder import (
     summarise,
     write_training_cohort,
 )
-from gcemil.runs.network import PRETRAINED_FORMAT, load_network, save_network
-from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_slide
+from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_new_bag, read_new_slide
 from gcemil.runs.pretrained import from_pretrained
 from gcemil.runs.weights import read_given_host
 from gcemil.simulation.pixels import read_encoded_card
@@ -791,7 +791,7 @@ def build_networks(folder: Path) -> None:
         sum(parameter.sum() for parameter in loaded.network.parameters()).backward()
         optimizer.step()
         progress = loop.Progress(epoch=1, history=[])
-        loop._save(
+        loop._save_state(
             fold / "resume.safetensors",
             {"network": loaded.network, "null": null},
             optimizer,
@@ -823,7 +823,7 @@ def build_exported(folder: Path) -> None:
     build_networks(folder)
     loaded, network = load_network(folder / "gce" / "fold_0" / "checkpoint.safetensors")
     (folder / "model").mkdir()
-    checkpoint.save(folder / "model" / "model.safetensors", loaded.network.state_dict(), {})
+    checkpoint.save_tensors(folder / "model" / "model.safetensors", loaded.network.state_dict(), {})
     write_json(folder / "model" / "config.json", {"format": PRETRAINED_FORMAT, "network": network})
 
 
@@ -842,17 +842,21 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
         cohort = Cohort.load(folder / "cohort")
         loaded = create_network(cohort, cohort.bags[:3], settings, torch.device("cpu"))
         null = create_null(settings.evidence, 2) if settings.evidence else torch.nn.Identity()
-        _, _, saved = loop._resumed(fold / "resume.safetensors", {"network": loaded.network, "null": null})
+        _, _, saved = loop._resume(fold / "resume.safetensors", {"network": loaded.network, "null": null})
         if saved is not None:
             optimizer = create_optimizer(loaded.network, 1e-3, settings)
-            with loop.checkpoint.fitting(fold / "resume.safetensors"):
-                loop.checkpoint.load_optimizer(optimizer, saved)
+            with checkpoint.refuse_misfit(fold / "resume.safetensors"):
+                checkpoint.load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
 
     def evaluated(fold: Path) -> None:
         loaded, _ = load_network(fold / "checkpoint.safetensors")
         cohort = Cohort.load(folder / "cohort")
         evaluate_bags(loaded, cohort, cohort.bags[:1], modes=("full",))
+
+    def predicted(run: Path) -> None:
+        models = load_fold_models(run, fold=None, needs_evidence=False)
+        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta).bag, "full")
 
     for path in damaged:
         fold = path.parent
@@ -865,7 +869,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
                 partial(evaluated, fold),
                 RunFolder(fold.parent).trained_folds,
                 partial(load_fold_models, fold.parent, fold=None, needs_evidence=False),
-                partial(predict_slide, fold.parent, cohort_file, mode="full"),
+                partial(predicted, fold.parent),
             )
 
 
@@ -917,7 +921,7 @@ def read_grid_results(folder: Path) -> None:
             build_table(name, measured, paper_figures())
 
     each(
-        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(grid_summary.read_summary, results.folder),
+        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(read_grid_summary, results.folder),
         partial(read_log, results), partial(read_failure, results, CohortKey("bracs")),
         lambda: [estimate_seconds(grid, results) for grid in results.grids()],
     )  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_checkpoint_that_memory_cannot_map_is_named(
     monkeypatch.setattr(checkpoint, "safe_open", refuse)
     (tmp_path / "a.safetensors").write_bytes(b"x")
     with pytest.raises(RunError, match="a.safetensors is not a gcemil checkpoint"):
-        checkpoint.load(tmp_path / "a.safetensors")
+        checkpoint.load_tensors(tmp_path / "a.safetensors")
 
 
 def test_a_link_to_itself_leads_nowhere(tmp_path: Path) -> None:

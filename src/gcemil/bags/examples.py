@@ -88,6 +88,7 @@ def _turns(slides: Names) -> Int[np.ndarray, "_"]:
 
 
 def write_examples(path: Path, examples: ExampleSet) -> None:
+    """Write examples that `read_examples` reads."""
     store.write(
         path,
         {

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import yaml
 from numpy.random import Generator
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gcemil.bags.cohort import Cohort, SlideRow
@@ -93,7 +94,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     return folds
 
 
-def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> Fold:
+def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
     """The fold with an eighth of its training cases for validation; its test part stays as it is.
 
     An eighth of every class, or of the cases with and without an event, and one case at least where there are two. A fold
@@ -108,7 +109,8 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> 
     strata: dict[str, list[str]] = defaultdict(list)
     for (kind, _), names in _group_by_stratum(groups).items():
         strata[kind] += names
-    generator = np.random.default_rng(seed)
+    # Always the same cases: an import has no seed.
+    generator = np.random.default_rng(0)
     chosen: set[str] = set()
     for kind in sorted(strata):
         names = sorted(strata[kind])
@@ -123,17 +125,19 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold, *, seed: int = 0) -> 
 def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Generator) -> Fold:
     """One fold of whole cases with so many to train, validate and test on, every stratum in these shares.
 
-    Where test cases cost nothing, as in a simulated cohort, a large test part says more than five small ones.
+    Where test cases cost nothing, as in a simulated cohort, a large test part says more than five small ones. Numbers that add
+    up to the slides are shares: cases with several slides are dealt in the same proportions.
     """
     groups: dict[str, list[SlideRow]] = defaultdict(list)
     for row in cohort.slides:
         groups[row.case_id].append(row)
-    if min(sizes) < 1 or sum(sizes) != len(groups):
+    if min(sizes) < 1 or sum(sizes) not in (len(groups), len(cohort.slides)):
+        slides = f" and {len(cohort.slides)} slides" if len(cohort.slides) > len(groups) else ""
         raise UsageError(
-            f"{cohort.folder} has {len(groups)} cases, so three parts of at least one case that add up to that are wanted, "
+            f"{cohort.folder} has {len(groups)} cases{slides}, so three parts of at least one that add up to that are wanted, "
             f"got {', '.join(map(str, sizes))}."
         )
-    wanted, placed = np.array(sizes), np.zeros(len(PARTS), dtype=np.int64)
+    wanted, placed = _case_counts(sizes, len(groups)), np.zeros(len(PARTS), dtype=np.int64)
     part_of: dict[str, Part] = {}
     strata = _group_by_stratum(groups)
     # One stratum after the other, so that each is dealt in the shares of the parts.
@@ -145,6 +149,12 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
         placed[chosen] += 1
         part_of |= {row.slide_id: PARTS[chosen] for row in groups[name]}
     return Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})
+
+
+def _case_counts(sizes: tuple[int, int, int], n_cases: int) -> NDArray[np.int64]:
+    """So many cases for each part, in the proportions of the sizes; at least one each, the rest is tested."""
+    train, val = (max(1, round(size * n_cases / sum(sizes))) for size in sizes[:2])
+    return np.array([train, val, n_cases - train - val])
 
 
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:

@@ -59,7 +59,7 @@ class Pool(Protocol):
         ...
 
 
-class Watch(Protocol):
+class _Watch(Protocol):
     """Somebody who wants to see it."""
 
     def started(self, key: Key) -> None: ...
@@ -69,12 +69,12 @@ class Watch(Protocol):
     def tick(self) -> None: ...
 
 
-def run_grid(grid: Grid, results: Results, pool: Pool, watch: Watch | None = None) -> dict[Key, Outcome]:
+def run_grid(grid: Grid, results: Results, pool: Pool, watch: _Watch | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
     todo = list_unfinished(grid, results)
     try:
-        return dict(execute_keys(grid, todo, pool, watch))
+        return dict(_execute_keys(grid, todo, pool, watch))
     finally:
         # Workers that died or were stopped may have been writing.
         remove_leftovers(results.folder)
@@ -91,6 +91,7 @@ def enter_grid(grid: Grid, results: Results) -> None:
 
 
 def list_unfinished(grid: Grid, results: Results) -> list[Key]:
+    """Work of the grid that is still to be done, in order."""
     return [key for key in plan_work(grid) if not is_finished(grid, results, key)]
 
 
@@ -117,8 +118,8 @@ def check_results(grid: Grid, results: Results) -> None:
             )
 
 
-def execute_keys(
-    grid: Grid, todo: Sequence[Key], pool: Pool, watch: Watch | None
+def _execute_keys(
+    grid: Grid, todo: Sequence[Key], pool: Pool, watch: _Watch | None
 ) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, in the order of the plan as far as needs and workers allow."""
     waiting: dict[Key, float] = dict.fromkeys(todo, 0.0)
@@ -243,8 +244,8 @@ class RayPool:
         self._results = Results(results.folder.resolve())
         self._resources = grid.resources
         if address is None:
-            use_private_token()
-        self._ray = import_ray()
+            _use_private_token()
+        self._ray = _import_ray()
         self._connect(address, workers)
         self._grid = self._ray.put(grid)
         self._run = self._ray.remote(execute).options(
@@ -316,7 +317,7 @@ class RayPool:
         self.workers = max(1, int(min(fits)))
 
 
-def import_ray() -> Any:
+def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         return importlib.import_module("ray")
@@ -325,7 +326,7 @@ def import_ray() -> Any:
 
 
 @cache
-def use_private_token() -> None:
+def _use_private_token() -> None:
     """A token for clusters of our own, kept out of the home folder; the user's settings stand where there are any."""
     if "RAY_AUTH_MODE" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or "RAY_AUTH_TOKEN" in os.environ:
         return

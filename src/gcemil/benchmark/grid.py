@@ -179,7 +179,7 @@ class Grid(Settings):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Grid:
         # Names become folders.
-        check_names([self.name, *self.cohorts, *self.variants])
+        _check_names([self.name, *self.cohorts, *self.variants])
         if not self.arms and not self.variants:
             raise ValueError("a grid needs at least one arm or variant")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
@@ -197,7 +197,7 @@ class Grid(Settings):
         return self
 
 
-def check_names(names: Iterable[str]) -> None:
+def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name):
             raise ValueError(
@@ -223,6 +223,7 @@ class CohortKey:
 
     @property
     def path(self) -> PurePosixPath:
+        """Its folder in the results."""
         return PurePosixPath("cohorts", self.cohort)
 
 
@@ -245,14 +246,17 @@ class RunKey:
 
     @property
     def run_path(self) -> PurePosixPath:
+        """The folder of the run in the results."""
         return PurePosixPath("runs", self.cohort, folder_name(self.host), self.label, f"seed_{self.seed}")
 
     @property
     def path(self) -> PurePosixPath:
+        """The folder of the fold."""
         return self.run_path / f"fold_{self.fold}"
 
     @property
     def is_plain(self) -> bool:
+        """Whether it is a host without evidence."""
         return self.arm in PLAIN_ARMS
 
 
@@ -264,10 +268,12 @@ class DiagnosisKey:
 
     @property
     def cohort(self) -> str:
+        """The cohort of its run."""
         return self.run.cohort
 
     @property
     def path(self) -> PurePosixPath:
+        """The folder of its findings."""
         return self.run.path / "diagnostics"
 
 
@@ -282,8 +288,8 @@ def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
         for cohort in grid.cohorts
         for host in grid.hosts
         for seed in grid.seeds
-        for arm, variant in arms_and_variants(grid)
-        for fold in folds_of(grid, host)
+        for arm, variant in _arms_and_variants(grid)
+        for fold in _folds_of(grid, host)
     )
 
 
@@ -327,11 +333,11 @@ def fold_diagnostics(grid: Grid, run: RunKey) -> tuple[str, ...]:
     return () if run.is_plain else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
 
 
-def folds_of(grid: Grid, host: str) -> tuple[int, ...]:
+def _folds_of(grid: Grid, host: str) -> tuple[int, ...]:
     return grid.folds_by_host.get(host, grid.folds)
 
 
-def arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
+def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
     plain: list[tuple[Arm, str | None]] = [(arm, None) for arm in grid.arms if arm in PLAIN_ARMS]
     wrapped: list[tuple[Arm, str | None]] = [(arm, None) for arm in grid.arms if arm not in PLAIN_ARMS]
     return [*plain, *wrapped, *(("gce", variant) for variant in grid.variants)]
@@ -373,7 +379,7 @@ def check_names_exist(grid: Grid) -> None:
     for cohort in grid.cohorts.values():
         if cohort.profile is not None:
             resolve_dials(load_profile(cohort.profile).dials, cohort.dials)
-    for arm, variant in arms_and_variants(grid):
+    for arm, variant in _arms_and_variants(grid):
         for host in dict.fromkeys((grid.hosts[0], *grid.settings_by_host)):
             try:
                 run_settings(grid, RunKey("", host, arm, variant, 0, 0))

@@ -64,9 +64,11 @@ class Board:
     endings: dict[Key, Outcome] = field(default_factory=dict)
 
     def started(self, key: Key) -> None:
+        """A piece of work begins."""
         self.at_work[key] = self.clock()
 
     def ended(self, key: Key, outcome: Outcome) -> None:
+        """A piece of work is over."""
         del self.at_work[key]
         if outcome.ending is not Ending.busy:
             self.endings[key] = outcome
@@ -128,7 +130,7 @@ class Board:
         return table
 
 
-class LineBoard(Board):
+class _LineBoard(Board):
     """Prints a line for every key that ends."""
 
     def ended(self, key: Key, outcome: Outcome) -> None:
@@ -137,7 +139,7 @@ class LineBoard(Board):
             print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
 
 
-class LiveBoard(Board):
+class _LiveBoard(Board):
     """Redraws its table; failures stay above it."""
 
     live: Live | None = None
@@ -158,9 +160,9 @@ def board(
 ) -> Iterator[Board]:
     """Live on a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
-        yield LineBoard(all_keys, todo, expected, workers)
+        yield _LineBoard(all_keys, todo, expected, workers)
         return
-    shown = LiveBoard(all_keys, todo, expected, workers)
+    shown = _LiveBoard(all_keys, todo, expected, workers)
     with Live(shown.table(), console=Console(stderr=True), auto_refresh=False, transient=True) as shown.live:
         yield shown
 
@@ -211,43 +213,44 @@ class Shape:
 
 def estimate_seconds(grid: Grid, results: Results) -> dict[Key, float]:
     """Seconds on one worker for every cohort and fold of the grid."""
-    model = model_seconds(grid, results)
-    ratios = read_ratios(model, results)
+    model = _model_seconds(grid, results)
+    ratios = _read_ratios(model, results)
     return {key: seconds * correction(key, ratios) for key, seconds in model.items()}
 
 
-def model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+def _model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
     shapes = {name: cohort_shape(grid, results, name) for name in grid.cohorts}
-    return {key: key_seconds(grid, key, shapes[key.cohort]) for key in plan_work(grid)}
+    return {key: _key_seconds(grid, key, shapes[key.cohort]) for key in plan_work(grid)}
 
 
-def key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
+def _key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
     match key:
         case CohortKey():
-            return cohort_seconds(grid.cohorts[key.cohort], shape)
+            return _cohort_seconds(grid.cohorts[key.cohort], shape)
         case RunKey():
             return training_seconds(grid, key, shape)
         case DiagnosisKey(run):
             passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
             patches = passes * shape.parts[2] * shape.bags * shape.patches
-            return host_cost(run.host, wrapped=False) * 1e-6 * width_factor(shape) * NO_GRADIENT * patches
+            return host_cost(run.host, wrapped=False) * 1e-6 * _width_factor(shape) * NO_GRADIENT * patches
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
+    """Expected seconds of one fold."""
     settings = run_settings(grid, run)
     train, validation, test = shape.parts
     trained = train * shape.bags * min(shape.patches, settings.max_patches or math.inf)
     validated = validation * shape.bags * shape.patches
     evaluated = (validation + test) * shape.bags * shape.patches
     steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
-    return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * width_factor(shape) * steps
+    return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * _width_factor(shape) * steps
 
 
-def width_factor(shape: Shape) -> float:
+def _width_factor(shape: Shape) -> float:
     return 1 - WIDTH_SHARE + WIDTH_SHARE * shape.width / 128
 
 
-def cohort_seconds(settings: CohortSettings, shape: Shape) -> float:
+def _cohort_seconds(settings: CohortSettings, shape: Shape) -> float:
     numbers = shape.bags * shape.patches * (shape.width + 64)
     return SIMULATION_US * 1e-6 * numbers * (0.1 if settings.folder else 1.0)
 
@@ -258,9 +261,9 @@ def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
     settings = grid.cohorts[name]
     if record is not None:
         mean = record["patches"]["total"] / record["bags"]
-        return Shape(record["bags"], mean, record["feature_dim"], part_shares(settings))
+        return Shape(record["bags"], mean, record["feature_dim"], _part_shares(settings))
     return (
-        simulated_shape(settings) if settings.folder is None else folder_shape(Cohort.load(settings.folder))
+        simulated_shape(settings) if settings.folder is None else _folder_shape(Cohort.load(settings.folder))
     )
 
 
@@ -273,13 +276,13 @@ def simulated_shape(settings: CohortSettings) -> Shape:
     joined = per_case if profile.task == "survival" else 1.0
     return Shape(
         bags=round(slides / joined),
-        patches=joined * mean_log_uniform(fewest, most),
+        patches=joined * _mean_log_uniform(fewest, most),
         width=settings.dim or rung.feature_dim,
-        parts=part_shares(settings),
+        parts=_part_shares(settings),
     )
 
 
-def part_shares(settings: CohortSettings) -> tuple[float, float, float]:
+def _part_shares(settings: CohortSettings) -> tuple[float, float, float]:
     """Those of the parts where the grid names them, else those of one of five folds."""
     if settings.parts is None:
         return TRAIN, VALIDATION, TEST
@@ -288,34 +291,35 @@ def part_shares(settings: CohortSettings) -> tuple[float, float, float]:
     return train / total, validation / total, test / total
 
 
-def mean_log_uniform(fewest: int, most: int) -> float:
+def _mean_log_uniform(fewest: int, most: int) -> float:
     return float(most) if most == fewest else (most - fewest) / math.log(most / fewest)
 
 
-def folder_shape(cohort: Cohort) -> Shape:
+def _folder_shape(cohort: Cohort) -> Shape:
     looked_at = cohort.slides[:LOOKED_AT]
     counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
     mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
     return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
 
 
-def read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:
+def _read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:
     """Taken over expected, by kind of work and host, and over all work of a kind."""
     by_path = {str(key.path): key for key in model}
     found: dict[Hashable, list[float]] = defaultdict(list)
     for record in read_log(results):
         key = by_path.get(record["key"])
         if record["event"] == "end" and record["whole"] and key is not None:
-            for group in ratio_groups(key):
+            for group in _ratio_groups(key):
                 found[group].append(record["seconds"] / model[key])
     return {group: median(ratios) for group, ratios in found.items()}
 
 
 def correction(key: Key, ratios: dict[Hashable, float]) -> float:
-    return next((ratios[group] for group in ratio_groups(key) if group in ratios), 1.0)
+    """What was taken per second expected, in the nearest group that has finished work."""
+    return next((ratios[group] for group in _ratio_groups(key) if group in ratios), 1.0)
 
 
-def ratio_groups(key: Key) -> list[Hashable]:
+def _ratio_groups(key: Key) -> list[Hashable]:
     """Whose ratios speak for this key: the nearest first."""
     kind = type(key).__name__
     match key:

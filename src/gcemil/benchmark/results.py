@@ -72,12 +72,15 @@ class Results:
         return self.folder / key.path
 
     def run(self, key: RunKey) -> Path:
+        """The folder of a run."""
         return self.folder / key.run_path
 
     def cohort_record(self, cohort: str) -> Path:
+        """What is known of a cohort."""
         return self.folder / "cohorts" / f"{cohort}.json"
 
     def failure(self, key: Key) -> Path:
+        """Why a piece of work failed."""
         return self.folder / "failures" / f"{key.path}.json"
 
     def remove_empty_failures(self) -> None:
@@ -88,18 +91,22 @@ class Results:
                 folder.rmdir()
 
     def lock(self, name: object) -> Path:
+        """Who works on something."""
         return self.folder / "claims" / f"{name}.lock"
 
     @property
     def log(self) -> Path:
+        """One line per event."""
         return self.folder / "log.jsonl"
 
     @property
     def summary(self) -> Path:
+        """Means over folds and seeds."""
         return self.folder / "summary.json"
 
     @property
     def timing(self) -> Path:
+        """What the work cost."""
         return self.folder / "timing.json"
 
     def grids(self) -> list[Grid]:
@@ -149,7 +156,7 @@ def read_failure(results: Results, key: Key) -> str | None:
     return read_record(path, Failure, error=RunError, remedy="Remove it.").reason if is_file(path) else None
 
 
-class PatchCounts(BaseModel):
+class _PatchCounts(BaseModel):
     """Patches of a cohort, and of its smallest and largest slide."""
 
     total: int = Field(ge=1)
@@ -169,7 +176,7 @@ class CohortRecord(BaseModel):
     cases: int = Field(ge=1)
     bags: int = Field(ge=1)
     bag_unit: str = "slide"
-    patches: PatchCounts
+    patches: _PatchCounts
     provenance: dict[str, Any]
     settings: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
@@ -178,6 +185,7 @@ class CohortRecord(BaseModel):
 
 
 def read_cohort_record(results: Results, name: str) -> Record | None:
+    """What was written of a cohort when it was prepared; None before."""
     path = results.cohort_record(name)
     if not is_file(path):
         return None

@@ -62,6 +62,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a piece of work ended."""
+
     ending: Ending
     seconds: float = 0.0
     reason: str = ""
@@ -89,24 +91,27 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
 
 
 def is_finished(grid: Grid, results: Results, key: Key) -> bool:
+    """Whether a piece of work is done."""
     match key:
         case CohortKey():
             return read_cohort_record(results, key.cohort) is not None
         case RunKey():
             return is_trained(results, key)
         case DiagnosisKey(run):
-            return not missing_diagnostics(grid, results, run)
+            return not _missing_diagnostics(grid, results, run)
 
 
 def is_trained(results: Results, run: RunKey) -> bool:
+    """Whether a fold has its metrics."""
     return FoldFolder(results.path(run)).is_finished
 
 
-def missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
+def _missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
     return [name for name in fold_diagnostics(grid, run) if not finding_file(results, run, name).is_file()]
 
 
 def finding_file(results: Results, run: RunKey, name: str) -> Path:
+    """Where a diagnostic of a fold is kept."""
     return results.path(DiagnosisKey(run)) / f"{name}.json"
 
 
@@ -120,6 +125,7 @@ def record_failure(results: Results, key: Key, reason: str, *, detail: str = "")
 
 
 def do_work(grid: Grid, results: Results, key: Key) -> None:
+    """One piece of work: a cohort, a fold or its diagnostics."""
     for host in grid.hosts:
         # The user named them in the grid; a worker that was not there when it was read needs to know.
         if is_import_path(host):
@@ -128,7 +134,7 @@ def do_work(grid: Grid, results: Results, key: Key) -> None:
     with one_thread():
         match key:
             case CohortKey():
-                prepare_cohort(grid, results, key)
+                _prepare_cohort(grid, results, key)
             case RunKey():
                 train(grid, results, key)
             case DiagnosisKey():
@@ -140,12 +146,12 @@ def train(grid: Grid, results: Results, run: RunKey) -> None:
     cohort, warnings = open_cohort(grid, results, run.cohort)
     settings = run_settings(grid, run)
     with claim(results.lock(run.run_path), wait=True):
-        open_run(results.run(run), cohort, settings, warnings)
+        _open_run(results.run(run), cohort, settings, warnings)
     train_fold(cohort, run.fold, settings, results.path(run))
-    refresh_summary(results, run)
+    _refresh_summary(results, run)
 
 
-def open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: list[str]) -> None:
+def _open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: list[str]) -> None:
     """The run folder with its card, whole or not at all; one that exists must agree."""
     if folder.exists():
         claim_run(folder, cohort, settings)
@@ -161,7 +167,7 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
     check_needs(grid, results, key)
     run, plain = key.run, plain_rival(grid, key.run)
-    for name in missing_diagnostics(grid, results, run):
+    for name in _missing_diagnostics(grid, results, run):
         run_diagnostic(
             name,
             results.run(run),
@@ -171,17 +177,18 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
             seed=run.seed,
             options=grid.diagnostic_options.get(name),
         )
-    refresh_summary(results, run)
+    _refresh_summary(results, run)
 
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
+    """Refuse a diagnosis of folds that are not trained."""
     for need in list_needs(grid, key):
         if not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
 
 
-def refresh_summary(results: Results, run: RunKey) -> None:
+def _refresh_summary(results: Results, run: RunKey) -> None:
     """The run's own summary, for everything that reads run folders."""
     with claim(results.lock(run.run_path), wait=True):
         write_summary(results.run(run))
@@ -215,7 +222,7 @@ def check_diagnostics(grid: Grid) -> None:
             )
 
 
-def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
+def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     """Make the cohort if it is a simulated one, check all of it, and write down what it is."""
     settings = grid.cohorts[key.cohort]
     if settings.folder is None and not results.path(key).is_dir():
@@ -227,7 +234,7 @@ def prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     if missing := sorted(wanted - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
     cohort = Cohort.load(folder)
-    record = describe_cohort(cohort) | {
+    record = _describe_cohort(cohort) | {
         "fingerprint": record_cohort(cohort).fingerprint,
         "settings": settings.model_dump(mode="json"),
         "warnings": [f"{problem.where}: {problem.what}" for problem in problems],
@@ -256,10 +263,11 @@ def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
 
 
 def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
+    """The folder that the grid names, or the one that it makes."""
     return grid.cohorts[name].folder or results.path(CohortKey(name))
 
 
-def describe_cohort(cohort: Cohort) -> Record:
+def _describe_cohort(cohort: Cohort) -> Record:
     """The dataset card, counted from the files."""
     card = cohort.card
     patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]

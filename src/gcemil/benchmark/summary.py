@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
 from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
 from gcemil.benchmark.runner import finding_file, is_finished, is_trained
-from gcemil.errors import RunError
-from gcemil.files import read_record, without_nan, write_json
+from gcemil.files import without_nan, write_json
 from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
 from gcemil.runs.folder import read_metrics
@@ -40,43 +38,36 @@ def write_summary(results: Results) -> Record:
     return summary
 
 
-def read_summary(folder: Path) -> Record:
-    path = Results(folder).summary
-    if not path.is_file():
-        raise RunError(f"{folder} has no summary.json. Make it with 'gcemil benchmark GRID --out {folder}'.")
-    return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
-
-
 def summarise(results: Results) -> tuple[Record, Record]:
     """summary.json and timing.json as values."""
     grids = results.grids()
-    labels = run_labels(grids)
-    runs = [run_row(results, key, labels[key]) for key in labels if is_trained(results, key)]
+    labels = _run_labels(grids)
+    runs = [_run_row(results, key, labels[key]) for key in labels if is_trained(results, key)]
     diagnostics = [
         {**labels[key], **row}
-        for key, name in wanted_findings(grids)
-        for row in summary_rows(results, key, name)
+        for key, name in _wanted_findings(grids)
+        for row in _summary_rows(results, key, name)
     ]
-    lasting = [{**row, **pick_figures(row, cost=False)} for row in diagnostics]
-    costs = [row for one in diagnostics if (row := {**one, **pick_figures(one, cost=True)})["values"]]
+    lasting = [{**row, **_pick_figures(row, cost=False)} for row in diagnostics]
+    costs = [row for one in diagnostics if (row := {**one, **_pick_figures(one, cost=True)})["values"]]
     summary = {
         "grids": [grid.name for grid in grids],
-        "cohorts": cohort_cards(results, grids),
+        "cohorts": _cohort_cards(results, grids),
         "runs": runs,
         "diagnostics": lasting,
-        "means": mean_metrics(runs),
-        "diagnostic_means": mean_rows(lasting),
-        "unfinished": describe_unfinished(results, grids),
+        "means": _mean_metrics(runs),
+        "diagnostic_means": _mean_rows(lasting),
+        "unfinished": _describe_unfinished(results, grids),
     }
     timing = {
-        "executions": list_executions(results),
+        "executions": _list_executions(results),
         "diagnostics": costs,
-        "diagnostic_means": mean_rows(costs),
+        "diagnostic_means": _mean_rows(costs),
     }
     return without_nan(summary), without_nan(timing)
 
 
-def run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
+def _run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
     """Every fold of every grid once, with what its rows are labelled by."""
     found: dict[RunKey, Record] = {}
     for grid in grids:
@@ -96,7 +87,7 @@ def run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
     return found
 
 
-def wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
+def _wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
     """The diagnostics that some grid asks for, each once."""
     wanted = {
         (key, name): None for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
@@ -104,12 +95,12 @@ def wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
     return list(wanted)
 
 
-def run_row(results: Results, key: RunKey, labels: Record) -> Record:
+def _run_row(results: Results, key: RunKey, labels: Record) -> Record:
     metrics = read_metrics(results.path(key))
     return {**labels, "metrics": metrics.modes, "details": metrics.details.model_dump(exclude_unset=True)}
 
 
-def summary_rows(results: Results, key: RunKey, name: str) -> Rows:
+def _summary_rows(results: Results, key: RunKey, name: str) -> Rows:
     """The rows of one diagnostic; none when it is not there yet."""
     path = finding_file(results, key, name)
     if not path.is_file():
@@ -120,7 +111,7 @@ def summary_rows(results: Results, key: RunKey, name: str) -> Rows:
     ]
 
 
-def pick_figures(row: Record, *, cost: bool) -> Record:
+def _pick_figures(row: Record, *, cost: bool) -> Record:
     """The figures of a row that measure cost, or all the others."""
 
     def chosen(values: Record) -> Record:
@@ -129,7 +120,7 @@ def pick_figures(row: Record, *, cost: bool) -> Record:
     return {"values": chosen(row["values"]), "deviations": chosen(row["deviations"])}
 
 
-def mean_metrics(runs: Rows) -> Rows:
+def _mean_metrics(runs: Rows) -> Rows:
     """Mean and deviation of every metric over the folds and seeds of an arm or variant."""
     return [
         {
@@ -143,21 +134,21 @@ def mean_metrics(runs: Rows) -> Rows:
                 for mode in rows[0]["metrics"]
             },
         }
-        for group, rows in group_rows(runs, GROUP)
+        for group, rows in _group_rows(runs, GROUP)
     ]
 
 
-def mean_rows(rows: Rows) -> Rows:
+def _mean_rows(rows: Rows) -> Rows:
     """The same for the rows of diagnostics, joined by their labels."""
     means = []
-    for group, found in group_rows(rows, (*GROUP, "diagnostic", "labels")):
+    for group, found in _group_rows(rows, (*GROUP, "diagnostic", "labels")):
         names = dict.fromkeys(name for row in found for name in row["values"])
         values = {name: spread([row["values"].get(name) for row in found]) for name in names}
         means.append({**group, "runs": len(found), "values": values})
     return means
 
 
-def group_rows(rows: Rows, names: Sequence[str]) -> list[tuple[Record, Rows]]:
+def _group_rows(rows: Rows, names: Sequence[str]) -> list[tuple[Record, Rows]]:
     groups: dict[str, Rows] = {}
     for row in rows:
         groups.setdefault(json.dumps([row[name] for name in names], sort_keys=True), []).append(row)
@@ -174,7 +165,7 @@ def spread(values: Sequence[float | None]) -> Record:
     }
 
 
-def cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
+def _cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     """What each prepared cohort is; folders are left out, they differ between machines."""
     cards: Record = {}
     for grid in grids:
@@ -190,7 +181,7 @@ def cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     return cards
 
 
-def describe_unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
+def _describe_unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
     """What is still missing, and why where that is known."""
     missing = {
         str(key.path): read_failure(results, key)
@@ -201,7 +192,7 @@ def describe_unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
     return [{"key": path, "failure": reason} for path, reason in missing.items()]
 
 
-def list_executions(results: Results) -> Rows:
+def _list_executions(results: Results) -> Rows:
     """Every execution that ended: its key, its seconds, and whether it did all of the work itself."""
     return [
         {"key": record["key"], "seconds": record["seconds"], "whole": record["whole"]}

@@ -1,8 +1,9 @@
-"""gcemil diagnose: every measurement of a trained run, written beside it."""
+"""Evidence measured: gcemil diagnose, by intervention; gcemil review, by a pathologist's marks; gcemil audit, of any model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed
 
 if TYPE_CHECKING:
     from gcemil.findings import Finding, Row
+    from gcemil.tables import Table
+
 
 FEW_FIGURES = 5
 """Figures of a row that are printed unasked; --all prints the others."""
@@ -124,7 +127,7 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
     """
     from gcemil.cli.console import say
 
-    shown = list(finding.rows) if everything else choose_rows(finding)
+    shown = list(finding.rows) if everything else _choose_rows(finding)
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in shown:
         figures = tuple(name for name, value in row.values.items() if value is not None)
@@ -139,7 +142,7 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
         say(f"  note: {note}")
 
 
-def choose_rows(finding: Finding) -> list[Row]:
+def _choose_rows(finding: Finding) -> list[Row]:
     """What answers the question of a diagnostic: one network where both are one, no smoothed rules, one size."""
     from gcemil.rules import SMOOTHED
 
@@ -177,3 +180,161 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
     print_table(title, (" · ".join(labels), *columns), table)
     if len(figures) > len(chosen):
         say(f"  {len(figures) - len(chosen)} more figures per row with --all.")
+
+
+def review(
+    run: Path | None = typer.Argument(None, help="A run folder."),
+    marks: list[Path] = typer.Argument(
+        None,
+        help="<slide>.geojson as QuPath exports it, folders of such files, or reviews that the viewer saved. "
+        "By default the reviews that the viewer saved in the run.",
+    ),
+    against: Path | None = typer.Option(
+        None, help="The run of the plain host on the same cohort: its attention is judged too."
+    ),
+    seed: int = seed_option("the bootstrap and the random patches"),
+    resamples: int = typer.Option(2000, min=1, help="Draws of the bootstrap."),
+    script: Path | None = typer.Option(
+        None, help="Write the QuPath script that shows evidence and exports marks to this file, and leave."
+    ),
+    trust_host: list[str] = TRUST_HOST,
+    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+) -> None:
+    """Ask how far a reviewer agrees with the evidence, and with attention at the same number of patches.
+
+    Marks are regions or points of the class accept, reject or missed. A patch is judged when marks cover at least half of
+    it: positive under accept or missed, negative under reject. Precision, recall and Cohen's kappa come with bootstrap
+    intervals, over all slides and slide by slide. Slides that no trained fold tests are listed, and the command then exits with 1.
+
+    Example: gcemil review runs/bracs_abmil reviews/
+    """
+    from gcemil.cli.console import print_json, say
+    from gcemil.diagnostics.agreement import review_slide_table, review_table
+    from gcemil.diagnostics.review import describe_review, review_run
+    from gcemil.errors import UsageError
+    from gcemil.files import without_nan, write_text
+    from gcemil.resources import read_shipped_text
+
+    if script is not None:
+        write_text(script, read_shipped_text("qupath", "gcemil_review.groovy"))
+        say(f"wrote {script}; in QuPath: Automate > Script editor, open it, Run")
+        return
+    if run is None:
+        raise UsageError(
+            "Name the run that was reviewed: gcemil review RUN MARKS. For the QuPath script: --script FILE."
+        )
+    found = review_run(run, marks or (), against=against, seed=seed, resamples=resamples)
+    if as_json:
+        print_json(without_nan(describe_review(found)))
+    else:
+        _print_review(review_table(found.finding))
+        _print_review(review_slide_table(found.finding))
+        for note in found.finding.notes:
+            say(f"note: {note}")
+        say(f"wrote {run / 'diagnostics' / 'review.json'}")
+    raise typer.Exit(1 if found.left_out else 0)
+
+
+def _print_review(table: Table) -> None:
+    """One table of a review."""
+    from gcemil.cli.console import print_table
+
+    columns = [f"{column.header} {column.arrow}".strip() for column in table.columns]
+    rows = [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines]
+    print_table(table.title, (*table.row_labels, *columns), rows)
+
+
+class Part(StrEnum):
+    """Bags of a fold, or all bags."""
+
+    train = "train"
+    val = "val"
+    test = "test"
+    all = "all"
+
+
+class Arrays(StrEnum):
+    """What a callable is handed."""
+
+    torch = "torch"
+    numpy = "numpy"
+
+
+def audit(
+    cohort: Path = typer.Argument(help="A cohort folder; truth/ in it adds the oracle."),
+    model: str = typer.Option(
+        ...,
+        help="A run folder, of which the fold's network is audited; or pkg.module:callable, whose module is imported, "
+        "which RUNS ITS CODE: name only code you trust.",
+    ),
+    scores: list[Path] = typer.Option(
+        [],
+        help="A folder of <slide_id>.h5, .csv or .npy with one score per patch; may be given several times.",
+    ),
+    column: str | None = typer.Option(None, help="Dataset or column of the score files."),
+    gates: bool = typer.Option(
+        False, "--gates", help="The score files hold gates in [0, 1]: measure recoverability too."
+    ),
+    part: Part = typer.Option(Part.test, help="Which bags of the fold; all needs no folds."),
+    fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
+    budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
+    arrays: Arrays = typer.Option(Arrays.torch, help="What the callable is handed."),
+    repeats: int = typer.Option(
+        3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
+    ),
+    out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
+    seed: int = seed_option("random subsets and perturbations"),
+    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+) -> None:
+    """Keep and remove the patches an explanation names, beside random patches and, where known, the true ones.
+
+    The callable gets float32 features (n, d) and integer coords (n, 2) of one bag, all of it or some of its patches, and
+    returns logits (one per class, in the order of cohort.yaml, or one risk), or the tuple (logits, scores) with one score
+    per patch. Without scores of its own or from --scores, the slope of its output by each patch is audited.
+
+    Example: gcemil audit cohorts/bracs --model my_lab.models:predict --scores attention/ --fold 0
+    """
+    from gcemil.cli.console import print_json, progress
+    from gcemil.diagnostics.audit_cohort import audit_cohort
+    from gcemil.files import without_nan, write_json
+
+    with progress("auditing bags") as advance:
+        finding = audit_cohort(
+            cohort,
+            model,
+            scores=scores,
+            column=column,
+            gates=gates,
+            part=part.value,
+            fold=fold,
+            budget=budget,
+            arrays=arrays.value,
+            repeats=repeats,
+            seed=seed,
+            on_bag=advance,
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, finding.to_json())
+    if as_json:
+        print_json(without_nan(finding.to_json()))
+    else:
+        _print_audit(finding, out)
+
+
+def _print_audit(finding: Finding, out: Path) -> None:
+    """One table per comparison, then what follows from them."""
+    from dataclasses import replace
+
+    from gcemil.cli.console import say
+    from gcemil.cli.diagnose import print_finding
+
+    for comparison in dict.fromkeys(row.labels["comparison"] for row in finding.rows):
+        rows = tuple(
+            replace(row, labels={"rule": row.labels["rule"]})
+            for row in finding.rows
+            if row.labels["comparison"] == comparison
+        )
+        print_finding(replace(finding, name=f"audit, {comparison}", rows=rows, notes=()), everything=True)
+    for note in finding.notes:
+        say(note)
+    say(f"wrote {out}")

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gcemil.hosts.table import HOSTS, host_spec, with_preset, with_recipe
+
+if TYPE_CHECKING:
+    from gcemil.config import TrainSettings
 
 
 class Recipe(StrEnum):
@@ -102,6 +105,13 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
+class Task(StrEnum):
+    """What a label table is read for."""
+
+    classification = "classification"
+    survival = "survival"
+
+
 class Unit(StrEnum):
     """What is kept and removed (exports.explain.Unit)."""
 
@@ -138,7 +148,7 @@ def resolve_settings(
     seed: int | None,
     overrides: list[str],
     device: str | None = None,
-) -> Any:
+) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
     from gcemil.errors import UsageError

@@ -1,4 +1,4 @@
-"""gcemil report: one self-contained HTML file of a run, a pair of runs, or a grid."""
+"""A run to look at: gcemil report, as one HTML file, and gcemil view, in the browser."""
 
 from __future__ import annotations
 
@@ -49,3 +49,64 @@ def report(
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
     say(f"wrote {path} ({size / 1e6:.1f} MB); figures in {run / 'figures'}")
+
+
+def view(
+    run: Path = typer.Argument(help="A run folder."),
+    fold: int | None = typer.Option(
+        None, min=0, help="By default the first trained fold; its test slides are shown."
+    ),
+    slides: Path | None = typer.Option(
+        None, help="A folder of slide files, where they do not lie beside the features."
+    ),
+    port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
+    browser: bool = typer.Option(
+        True, "--browser/--no-browser", help="Open the page, or print its address only."
+    ),
+    trust_host: list[str] = TRUST_HOST,
+    sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
+    necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
+    recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+) -> None:
+    """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
+
+    Listens on this machine alone; the address is good once and for five minutes, and a new one is printed when it was
+    used or has expired. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
+
+    Example: gcemil view runs/bracs_gce
+    """
+    from gcemil.cli.console import say
+    from gcemil.diagnostics.snr import Tolerances
+    from gcemil.errors import MissingExtraError
+
+    try:
+        from gcemil.viewer.server import listen, serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise MissingExtraError(error.name, "viewer") from error
+    from gcemil.viewer.session import ViewerSession
+
+    # A port that cannot be had is said before the run is read.
+    with listen(port) as listener:
+        tolerances = Tolerances(sufficiency, necessity, recoverability)
+        session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides)
+        seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)
+        say(
+            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of {seen}. "
+            "Ctrl-C ends the viewer."
+        )
+        if not seen and slides is None:
+            say("To see tissue name the folder of the slide files with --slides.")
+        is_first = True
+
+        def show(address: str) -> None:
+            nonlocal is_first
+            say(address if is_first else f"A new address: {address}")
+            if is_first and browser:
+                import webbrowser
+
+                webbrowser.open(address)
+            is_first = False
+
+        serve(session, listener, on_address=show)

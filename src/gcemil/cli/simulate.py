@@ -1,14 +1,20 @@
-"""gcemil simulate: a cohort whose evidence is known."""
+"""Cohorts whose evidence is known: gcemil simulate and compose."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gcemil.cli.options import seed_option
 from gcemil.resources import shipped_names
+
+if TYPE_CHECKING:
+    from gcemil.simulation.compose import Recipe
+    from gcemil.simulation.patch_pool import PatchPool
+
 
 PROFILES = " ".join(shipped_names("simulator"))
 
@@ -104,3 +110,188 @@ def _simulate_pixels(
         )
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
     say(f"next: gcemil patch {out / 'slides'} --out {out}")
+
+
+def compose(
+    patches: Path = typer.Argument(
+        help="A folder with one folder of images per class, or an HDF5 file with features, labels and perhaps patients."
+    ),
+    out: Path = typer.Option(..., help="The cohort folder to write."),
+    recipe: Path | None = typer.Option(
+        None, help="A YAML file with any of the settings below; options overrule it."
+    ),
+    background: list[str] = typer.Option(
+        [], help="A class of patches that means nothing, as NAME or NAME=share; may be repeated."
+    ),
+    label: list[str] = typer.Option(
+        [],
+        help="A slide label and its evidence, as NAME=CLASS,CLASS (any of them; A+B: both) or NAME=; may be repeated.",
+    ),
+    hazard: list[str] = typer.Option(
+        [], help="Survival in place of labels: CLASS=weight, negative where it protects; may be repeated."
+    ),
+    slides: int | None = typer.Option(None, min=5, help="Number of slides; 150 by default."),
+    bag: str | None = typer.Option(None, help="Fewest and most patches of a slide; 150-900 by default."),
+    evidence: str | None = typer.Option(
+        None, help="Share of a slide that is evidence; 0.01-0.10 by default."
+    ),
+    folds: int | None = typer.Option(None, min=3, help="Folds of cross-validation; 5 by default."),
+    parts: str | None = typer.Option(
+        None, help="One split in place of folds: slides to train, validate and test on, such as 90,30,300."
+    ),
+    examples_per_class: int | None = typer.Option(
+        None, min=0, help="Patches of each class to hold out of all bags, for 'gcemil anchors from-examples'."
+    ),
+    text_like: bool = typer.Option(
+        False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
+    ),
+    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/features.md."),
+    weights: Path | None = typer.Option(None, help="Images only: a local copy of the encoder's page."),
+    patient_pattern: str | None = typer.Option(
+        None, help="Images only: a regular expression whose group is the patient in the name of an image."
+    ),
+    save_patches: Path | None = typer.Option(
+        None,
+        help="Images only: keep their features as this .h5 file, which can be given in place of the images.",
+    ),
+    seed: int = seed_option("which patches make which slide"),
+    force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was made and assumed as JSON."),
+) -> None:
+    """Compose slides of labelled patches, so that evidence is known while features are real.
+
+    No patch of a test slide stands on a training slide, nor any of its patients where they are known.
+
+    Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
+    """
+    from gcemil.cli.console import print_json, progress, say
+    from gcemil.cli.options import parse_parts
+    from gcemil.files import locked_folder
+    from gcemil.simulation.compose import compose as compose_cohort
+
+    chosen = _recipe(
+        recipe,
+        {
+            "background": _shares(background),
+            "labels": _labels(label),
+            "hazards": _numbers(hazard, "A hazard"),
+            "slides": slides,
+            "patches": _range(bag, int, "--bag"),
+            "evidence": _range(evidence, float, "--evidence"),
+            "folds": folds,
+            "parts": None if parts is None else parse_parts(parts),
+            "examples_per_class": 30 if text_like and examples_per_class is None else examples_per_class,
+            "text_like": text_like or None,
+        },
+    )
+    pool = _pool(patches, encoder, weights, patient_pattern, save_patches)
+    with locked_folder(out), progress("composing slides") as advance:
+        composed = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
+    if as_json:
+        print_json({"cohort": str(out), "slides": len(composed.cohort.slides), "assumptions": composed.notes})
+        return
+    for note in composed.notes:
+        say(note)
+    say(
+        f"{out}: {len(composed.cohort.slides)} slides of width {composed.cohort.card.feature_dim}, with truth and splits."
+    )
+    if chosen.examples_per_class and not chosen.text_like:
+        say(f"next: gcemil anchors from-examples {out} --examples {out}/examples.h5")
+
+
+def _recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
+    """What the file says, overruled by the options that were given."""
+    from pydantic import ValidationError
+
+    from gcemil.errors import UsageError
+    from gcemil.files import read_yaml
+    from gcemil.simulation.compose import Recipe
+    from gcemil.wording import readable
+
+    values = {} if path is None else read_yaml(path)
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is no recipe: it holds {type(values).__name__}, not settings by name.")
+    given = {name: value for name, value in options.items() if value not in (None, {}, [])}
+    if "labels" in given or "hazards" in given:
+        values = {name: value for name, value in values.items() if name not in ("labels", "hazards")}
+    if "background" not in values and "background" not in given:
+        raise UsageError(
+            "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
+        )
+    try:
+        return Recipe.model_validate({**values, **given})
+    except ValidationError as error:
+        # A recipe that contradicts itself is told in our own words, without all that it holds.
+        found = error.errors()[0]
+        told = readable(error, Recipe) if found["loc"] else found["msg"].removeprefix("Value error, ") + "."
+        raise UsageError(f"{path or 'The recipe'}: {told}") from error
+
+
+def _pool(
+    patches: Path, encoder: str, weights: Path | None, patient_pattern: str | None, save_patches: Path | None
+) -> PatchPool:
+    from gcemil.errors import UsageError
+    from gcemil.simulation.patch_pool import read_pool
+
+    if not patches.is_dir():
+        if patient_pattern is not None or save_patches is not None:
+            raise UsageError(
+                f"{patches} is no folder of images: leave --patient-pattern and --save-patches out."
+            )
+        return read_pool(patches)
+    from gcemil.cli.console import progress
+    from gcemil.features.encoders import load_encoder
+    from gcemil.features.image_pool import encode_pool
+    from gcemil.features.loaders import WeightSource
+
+    network = load_encoder(encoder, source=WeightSource(weights))
+    with progress("encoding images") as advance:
+        pool = encode_pool(patches, network, patient_pattern=patient_pattern, on_image=advance)
+    if save_patches is not None:
+        pool.write(save_patches)
+    return pool
+
+
+def _shares(texts: list[str]) -> dict[str, float]:
+    return _numbers([text if "=" in text else f"{text}=1" for text in texts], "A background class")
+
+
+def _numbers(texts: list[str], what: str) -> dict[str, float]:
+    from gcemil.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"{what} is written CLASS=number, got '{text}'.") from error
+        if not name:
+            raise UsageError(f"{what} is written CLASS=number, got '{text}'.")
+    return found
+
+
+def _labels(texts: list[str]) -> dict[str, list[str]]:
+    from gcemil.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, sign, classes = text.partition("=")
+        if not sign or not name:
+            raise UsageError(
+                f"A label is written NAME=CLASS,CLASS, or NAME= for background alone, got '{text}'."
+            )
+        found[name] = [own for own in classes.split(",") if own]
+    return found
+
+
+def _range(text: str | None, kind: type[int] | type[float], option: str) -> tuple[float, float] | None:
+    from gcemil.errors import UsageError
+
+    if text is None:
+        return None
+    low, sign, high = text.partition("-")
+    try:
+        return kind(low), kind(high if sign else low)
+    except ValueError as error:
+        raise UsageError(f"{option} is written low-high, got '{text}'.") from error

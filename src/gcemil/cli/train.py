@@ -1,9 +1,9 @@
-"""gcemil train: a host, with or without the evidence wrapper, over the folds of a cohort."""
+"""A run is made: gcemil train, its settings by gcemil config, weights you have by gcemil adopt, and gcemil evaluate."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,6 +26,10 @@ from gcemil.cli.options import (
     resolve_settings,
     seed_option,
 )
+from gcemil.hosts.table import HOSTS
+
+if TYPE_CHECKING:
+    from gcemil.config import TrainSettings
 
 
 def train(
@@ -98,17 +102,108 @@ def _read_host_name(run: Path) -> str:
     return name
 
 
-def _set_host_weights(settings: Any, source: Path | None, *, frozen: bool) -> Any:
+def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: bool) -> TrainSettings:
     """The settings with the weights that the host starts from."""
     from gcemil.config import HostWeights
     from gcemil.errors import UsageError
 
     if source is None:
-        if frozen and settings.host.weights is None:
-            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
         if not frozen:
             return settings
+        if settings.host.weights is None:
+            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
         weights = settings.host.weights.model_copy(update={"frozen": True})
     else:
         weights = HostWeights(source=str(source), frozen=frozen)
     return settings.model_copy(update={"host": settings.host.model_copy(update={"weights": weights})})
+
+
+def config(
+    context: typer.Context,
+    host: str = HOST,
+    gce: bool = GCE,
+    recipe: Recipe = RECIPE,
+    preset: Preset = PRESET,
+    config: Path | None = CONFIG,
+    setting: list[str] = SETTING,
+    epochs: int | None = EPOCHS,
+) -> None:
+    """Print the settings that 'gcemil train' would use, each with what it means and what it accepts.
+
+    Save them, change what you like, and give the file to 'gcemil train --config'. Whatever a file leaves out keeps its
+    default.
+
+    Example: gcemil config > settings.yaml
+    """
+    refuse_beside_config(context, config)
+    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, None, setting)
+    typer.echo(settings.to_commented_yaml(), nl=False)
+
+
+def adopt(
+    weights: list[Path] = typer.Argument(help="A file of weights (torch or safetensors), or one per fold."),
+    host: str = typer.Option(
+        ..., help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+    ),
+    cohort: Path = typer.Option(..., help="A cohort folder with folds (gcemil split)."),
+    out: Path = typer.Option(..., help="The run folder."),
+    folds: str = typer.Option(
+        "all", "--folds", "--fold", help="all, or numbers such as 0,2: the splits these weights belong to."
+    ),
+    setting: list[str] = typer.Option(
+        [], "--set", help="What weights do not tell, such as host.options.distillation=max."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Read a trained model, in its authors' naming or in ours, and make it a run that every other command opens.
+
+    Nothing in the file is executed. The result is the plain host; 'gcemil train --host-weights RUN --freeze-host' then
+    learns its evidence without changing it.
+
+    Example: gcemil adopt s_0_checkpoint.pt --host clam_sb --cohort cohorts/mine --folds 0 --out runs/clam
+    """
+    from gcemil.cli.console import print_json, print_table, progress, say
+    from gcemil.cli.training_progress import print_summary
+    from gcemil.training.adopt import adopt_run
+
+    settings = resolve_settings(None, host, False, "default", "common", None, None, setting)
+    chosen = None if folds == "all" else parse_folds(folds)
+    with progress("adopting folds") as advance:
+        adopted = adopt_run(weights, cohort, out, settings.host, folds=chosen, on_fold=advance)
+    if as_json:
+        print_json(adopted.summary)
+        return
+    print_table(
+        f"{host} {dict(adopted.settings.host.options)}",
+        ("fold", "weights", "judged on"),
+        [(one.fold, one.source, f"{one.n_test} test, {one.n_val} validation") for one in adopted.folds],
+    )
+    print_summary(out, adopted.summary)
+    for note in adopted.notes:
+        say(f"note: {note}")
+    if len(adopted.folds) > 1 and len(weights) == 1:
+        say(
+            "note: One model is judged in every fold, on each slide once. If it was trained on one of these splits, say "
+            "which with --folds, or the other folds judge it on its own training slides."
+        )
+
+
+def evaluate(
+    run: Path = typer.Argument(help="A run folder."),
+    trust_host: list[str] = TRUST_HOST,
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Predict the validation and test bags of every trained fold again and rewrite its metrics and evidence.
+
+    Example: gcemil evaluate runs/bracs_abmil
+    """
+    from gcemil.cli.console import print_json, progress
+    from gcemil.cli.training_progress import print_summary
+    from gcemil.training.run import evaluate_run
+
+    with progress("evaluating folds") as advance:
+        summary = evaluate_run(run, on_fold=advance)
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(run, summary)

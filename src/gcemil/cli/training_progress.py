@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars
+from gcemil.config import TrainSettings
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
 from gcemil.runs.folder import RunFolder, read_history
@@ -29,7 +30,7 @@ class TrainingWatch:
     """Told of every epoch and every few bags: moves the bar or prints a line, and keeps the log of the run."""
 
     def __init__(
-        self, folds: Sequence[int], settings: Any, out: Path, bar: Progress, *, has_bar: bool
+        self, folds: Sequence[int], settings: TrainSettings, out: Path, bar: Progress, *, has_bar: bool
     ) -> None:
         self._out, self._bar, self._has_bar = out, bar, has_bar
         self._before = _count_epochs(out, folds)
@@ -86,7 +87,7 @@ class TrainingWatch:
 
 
 @contextmanager
-def show_training(folds: Sequence[int], settings: Any, out: Path) -> Iterator[TrainingWatch]:
+def show_training(folds: Sequence[int], settings: TrainSettings, out: Path) -> Iterator[TrainingWatch]:
     """What is to be told of every epoch and of bags in between."""
     has_bar = shows_bars()
     console = Console(stderr=True, highlight=False)

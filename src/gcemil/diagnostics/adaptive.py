@@ -39,15 +39,8 @@ from gcemil.diagnostics.trained_fold import (
 )
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
-from gcemil.recovery.rules import (
-    Growth,
-    GrowthEnd,
-    Holds,
-    check_tolerance,
-    ranking,
-    smallest_faithful_prefix,
-    subset_size,
-)
+from gcemil.recovery.growth import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
+from gcemil.recovery.recover import ranking, subset_size
 from gcemil.shapes import Logits
 
 ADAPTIVE = "adaptive"
@@ -89,18 +82,18 @@ def measure_adaptive(
     attributions: Sequence[str] | None = ("attention",),
 ) -> Finding:
     """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
-    ladder = sort_tolerances(tolerances)
-    check_budget(mean_budget)
-    check_adaptive_parts(fold)
+    ladder = _sort_tolerances(tolerances)
+    _check_budget(mean_budget)
+    fold.require_parts("an adaptive size is calibrated on val and measured on test")
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
-    shares = measure_validation_shares(fold, ladder, steps)
+    shares = _measure_validation_shares(fold, ladder, steps)
     chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
-    table = fill_table(fold, chosen.tolerance, steps, attributions)
+    table = _fill_table(fold, chosen.tolerance, steps, attributions)
     return Finding(
         name="adaptive",
         rows=tuple(table.rows()),
         slides=tuple(table.slides),
-        notes=(calibration_note(fold, ladder, chosen, mean_budget), *ranking_notes(fold), *table.notes()),
+        notes=(_calibration_note(fold, ladder, chosen, mean_budget), *_ranking_notes(fold), *table.notes()),
         settings={
             "mean_budget": mean_budget,
             "tolerances": ladder,
@@ -123,18 +116,18 @@ def choose_tolerance(
     return Calibration(tolerances[-1], means[-1], len(shares), is_within=False)
 
 
-def measure_validation_shares(
+def _measure_validation_shares(
     fold: TrainedFold, tolerances: Sequence[float], steps: Steps
 ) -> list[list[float]]:
     """For every validation bag, the share of its patches that each tolerance asks for."""
     shares = []
     for bag in fold.bags("val"):
         search = start_search(fold, bag, network_view(fold, bag, "wrapped"), steps)
-        shares.append([count_selected(search.smallest(tolerance)) / len(bag) for tolerance in tolerances])
+        shares.append([_count_selected(search.smallest(tolerance)) / len(bag) for tolerance in tolerances])
     return shares
 
 
-def fill_table(
+def _fill_table(
     fold: TrainedFold,
     tolerance: float,
     steps: Steps,
@@ -152,35 +145,35 @@ def fill_table(
             rivals = attribute_patches(view, explainers[network])
             for rule, scores in rule_scores(bag, network, rivals, random=random).items():
                 if rule not in NOT_COMPARED:
-                    is_own = network == "wrapped" and rule == ranking_rule(fold)
-                    ranked = RuleOnBag(rule, network, scores, growth_figures(growth) if is_own else {})
-                    table.add(bag, view, ranked, {ADAPTIVE: count_selected(growth)})
+                    is_own = network == "wrapped" and rule == _ranking_rule(fold)
+                    ranked = RuleOnBag(rule, network, scores, _growth_figures(growth) if is_own else {})
+                    table.add(bag, view, ranked, {ADAPTIVE: _count_selected(growth)})
     return table
 
 
-def ranking_rule(fold: TrainedFold) -> str:
+def _ranking_rule(fold: TrainedFold) -> str:
     return RANKING_RULE_WITHOUT_WRAPPER if fold.model is None else RANKING_RULE
 
 
-def growth_figures(growth: Growth) -> Figures:
+def _growth_figures(growth: Growth) -> Figures:
     return {
         "reached_share": float(growth.end is GrowthEnd.REACHED),
         "capped_share": float(growth.end is GrowthEnd.CAPPED),
     }
 
 
-def count_selected(growth: Growth) -> int:
+def _count_selected(growth: Growth) -> int:
     return int(growth.selected.sum())
 
 
-def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Steps) -> PrefixSearch:
+def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Steps) -> _PrefixSearch:
     """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
     scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
     answers = fold.answers("wrapped", risk_tolerance=steps.risk_tolerance)
-    return PrefixSearch(view, ranking(scores), answers, steps)
+    return _PrefixSearch(view, ranking(scores), answers, steps)
 
 
-class PrefixSearch:
+class _PrefixSearch:
     """One ranking of one bag, walked under any number of tolerances; no prefix is asked for twice."""
 
     def __init__(self, view: NetworkView, order: Order, answers: Answers, steps: Steps) -> None:
@@ -235,13 +228,14 @@ class PrefixLogits:
         self._known[len(order)] = view.full.logits
 
     def logits(self, size: int) -> Logits:
+        """The prediction from the first `size` patches, asked once."""
         if size not in self._known:
             self._known[size] = prefix_logits(self._view, self._order, [size])[0]
         found: Logits = self._known[size]
         return found
 
 
-def calibration_note(
+def _calibration_note(
     fold: TrainedFold, tolerances: Sequence[float], chosen: Calibration, mean_budget: float
 ) -> str:
     """The tolerance, what it rests on, and whether the budget holds."""
@@ -258,14 +252,14 @@ def calibration_note(
     )
 
 
-def ranking_notes(fold: TrainedFold) -> list[str]:
+def _ranking_notes(fold: TrainedFold) -> list[str]:
     """Whose ranking gives the sizes, where it is not the selector's."""
     if fold.model is not None:
         return []
     return ["The run has no selector: its host's attention gives the sizes, and has the row of the walk."]
 
 
-def sort_tolerances(tolerances: Sequence[float]) -> list[float]:
+def _sort_tolerances(tolerances: Sequence[float]) -> list[float]:
     """Tolerances from small to large."""
     if not tolerances:
         raise UsageError("tolerances needs at least one number, such as 0.05.")
@@ -274,15 +268,6 @@ def sort_tolerances(tolerances: Sequence[float]) -> list[float]:
     return sorted(set(tolerances))
 
 
-def check_budget(mean_budget: float) -> None:
+def _check_budget(mean_budget: float) -> None:
     if not 0.0 < mean_budget <= 1.0:
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
-
-
-def check_adaptive_parts(fold: TrainedFold) -> None:
-    for part in ("val", "test"):
-        if not fold.specs(part):
-            raise UsageError(
-                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags; an adaptive size is calibrated on val and "
-                "measured on test. Make folds that have both with 'gcemil split'."
-            )

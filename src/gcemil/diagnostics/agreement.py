@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,10 @@ from jaxtyping import Bool, Float, Int
 from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
 from gcemil.bags.annotations.shapes import polygon_overlap
 from gcemil.bags.arrays import Bounds
-from gcemil.errors import InputError
-from gcemil.findings import Finding, Row
+from gcemil.errors import InputError, RunError
+from gcemil.findings import Finding, Row, read_finding
 from gcemil.rules import find_rule, order_rules
+from gcemil.runs.folder import RunFolder
 from gcemil.slides.geojson import GeoObject, count_ignored
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
 
@@ -87,7 +89,7 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        return {name: _number(values[0]) for name, values in agreement_figures(self.counts[None]).items()}
+        return {name: _number(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
 
     @property
     def kappa(self) -> float | None:
@@ -106,7 +108,7 @@ def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
     return Agreement(*(int(part.sum()) for part in parts))
 
 
-def agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
+def _agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
     """The three figures of every draw; NaN where one does not exist."""
     both, chosen_only, positive_only, neither = counts.T
     total = both + chosen_only + positive_only + neither
@@ -194,7 +196,7 @@ class RuleReview:
             "network": self.network,
             "n_chosen": self.n_chosen,
             **asdict(self.agreement),
-            **review_figures([self], intervals),
+            **_review_figures([self], intervals),
         }
 
 
@@ -214,15 +216,15 @@ def review_rows(
         groups.items(), key=lambda entry: (ranks.index(entry[0][0]), entry[0][1] != "wrapped")
     ):
         # Every rule sees the same draws, so that their intervals can be compared.
-        pooled = bootstrap_intervals(own, np.random.default_rng(seed), resamples)
-        rows.append(Row({"rule": rule, "network": network}, review_figures(own, pooled)))
+        pooled = _bootstrap_intervals(own, np.random.default_rng(seed), resamples)
+        rows.append(Row({"rule": rule, "network": network}, _review_figures(own, pooled)))
         for one in own:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
-            slides.append(one.describe(bootstrap_intervals([one], draws, resamples)))
+            slides.append(one.describe(_bootstrap_intervals([one], draws, resamples)))
     return tuple(rows), tuple(slides)
 
 
-def review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
+def _review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
     """The figures of a rule on these slides by metric name."""
     total = sum((one.agreement for one in reviews), Agreement())
     n_chosen = sum(one.n_chosen for one in reviews)
@@ -238,7 +240,7 @@ def review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[
     }
 
 
-def bootstrap_intervals(
+def _bootstrap_intervals(
     reviews: Sequence[RuleReview], generator: np.random.Generator, resamples: int
 ) -> Intervals:
     """An interval for each figure; None where it exists too rarely."""
@@ -248,7 +250,7 @@ def bootstrap_intervals(
     else:
         total = int(counts[0].sum())
         drawn = generator.multinomial(total, counts[0] / total, size=resamples) if total else counts
-    return {name: _interval(values) for name, values in agreement_figures(drawn.astype(np.float64)).items()}
+    return {name: _interval(values) for name, values in _agreement_figures(drawn.astype(np.float64)).items()}
 
 
 def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
@@ -331,3 +333,27 @@ def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
         return NOT_MEASURED
     text = f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
     return Cell(text, value)
+
+
+REVIEW_TABLE = "review"
+
+
+def review_tables(folder: Path) -> list[Table]:
+    """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
+    if RunFolder(folder).is_begun:
+        path = RunFolder(folder).finding(REVIEW_TABLE)
+        if not path.is_file():
+            raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
+        finding = read_finding(path)
+        return [review_table(finding), review_slide_table(finding)]
+    runs = sorted(
+        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW_TABLE}.json")
+    )
+    if not runs:
+        raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
+    return [
+        review_table(
+            read_finding(RunFolder(run).finding(REVIEW_TABLE)), f"review {run.relative_to(folder / 'runs')}"
+        )
+        for run in runs
+    ]

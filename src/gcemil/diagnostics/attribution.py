@@ -79,7 +79,7 @@ from gcemil.shapes import Coords, Logits, Scores, Selected
 @torch.no_grad()
 def occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i) of every patch; the only patch of a bag has no complement, and scores 0."""
-    form = find_closed_form(bag.host)
+    form = _find_closed_form(bag.host)
     if len(bag) == 1:
         return bag.logit.new_zeros(1)
     return bag.logit - form.without(bag.embedded, bag.coords, bag.index)
@@ -88,7 +88,7 @@ def occlusion(bag: PredictedBag) -> Scores:
 @torch.no_grad()
 def single(bag: PredictedBag) -> Scores:
     """f({i}) of every patch."""
-    return find_closed_form(bag.host).alone(bag.embedded, bag.index)
+    return _find_closed_form(bag.host).alone(bag.embedded, bag.index)
 
 
 def has_closed_form(host: Host) -> bool:
@@ -97,7 +97,7 @@ def has_closed_form(host: Host) -> bool:
     return form is not None and form() is not None
 
 
-def find_closed_form(host: Host) -> ClosedForm:
+def _find_closed_form(host: Host) -> ClosedForm:
     """The host's closed form; one without is refused."""
     if not has_closed_form(host):
         raise UsageError(
@@ -115,46 +115,46 @@ MAX_BLOCKS = 29
 def leave_one_out(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i), one pass per patch."""
     patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([bag.logit - kept_logit(bag, patches != patch) for patch in patches])
+    return torch.stack([bag.logit - _kept_logit(bag, patches != patch) for patch in patches])
 
 
 @torch.no_grad()
 def keep_one(bag: PredictedBag) -> Scores:
     """f({i}), one pass per patch."""
     patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([kept_logit(bag, patches == patch) for patch in patches])
+    return torch.stack([_kept_logit(bag, patches == patch) for patch in patches])
 
 
 def captum_occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without i) by captum, one pass per patch."""
-    return captum_ablation(bag, torch.arange(len(bag), device=bag.logit.device))
+    return _captum_ablation(bag, torch.arange(len(bag), device=bag.logit.device))
 
 
 def block_occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without the block of i)."""
-    return captum_ablation(bag, patch_blocks(bag.coords, len(bag)).to(bag.logit.device))
+    return _captum_ablation(bag, patch_blocks(bag.coords, len(bag)).to(bag.logit.device))
 
 
 @torch.no_grad()
 def block_single(bag: PredictedBag) -> Scores:
     """f(the block of i alone)."""
     blocks = patch_blocks(bag.coords, len(bag)).to(bag.logit.device)
-    alone = [kept_logit(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
+    alone = [_kept_logit(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
     return torch.stack(alone)[blocks]
 
 
 @torch.no_grad()
-def captum_ablation(bag: PredictedBag, groups: Int[Tensor, "n"]) -> Scores:
+def _captum_ablation(bag: PredictedBag, groups: Int[Tensor, "n"]) -> Scores:
     """The fall of the predicted output when each group of patches is removed."""
 
     def kept_output(kept: Float[Tensor, "1 n"]) -> Float[Tensor, "1"]:
-        return kept_logit(bag, kept[0] > 0).unsqueeze(0)
+        return _kept_logit(bag, kept[0] > 0).unsqueeze(0)
 
     present = bag.logit.new_ones(1, len(bag))
     return FeatureAblation(kept_output).attribute(present, feature_mask=groups.unsqueeze(0))[0]
 
 
-def kept_logit(bag: PredictedBag, kept: Selected) -> Float[Tensor, ""]:
+def _kept_logit(bag: PredictedBag, kept: Selected) -> Float[Tensor, ""]:
     """The explained output on the kept patches; without any, that of the whole bag."""
     if not bool(kept.any()):
         return bag.logit
@@ -182,51 +182,54 @@ OfRows = Callable[[Rows, Rows], Tensor]
 """(rows, df / drows) -> one number per row."""
 
 
-def is_differentiable(host: Host) -> bool:
+def _is_differentiable(host: Host) -> bool:
     """Whether the host passes gradients to its features; a black box says so by scoring patches by slope."""
     return not isinstance(host, CallableHost) or host.score_source == "slope"
 
 
 def saliency(bag: PredictedBag) -> Scores:
-    return slope_scores(bag, lambda rows, slopes: slopes.abs().sum(dim=1))
+    """Sum of absolute slopes of each patch."""
+    return _slope_scores(bag, lambda rows, slopes: slopes.abs().sum(dim=1))
 
 
 def gradient_x_input(bag: PredictedBag) -> Scores:
-    return slope_scores(bag, row_products)
+    """Slopes times features, summed over each patch."""
+    return _slope_scores(bag, _row_products)
 
 
 def integrated_gradients(bag: PredictedBag) -> Scores:
+    """Slopes averaged from an empty bag to the bag, times features."""
     nodes, weights = np.polynomial.legendre.leggauss(N_STEPS)
     total = bag.logit.new_zeros(len(bag))
     # The rule is for [-1, 1].
     for at, share in zip((1 + nodes) / 2, weights / 2, strict=True):
-        total += share * slope_scores(bag, row_products, scale=float(at))
+        total += share * _slope_scores(bag, _row_products, scale=float(at))
     return total
 
 
-def row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:
+def _row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:
     return (rows * slopes).sum(dim=1)
 
 
-def slope_scores(
+def _slope_scores(
     bag: PredictedBag, of_rows: OfRows, *, scale: float = 1.0, at_tokens: bool = False
 ) -> Scores:
     """What `of_rows` makes of every patch and the slope of f there, f being taken at `scale` times the features.
 
     The slope is that of the features, or of the tokens embedded from them.
     """
-    seam, features = find_seam(bag), bag.features
+    seam, features = _find_seam(bag), bag.features
     parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
     with torch.inference_mode(False), torch.enable_grad():
         if len(parts) == 1:
-            part = PatchRows(seam, widened(features), scale)
+            part = _PatchRows(seam, widened(features), scale)
             (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
             return of_rows(part.values(at_tokens), slopes)
-        pooled_slopes = slope_of_pooled(bag, seam, scale)
+        pooled_slopes = _slope_of_pooled(bag, seam, scale)
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
-            part = PatchRows(seam, widened(features[where]), scale)
+            part = _PatchRows(seam, widened(features[where]), scale)
             passed = [(u, s[where]) for u, s in zip(part.mapped, pooled_slopes, strict=True) if s is not None]
             mapped, given = zip(*passed, strict=True)
             (slopes,) = torch.autograd.grad(mapped, part.at(at_tokens), given)
@@ -234,11 +237,11 @@ def slope_scores(
     return scores
 
 
-def slope_of_pooled(bag: PredictedBag, seam: Seam, scale: float) -> list[Tensor | None]:
+def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tensor | None]:
     """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
     with torch.no_grad():
         mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
-    probe = PatchRows(seam, widened(bag.features[:1]), scale)
+    probe = _PatchRows(seam, widened(bag.features[:1]), scale)
     leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe.mapped, strict=True)]
     asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
@@ -246,7 +249,7 @@ def slope_of_pooled(bag: PredictedBag, seam: Seam, scale: float) -> list[Tensor 
 
 
 @dataclass(frozen=True, eq=False)
-class Seam:
+class _Seam:
     """A host as two steps: every patch on its own, then all of them together."""
 
     mapped: Callable[[Tensor], tuple[Tensor, list[Tensor]]]
@@ -254,7 +257,7 @@ class Seam:
     logits: Callable[[Sequence[Tensor]], Logits]
 
 
-def find_seam(bag: PredictedBag) -> Seam:
+def _find_seam(bag: PredictedBag) -> _Seam:
     """The narrowest seam there is: readings where the host pools linearly, the embedding elsewhere."""
     host, kind = bag.host, bag.embedded
     form = linear_form(host)
@@ -268,7 +271,7 @@ def find_seam(bag: PredictedBag) -> Seam:
             named = dict(zip(kind.present(), tensors, strict=True))
             return host.aggregate(replace(kind, **named), bag.coords).logits
 
-        return Seam(embedded, pooled)
+        return _Seam(embedded, pooled)
 
     read_out = form(kind.rows(torch.zeros(1, dtype=torch.long))).read_out
 
@@ -280,13 +283,13 @@ def find_seam(bag: PredictedBag) -> Seam:
     def pooled_readings(tensors: Sequence[Tensor]) -> Logits:
         return LinearPooling(tensors[0], tensors[1], read_out).logits()
 
-    return Seam(readings, pooled_readings)
+    return _Seam(readings, pooled_readings)
 
 
-class PatchRows:
+class _PatchRows:
     """Some patches with the graph from their features to what is pooled of them."""
 
-    def __init__(self, seam: Seam, features: Tensor, scale: float) -> None:
+    def __init__(self, seam: _Seam, features: Tensor, scale: float) -> None:
         self._features = features
         self._rows = (scale * features.detach()).requires_grad_()
         self._tokens, self.mapped = seam.mapped(self._rows)
@@ -312,7 +315,7 @@ def lrp(bag: PredictedBag) -> Scores:
             f"{type(bag.host).__name__} has no rules of relevance propagation ('lrp_constants')."
         )
     with hold_constant(bag.host):
-        return slope_scores(bag, row_products, at_tokens=True)
+        return _slope_scores(bag, _row_products, at_tokens=True)
 
 
 @contextmanager
@@ -320,24 +323,24 @@ def hold_constant(host: nn.Module) -> Iterator[None]:
     """Within, the host computes the same values but passes relevance instead of gradients."""
     with ExitStack() as stack:
         for name in shortcut(host, "lrp_constants"):
-            stack.callback(host.get_submodule(name).register_forward_hook(stop_gradient).remove)
+            stack.callback(host.get_submodule(name).register_forward_hook(_stop_gradient).remove)
         for module in host.modules():
-            if (handle := add_rule(module)) is not None:
+            if (handle := _add_rule(module)) is not None:
                 stack.callback(handle.remove)
         yield
 
 
-def add_rule(module: nn.Module) -> RemovableHandle | None:
+def _add_rule(module: nn.Module) -> RemovableHandle | None:
     """The rule for a kind of layer, put on this one."""
     if isinstance(module, NystromAttention):
         # Queries and keys, which make the attention, pass nothing on.
-        return module.attention_inputs.register_forward_hook(stop_gradient)
+        return module.attention_inputs.register_forward_hook(_stop_gradient)
     if isinstance(module, nn.LayerNorm):
         return module.register_forward_hook(normalise_by_constant)
     return None
 
 
-def stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output.detach()
 
 
@@ -374,11 +377,11 @@ def contribution(bag: PredictedBag) -> Scores:
     return bag.full.contributions
 
 
-def explains_any_host(host: Host) -> bool:
+def _explains_any_host(host: Host) -> bool:
     return True
 
 
-def gives_contributions(host: Host) -> bool:
+def _gives_contributions(host: Host) -> bool:
     """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
     if isinstance(host, CallableHost):
         return False
@@ -387,24 +390,24 @@ def gives_contributions(host: Host) -> bool:
     return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
-def lacks_closed_form(host: Host) -> bool:
+def _lacks_closed_form(host: Host) -> bool:
     return not has_closed_form(host)
 
 
 ATTRIBUTIONS: dict[str, Attribution] = {
     a.name: a
     for a in (
-        Attribution("attention", attention, explains_any_host, "1"),
+        Attribution("attention", attention, _explains_any_host, "1"),
         # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
         Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb), "1"),
-        Attribution("contribution", contribution, gives_contributions, "1"),
-        Attribution("saliency", saliency, is_differentiable, "2, one backward"),
-        Attribution("gradient_x_input", gradient_x_input, is_differentiable, "2, one backward"),
-        Attribution("integrated_gradients", integrated_gradients, is_differentiable, "17, 16 backward"),
+        Attribution("contribution", contribution, _gives_contributions, "1"),
+        Attribution("saliency", saliency, _is_differentiable, "2, one backward"),
+        Attribution("gradient_x_input", gradient_x_input, _is_differentiable, "2, one backward"),
+        Attribution("integrated_gradients", integrated_gradients, _is_differentiable, "17, 16 backward"),
         Attribution("occlusion", occlusion, has_closed_form, "about 1, closed form"),
         Attribution("single", single, has_closed_form, "about 1, closed form"),
-        Attribution("occlusion_blocks", block_occlusion, lacks_closed_form, "1 per block, at most 29"),
-        Attribution("single_blocks", block_single, lacks_closed_form, "1 per block, at most 29"),
+        Attribution("occlusion_blocks", block_occlusion, _lacks_closed_form, "1 per block, at most 29"),
+        Attribution("single_blocks", block_single, _lacks_closed_form, "1 per block, at most 29"),
         Attribution("lrp", lrp, has_lrp_rules, "2, one backward"),
     )
 }

@@ -53,7 +53,7 @@ from gcemil.explain import Interventions, bag_tensors
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.metrics import METRICS
-from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
@@ -99,14 +99,14 @@ def audit_model(
     repeats: int = 3,
 ) -> Finding:
     """Every source and both controls on these bags; the host is any that `Interventions` accepts."""
-    check_sources(score_sources, specs)
+    _check_sources(score_sources, specs)
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
-    trials: dict[str, list[AuditTrial]] = {}
+    trials: dict[str, list[_AuditTrial]] = {}
     bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
     for done, (spec, bag) in enumerate(bags, start=1):
         with name_bag_in_errors(spec.bag_id):
-            for trial in try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed):
+            for trial in _try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed):
                 trials.setdefault(trial.rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
@@ -114,7 +114,7 @@ def audit_model(
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    table = AuditTable(trials, targets, task, measure_risk_scale(trials["random"], task), tolerances)
+    table = _AuditTable(trials, targets, task, measure_risk_scale(trials["random"], task), tolerances)
     still = [name for name, source in score_sources.items() if not source.follows_bag]
     return Finding(
         name="audit",
@@ -131,7 +131,7 @@ def audit_model(
     )
 
 
-def try_rules(
+def _try_rules(
     host: Host,
     cohort: Cohort,
     bag: Bag,
@@ -140,42 +140,42 @@ def try_rules(
     changes: Mapping[str, float],
     repeats: int,
     seed: int,
-) -> list[AuditTrial]:
+) -> list[_AuditTrial]:
     """Every rule on one bag and on its changed versions."""
     truth, regions = true_evidence(cohort, bag), true_regions(cohort, bag)
     bench = Interventions(host, *bag_tensors(bag))
     full = bench.full()
     everyone = torch.arange(len(bag))
-    draw = random_stream(seed, bag, "random")
+    draw = _random_stream(seed, bag, "random")
     fixed = {"oracle": oracle_scores(truth, regions, torch.zeros(len(bag)))} if truth is not None else {}
     size = subset_size(len(bag), budget)
-    rankings = score_patches(bag, full, sources, fixed, everyone, draw)
+    rankings = _score_patches(bag, full, sources, fixed, everyone, draw)
     chosen = {rule: top_k(scores, size) for rule, scores in rankings.items()}
     found = {}
     for rule, scores in rankings.items():
         gates = rule in sources and sources[rule].are_gates
         outcome = bag_outcome(
-            bench, chosen[rule], take_log_gates(scores) if gates else None, full=full.logits
+            bench, chosen[rule], _take_log_gates(scores) if gates else None, full=full.logits
         )
-        found[rule] = AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
+        found[rule] = _AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
     following = {name: source for name, source in sources.items() if source.follows_bag}
     for name, strength in changes.items():
         for repeat in range(repeats):
             changed = PERTURBATIONS[name](
-                bag, strength, generator=random_stream(seed, bag, f"{name} {repeat}")
+                bag, strength, generator=_random_stream(seed, bag, f"{name} {repeat}")
             )
             rows = torch.from_numpy(changed.rows)
             again = Interventions(host, *bag_tensors(changed.bag))
-            rankings = score_patches(changed.bag, again.full(), following, fixed, rows, draw)
+            rankings = _score_patches(changed.bag, again.full(), following, fixed, rows, draw)
             for rule, scores in rankings.items():
                 selected = top_k(scores, subset_size(len(rows), budget))
-                overlap = subset_overlap(chosen[rule], selected, rows)
+                overlap = _subset_overlap(chosen[rule], selected, rows)
                 kept = again.kept(selected).logits
-                found[rule].perturbed.append(PerturbedTrial(f"{name} {strength:g}", overlap, kept))
+                found[rule].perturbed.append(_PerturbedTrial(f"{name} {strength:g}", overlap, kept))
     return list(found.values())
 
 
-def score_patches(
+def _score_patches(
     bag: Bag,
     full: HostOutput,
     sources: Mapping[str, ScoreSource],
@@ -189,13 +189,13 @@ def score_patches(
     return found | {rule: scores[rows].double() for rule, scores in fixed.items()}
 
 
-def subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
+def _subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
     """Jaccard of two subsets over the patches both bags have."""
     alive = members(rows, n_patches=len(before))
     return jaccard(before & alive, members(rows[after], n_patches=len(before)))
 
 
-def take_log_gates(scores: Scores) -> Scores:
+def _take_log_gates(scores: Scores) -> Scores:
     if not bool(((scores >= 0) & (scores <= 1)).all()):
         wrong = int((~((scores >= 0) & (scores <= 1))).nonzero()[0])
         raise BagError(
@@ -204,12 +204,12 @@ def take_log_gates(scores: Scores) -> Scores:
     return logarithm(scores.float())
 
 
-def random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
+def _random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
     """What is drawn depends on seed, bag and purpose alone, not on the bags before."""
     return np.random.default_rng([seed, *f"{purpose} {bag.bag_id}".encode()])
 
 
-def check_sources(sources: Mapping[str, ScoreSource], specs: Sequence[BagSpec]) -> None:
+def _check_sources(sources: Mapping[str, ScoreSource], specs: Sequence[BagSpec]) -> None:
     if not specs:
         raise UsageError("There is no bag to audit. Choose another --part or --fold.")
     if not sources:
@@ -224,7 +224,7 @@ WHOLE_BAG, FULL_KEPT, SOFT_KEPT = "whole bag", "full-kept", "soft-kept"
 
 
 @dataclass(frozen=True, eq=False)
-class PerturbedTrial:
+class _PerturbedTrial:
     """The same rule on a changed bag."""
 
     perturbation: str
@@ -233,20 +233,20 @@ class PerturbedTrial:
 
 
 @dataclass(frozen=True, eq=False)
-class AuditTrial:
+class _AuditTrial:
     """One rule on one bag."""
 
     rule: str
     outcome: BagOutcome
     truth: Figures
-    perturbed: list[PerturbedTrial] = field(default_factory=list)
+    perturbed: list[_PerturbedTrial] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class AuditTable:
+class _AuditTable:
     """All trials by rule, each with one entry per bag and in the same order."""
 
-    trials: Mapping[str, Sequence[AuditTrial]]
+    trials: Mapping[str, Sequence[_AuditTrial]]
     targets: Tensor
     task: Task
     scale: RiskScale
@@ -257,7 +257,7 @@ class AuditTable:
         return Answers(self.task.n_outputs, self.scale)
 
     def rows(self) -> Iterator[Row]:
-        yield Row(audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
+        yield Row(_audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
         for rule, trials in self.trials.items():
             yield self.full_kept(rule, trials)
         for rule, trials in self.trials.items():
@@ -271,7 +271,7 @@ class AuditTable:
         logits = torch.stack([trial.outcome.full for trial in self.trials["random"]])
         return self.task.metrics(self.targets, self.task.prediction(logits))
 
-    def full_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
+    def full_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Sufficiency, necessity, size and truth."""
         scores = snr_scores(
             [replace(trial.outcome, gated=None) for trial in trials],
@@ -279,7 +279,7 @@ class AuditTable:
             self.task,
             scale=self.scale,
         )
-        row = mean_row(audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
+        row = mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
         metrics: Figures = {
             "evidence_sufficiency": scores.evidence_sufficiency,
             "keep_only_drop": scores.keep_only_drop,
@@ -287,7 +287,7 @@ class AuditTable:
         }
         return replace(row, values=metrics | row.values)
 
-    def figures(self, trial: AuditTrial) -> Figures:
+    def figures(self, trial: _AuditTrial) -> Figures:
         """What is said of one bag."""
         outputs = self.outputs(trial)
         found = judge_subset(outputs, self.tolerances)
@@ -300,23 +300,23 @@ class AuditTable:
             **trial.truth,
         }
 
-    def outputs(self, trial: AuditTrial) -> BagOutputs:
+    def outputs(self, trial: _AuditTrial) -> BagOutputs:
         return bag_outputs(trial.outcome, self.task, self.scale)
 
-    def soft_kept(self, rule: str, trials: Sequence[AuditTrial]) -> Row:
+    def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
         gaps = [self.outputs(trial).cd_gap for trial in trials]
         limit = self.tolerances.recoverability
         per_bag: list[Figures] = [
             {"cd_gap": gap, "recoverable_share": None if gap is None else float(gap <= limit)} for gap in gaps
         ]
-        return mean_row(audit_labels(rule, SOFT_KEPT), per_bag)
+        return mean_row(_audit_labels(rule, SOFT_KEPT), per_bag)
 
-    def stability(self, rule: str, trials: Sequence[AuditTrial]) -> Iterator[Row]:
+    def stability(self, rule: str, trials: Sequence[_AuditTrial]) -> Iterator[Row]:
         """One row per perturbation: means over its repeats, then over bags."""
         for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
             per_bag: list[Figures] = [
-                mean_figures(
+                _mean_figures(
                     [
                         self.compare_perturbed(trial, one)
                         for one in trial.perturbed
@@ -325,9 +325,9 @@ class AuditTable:
                 )
                 for trial in trials
             ]
-            yield mean_row(audit_labels(rule, name), per_bag)
+            yield mean_row(_audit_labels(rule, name), per_bag)
 
-    def compare_perturbed(self, trial: AuditTrial, changed: PerturbedTrial) -> dict[str, float]:
+    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> dict[str, float]:
         full, kept = trial.outcome.full, trial.outcome.kept
         before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
@@ -387,15 +387,15 @@ class AuditTable:
         return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
 
 
-def audit_labels(rule: str, comparison: str) -> Labels:
+def _audit_labels(rule: str, comparison: str) -> Labels:
     return {"rule": rule, "comparison": comparison}
 
 
-def mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
+def _mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
     return {name: fmean(one[name] for one in repeats) for name in repeats[0]}
 
 
-def measure_risk_scale(trials: Sequence[AuditTrial], task: Task) -> RiskScale:
+def measure_risk_scale(trials: Sequence[_AuditTrial], task: Task) -> RiskScale:
     """Mean and deviation of the audited bags' own risks; classes need none."""
     if task.n_outputs > 1:
         return RiskScale()

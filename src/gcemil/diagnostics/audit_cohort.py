@@ -28,9 +28,9 @@ from gcemil.explain import bag_tensors
 from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_object
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import RunFolder, fold_parts
-from gcemil.runs.network import load_network
 from gcemil.tasks.task import create_task, stacked_targets
 
 Part = Literal["train", "val", "test", "all"]

@@ -54,7 +54,7 @@ class BlackBox:
         self.n_outputs = n_outputs
         self.arrays: Arrays = arrays
         self._model = model
-        self._takes_coords = accepts_coords(model)
+        self._takes_coords = _accepts_coords(model)
 
     def host(self) -> CallableHost:
         """The model as a host, its own scores where it gives any and zeros otherwise."""
@@ -133,7 +133,7 @@ class BlackBox:
         return values
 
 
-def accepts_coords(model: Callable[..., Any]) -> bool:
+def _accepts_coords(model: Callable[..., Any]) -> bool:
     """Whether the callable accepts coordinates beside the features; assumed where it does not say."""
     try:
         inspect.signature(model).bind(None, None)
@@ -159,14 +159,14 @@ def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> Bag
     """The scores of every slide of a bag, one after another."""
     parts = []
     for span in bag.spans:
-        path = find_score_file(folder, span.slide_id)
+        path = _find_score_file(folder, span.slide_id)
         values, coords = read_scores(path, column)
-        check_scores(path, values, coords, span.stop - span.start, bag.slide_coords(span.slide_id))
+        _check_scores(path, values, coords, span.stop - span.start, bag.slide_coords(span.slide_id))
         parts.append(values)
     return np.concatenate(parts)
 
 
-def find_score_file(folder: Path, slide_id: str) -> Path:
+def _find_score_file(folder: Path, slide_id: str) -> Path:
     """The one score file of a slide."""
     # Not with_suffix: a slide id may hold dots.
     found = [path for suffix in SUFFIXES if (path := folder / f"{slide_id}{suffix}").is_file()]
@@ -189,14 +189,15 @@ def find_score_file(folder: Path, slide_id: str) -> Path:
 def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarray, "p 2"] | None]:
     """The scores of one file, and the coordinates it brings along."""
     if path.suffix == ".h5":
-        found = flatten_scores(path, store.read(path, find_dataset(path, column)))
+        found = _flatten_scores(path, store.read(path, find_dataset(path, column)))
         return found, store.read(path, "coords") if store.has(path, "coords") else None
     if path.suffix == ".csv":
-        return read_column(path, column), None
-    return flatten_scores(path, read_array(path, "scores")), None
+        return _read_column(path, column), None
+    return _flatten_scores(path, read_array(path, "scores")), None
 
 
 def find_dataset(path: Path, column: str | None) -> str:
+    """The dataset that holds the scores: the one asked for, or the only one with a known name."""
     layouts = store.describe(path)
     if column is not None:
         return column
@@ -209,7 +210,7 @@ def find_dataset(path: Path, column: str | None) -> str:
     )
 
 
-def read_column(path: Path, column: str | None) -> BagScores:
+def _read_column(path: Path, column: str | None) -> BagScores:
     rows = read_table(path, () if column is None else (column,))
     names = list(rows[0]) if rows else []
     named = [name for name in NAMES if name in names]
@@ -224,7 +225,7 @@ def read_column(path: Path, column: str | None) -> BagScores:
         raise StoreError(f"{path}: column '{chosen}' holds something that is no number ({error}).") from error
 
 
-def flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
+def _flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
     if values.dtype.kind not in "fiub" or values.size != max(values.shape, default=0):
         raise StoreError(
             f"{path}: scores are one number per patch, got {values.dtype} of shape {values.shape}. "
@@ -233,7 +234,7 @@ def flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScore
     return values.reshape(-1).astype(np.float64)
 
 
-def check_scores(
+def _check_scores(
     path: Path, values: BagScores, coords: Any, n_patches: int, expected: Int[np.ndarray, "p 2"] | None
 ) -> None:
     if len(values) != n_patches:

@@ -41,8 +41,7 @@ from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
-from gcemil.recovery.recover import LazyGreedy
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import LazyGreedy, members
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]
@@ -139,7 +138,7 @@ def recoverability_figures(
     """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
     gates, selected = explanation.output.gates, explanation.recovery.selected
     distance = gate_distance(gates, selected)
-    slope = gate_slope(output_under_gates(model, bench, fold, explanation), gates, selected, points=points)
+    slope = gate_slope(_output_under_gates(model, bench, fold, explanation), gates, selected, points=points)
     bound = None if slope is None else slope * distance
     slack = None if bound is None or outputs.cd_gap is None else bound - outputs.cd_gap
     return {
@@ -151,7 +150,7 @@ def recoverability_figures(
     }
 
 
-def output_under_gates(
+def _output_under_gates(
     model: GceMil, bench: FoldBag, fold: TrainedFold, explanation: Explanation
 ) -> OutputUnder:
     """F of one bag under the wrapped host; the class is the one predicted on X."""
@@ -189,12 +188,12 @@ def estimate_completeness(fold: TrainedFold) -> Completeness | None:
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
     for bench in fold.bags("val"):
-        found += measure_variations(fold.model, bench, fold, generator)
+        found += _measure_variations(fold.model, bench, fold, generator)
     return fit_completeness(found)
 
 
 @torch.no_grad()
-def measure_variations(
+def _measure_variations(
     model: GceMil, bench: FoldBag, fold: TrainedFold, generator: torch.Generator
 ) -> list[Variation]:
     """One for the evidence and one for each rival; truth has no part in an estimate."""
@@ -219,7 +218,7 @@ def measure_bounds(fold: TrainedFold) -> Finding:
     generator = torch.Generator().manual_seed(fold.seed)
     slides: list[dict[str, Any]] = []
     for bench in fold.bags("test"):
-        slides += bound_records(fold.model, bench, generator)
+        slides += _bound_records(fold.model, bench, generator)
     rules = dict.fromkeys(record["rule"] for record in slides)
     rows = [
         mean_row(
@@ -239,7 +238,7 @@ BOUND_FIGURES = ("curvature", "greedy_factor", "utility_share", "greedy_share")
 
 
 @torch.no_grad()
-def bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) -> list[dict[str, Any]]:
+def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) -> list[dict[str, Any]]:
     """One record per rule: what the anchors of the predicted class are worth in its subset."""
     full, random = bench.wrapped.full(), torch.rand(len(bench), generator=generator)
     weights, responses = model.anchor_weights(full.logits).double(), model.responses(bench.features).double()

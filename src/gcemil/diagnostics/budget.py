@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    bag_outputs,
+    gated_metrics,
+    score_where_defined,
+    subset_metrics,
+    task_metric,
+)
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     NetworkName,
@@ -36,7 +43,7 @@ from gcemil.diagnostics.truth import (
 )
 from gcemil.errors import InputError, UsageError
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
@@ -59,7 +66,7 @@ class RuleKey:
 
 
 @dataclass(eq=False)
-class RuleOutcomes:
+class _RuleOutcomes:
     """One line of the table, bag by bag: predictions and figures, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
@@ -103,14 +110,14 @@ def measure_budget(
 
 def bag_sizes(bag: FoldBag, budgets: Sequence[float | str]) -> dict[str, int]:
     """Patches of a subset of this bag under each budget, a share of the bag or "recovered"."""
-    return {budget_name(budget): bag_size(bag, budget) for budget in budgets}
+    return {_budget_name(budget): _bag_size(bag, budget) for budget in budgets}
 
 
-def budget_name(budget: float | str) -> str:
+def _budget_name(budget: float | str) -> str:
     return budget if isinstance(budget, str) else f"{budget:g}"
 
 
-def bag_size(bag: FoldBag, budget: float | str) -> int:
+def _bag_size(bag: FoldBag, budget: float | str) -> int:
     if not isinstance(budget, str):
         return subset_size(len(bag), budget)
     if budget != RECOVERED or bag.explanation is None:
@@ -135,7 +142,7 @@ class RuleTable:
     """Rules over the test bags of a fold, one line for each rule, network and budget."""
 
     def __init__(self, fold: TrainedFold) -> None:
-        self.tallies: dict[RuleKey, RuleOutcomes] = {}
+        self.tallies: dict[RuleKey, _RuleOutcomes] = {}
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
@@ -146,23 +153,24 @@ class RuleTable:
         outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
             key = RuleKey(ranked.rule, ranked.network, budget)
-            tally = self.tallies.setdefault(key, RuleOutcomes())
+            tally = self.tallies.setdefault(key, _RuleOutcomes())
             tally.outcomes.append(outcome)
-            tally.figures.append(rule_figures(outcome, ranked, size, bag, self._fold))
+            tally.figures.append(_rule_figures(outcome, ranked, size, bag, self._fold))
         self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
 
     @property
-    def complete(self) -> dict[RuleKey, RuleOutcomes]:
+    def complete(self) -> dict[RuleKey, _RuleOutcomes]:
         """The lines that every bag has: over some of the bags, a rule would be compared with rules over all."""
         n_bags = len(self._fold.specs())
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
 
     def rows(self) -> Iterator[Row]:
+        """Two rows per rule with gates, one per any other."""
         targets = self._fold.targets()
         for key, tally in self.complete.items():
-            yield full_kept_row(key, tally, self._fold.task, targets)
+            yield _full_kept_row(key, tally, self._fold.task, targets)
             if key.rule in GATED_RULES:
-                yield soft_kept_row(key, tally, self._fold.task, targets)
+                yield _soft_kept_row(key, tally, self._fold.task, targets)
 
     def notes(self) -> Iterator[str]:
         """What a reader of the rows must know."""
@@ -196,7 +204,7 @@ def prefix_outcomes(
     ]
 
 
-def rule_figures(
+def _rule_figures(
     outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
 ) -> Figures:
     """What one bag says of one subset."""
@@ -214,51 +222,20 @@ def rule_figures(
     }
 
 
-def full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    full, kept = outcome_metric(tally, "full", task, targets), outcome_metric(tally, "kept", task, targets)
-    with_rest = torch.tensor([outcome.removed is not None for outcome in tally.outcomes])
-    rest = RuleOutcomes([outcome for outcome in tally.outcomes if outcome.removed is not None])
-    whole, removed = (outcome_metric(rest, what, task, targets[with_rest]) for what in ("full", "removed"))
-    values = {
-        "task_metric": full,
-        "evidence_sufficiency": kept,
-        "keep_only_drop": difference(full, kept),
-        "complement_degradation": difference(whole, removed),
-        "cd_gap": None,
-    }
+def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
-    return Row(row.labels, {**values, **row.values, **median_figures(figures)}, row.deviations)
+    return Row(row.labels, {**values, **row.values, **_median_figures(figures)}, row.deviations)
 
 
-def median_figures(figures: Sequence[Figures]) -> Figures:
+def _median_figures(figures: Sequence[Figures]) -> Figures:
     found = {name: [one for bag in figures if (one := bag.get(name)) is not None] for name in MEDIANS}
     return {name: median(values) for name, values in found.items() if values}
 
 
-def soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    soft, kept = outcome_metric(tally, "gated", task, targets), outcome_metric(tally, "kept", task, targets)
-    gap = difference(soft, kept)
-    values = {
-        "soft_metric": soft,
-        "evidence_sufficiency": kept,
-        "cd_metric_gap": None if gap is None else abs(gap),
-        "full_kept_gap": None,
-    }
+def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+    values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
     figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "soft-kept"}, figures)
     return Row(row.labels, {**values, **row.values}, row.deviations)
-
-
-def outcome_metric(tally: RuleOutcomes, what: str, task: Task, targets: Tensor) -> float | None:
-    """M of one of the four predictions; None without bags or where M does not exist on them."""
-    if not tally.outcomes:
-        return None
-    try:
-        return task_metric(task, targets, [getattr(outcome, what) for outcome in tally.outcomes])
-    except InputError:
-        return None
-
-
-def difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other

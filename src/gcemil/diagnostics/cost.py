@@ -65,7 +65,7 @@ from gcemil.prefilter.cost import (
     read_matching_cost,
     time_prefilter,
 )
-from gcemil.recovery.rules import members, subset_size, top_k
+from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS, find_rule
 from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected

@@ -36,7 +36,7 @@ SIGNIFICANCE = "significance"
 
 
 @dataclass(frozen=True)
-class DiagnosticSpec:
+class _DiagnosticSpec:
     """Where a diagnostic lives and the question it answers."""
 
     function: str
@@ -54,38 +54,40 @@ class DiagnosticSpec:
         return [name for name in list(inspect.signature(self.load()).parameters)[1:] if name != "others"]
 
 
-DIAGNOSTICS: dict[str, DiagnosticSpec] = {
-    "snr": DiagnosticSpec("snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"),
-    "budget": DiagnosticSpec(
+DIAGNOSTICS: dict[str, _DiagnosticSpec] = {
+    "snr": _DiagnosticSpec(
+        "snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"
+    ),
+    "budget": _DiagnosticSpec(
         "budget:measure_budget", "Which rule finds the best patches, all having the same number?"
     ),
-    "posthoc": DiagnosticSpec("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
-    "subsets": DiagnosticSpec(
+    "posthoc": _DiagnosticSpec("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
+    "subsets": _DiagnosticSpec(
         "subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"
     ),
-    "regions": DiagnosticSpec(
+    "regions": _DiagnosticSpec(
         "regions:measure_regions", "Which connected regions are enough, which are needed?"
     ),
-    "stability": DiagnosticSpec(
+    "stability": _DiagnosticSpec(
         "stability:measure_stability", "Does the evidence stay when bag or seed change a little?"
     ),
-    "localisation": DiagnosticSpec(
+    "localisation": _DiagnosticSpec(
         "localisation:measure_localisation", "Does it lie on the annotated lesions?"
     ),
-    "failures": DiagnosticSpec("failures:measure_failures", "Which slides fail, and how?"),
-    "cost": DiagnosticSpec(
+    "failures": _DiagnosticSpec("failures:measure_failures", "Which slides fail, and how?"),
+    "cost": _DiagnosticSpec(
         "cost:measure_inference_cost", "What does the evidence cost, and what does it save?"
     ),
-    "guarantee": DiagnosticSpec(
+    "guarantee": _DiagnosticSpec(
         "guarantee:measure_guarantee", "Which evidence size keeps the prediction, with which promise?"
     ),
-    "adaptive": DiagnosticSpec(
+    "adaptive": _DiagnosticSpec(
         "adaptive:measure_adaptive", "How few patches does a slide need, and which rule picks them best?"
     ),
-    "bounds": DiagnosticSpec(
+    "bounds": _DiagnosticSpec(
         "bounds:measure_bounds", "How near is repair to the best coverage, and what is promised of it?"
     ),
-    "sweep": DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
+    "sweep": _DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
 }
 """Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
 
@@ -106,19 +108,19 @@ def run_diagnostic(
     with one_thread():
         bench = TrainedFold.open(run, fold, against=against, seed=seed)
         extra = (
-            {"others": [open_other_seed(other, fold, bench, seed=seed) for other in others]}
+            {"others": [_open_other_seed(other, fold, bench, seed=seed) for other in others]}
             if name == "stability"
             else {}
         )
         finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
-    origin = describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
+    origin = _describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
     if against is not None:
         origin[SAME_NETWORK] = bench.is_same_network
     finding = replace(finding, provenance=origin)
     return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
 
 
-def open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
+def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
     """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
     opened = TrainedFold.open(run, fold, seed=seed)
     if first.plain is None or not opened.leaves_host_alone:
@@ -126,7 +128,7 @@ def open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> T
     return replace(opened, plain=opened.host, plain_scale=opened.scale)
 
 
-def describe_origin(
+def _describe_origin(
     run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int
 ) -> dict[str, Any]:
     """Versions, seed, and the fingerprints of every network a finding depends on."""
@@ -167,7 +169,7 @@ def diagnose_run(
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
-    chosen = choose_names(names, comparison)
+    chosen = _choose_names(names, comparison)
     open_cohort(comparison.run)
     with working_in(comparison.run):
         return _diagnose_run(comparison, chosen, folds, again=again, jobs=jobs, on_done=on_done)
@@ -182,7 +184,7 @@ def _diagnose_run(
     jobs: int | None,
     on_done: OnDone | None,
 ) -> list[Finding]:
-    numbers = trained_fold_numbers(comparison.run) if folds is None else list(folds)
+    numbers = _trained_fold_numbers(comparison.run) if folds is None else list(folds)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
     todo = [
         (name, fold)
@@ -190,17 +192,17 @@ def _diagnose_run(
         for fold in numbers
         if again or not is_current(finding_file(comparison.run, name, fold), comparison, fold)
     ]
-    for done, _ in enumerate(make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+    for done, _ in enumerate(_make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
         if on_done:
             on_done(done, len(todo))
-    found = [join_finding(comparison.run, name) for name in per_fold]
+    found = [_join_finding(comparison.run, name) for name in per_fold]
     if SIGNIFICANCE in chosen:
-        found.append(compare_with_rival(comparison))
+        found.append(_compare_with_rival(comparison))
     write_summary(comparison.run)
     return found
 
 
-def choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
+def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
     """The diagnostics asked for; all, where none is named."""
     possible = [*DIAGNOSTICS, SIGNIFICANCE]
     if names is None:
@@ -214,11 +216,12 @@ def choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[st
     return list(names)
 
 
-def trained_fold_numbers(run: Path) -> list[int]:
+def _trained_fold_numbers(run: Path) -> list[int]:
     return [fold.number for fold in RunFolder(run).trained_folds()]
 
 
 def finding_file(run: Path, name: str, fold: int) -> Path:
+    """Where a diagnostic of a fold is kept."""
     return RunFolder(run).fold(fold).finding(name)
 
 
@@ -233,7 +236,7 @@ def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
     return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 
-def make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
+def _make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
     """The findings as they get ready: in this process, or spread over several."""
     if min(jobs, len(todo)) <= 1:
         yield from (_make_finding(comparison, job) for job in todo)
@@ -260,7 +263,7 @@ def _make_finding(comparison: Comparison, job: tuple[str, int]) -> Path:
     )
 
 
-def join_finding(run: Path, name: str) -> Finding:
+def _join_finding(run: Path, name: str) -> Finding:
     """A diagnostic over all folds that have it, written beside them."""
     folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
     finding = join_folds([read_finding(fold.finding(name)) for fold in folds])
@@ -268,7 +271,7 @@ def join_finding(run: Path, name: str) -> Finding:
     return finding
 
 
-def compare_with_rival(comparison: Comparison) -> Finding:
+def _compare_with_rival(comparison: Comparison) -> Finding:
     from gcemil.diagnostics.significance import compare_runs
 
     if comparison.against is None:

@@ -96,18 +96,18 @@ def measure_failures(
     by_pixels = 0
     for bench in fold.bags("test"):
         subsets = list(judge_subsets(bench, fold, tolerances, generator=generator, budget=budget))
-        is_artifact = artifact_patches(fold, bench, numbers)
+        is_artifact = _artifact_patches(fold, bench, numbers)
         if is_artifact is None:
             chosen = torch.stack([judged.selected for judged in subsets]).any(dim=0)
             is_artifact = artifacts_by_pixels(fold.cohort.folder, bench.bag, chosen)
             by_pixels += is_artifact is not None
-        records += [failure_record(fold, bench, judged, is_artifact, lines) for judged in subsets]
+        records += [_failure_record(fold, bench, judged, is_artifact, lines) for judged in subsets]
     records = [{**record, **count_failures(record, lines)} for record in add_concordance(records, lines)]
     return Finding(
         name="failures",
-        rows=tuple(failure_rows(records, fold)),
+        rows=tuple(_failure_rows(records, fold)),
         slides=tuple(records),
-        notes=tuple(failure_notes(fold, records, by_pixels)),
+        notes=tuple(_failure_notes(fold, records, by_pixels)),
         settings={
             "sufficiency_tolerance": sufficiency_tolerance,
             "necessity_tolerance": necessity_tolerance,
@@ -118,7 +118,7 @@ def measure_failures(
     )
 
 
-def artifact_patches(fold: TrainedFold, bench: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
+def _artifact_patches(fold: TrainedFold, bench: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
     """Which patches show an artifact, where the cohort knows."""
     concepts = None if numbers is None else truth_column(fold.cohort, bench.bag, "concept")
     return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
@@ -145,7 +145,7 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
     return found
 
 
-def failure_record(
+def _failure_record(
     fold: TrainedFold, bench: FoldBag, judged: JudgedSubset, is_artifact: Selected | None, lines: Thresholds
 ) -> Record:
     """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
@@ -157,7 +157,7 @@ def failure_record(
         "artifact_evidence": None if share is None else share >= lines.artifact_share,
         "low_sufficiency": not judged.verdict.sufficient,
         "low_necessity": not judged.verdict.necessary,
-        **anchor_facts(fold.model, bench, judged, lines.intended_weight_share),
+        **_anchor_facts(fold.model, bench, judged, lines.intended_weight_share),
     }
 
 
@@ -169,7 +169,7 @@ def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: flo
     return int(logits.argmax()) != target or first - second < ambiguity
 
 
-def anchor_facts(model: GceMil | None, bench: FoldBag, judged: JudgedSubset, weight_share: float) -> Record:
+def _anchor_facts(model: GceMil | None, bench: FoldBag, judged: JudgedSubset, weight_share: float) -> Record:
     """The anchor that the subset shows, those its prediction uses, and whether they agree."""
     if model is None or bench.explanation is None:
         return {"shown_anchor": None, "intended_anchors": None, "semantic_mismatch": None}
@@ -224,11 +224,12 @@ def ordered_share(
 
 
 def count_failures(record: Record, lines: Thresholds) -> Record:
+    """The basic failures of a slide, and whether they are many."""
     found = [kind for kind in BASIC_TYPES if record[kind]]
     return {"failures": found, "severe_failure": len(found) >= lines.severe_count}
 
 
-def failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
+def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
     """The rate of every type, for every rule and network, over all bags and by class."""
     classes = fold.task.classes if isinstance(fold.task, ClassificationTask) else ()
     for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
@@ -237,15 +238,15 @@ def failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
             members = [record for record in own if name in ("all", record.get("target"))]
             if members:
                 labels = {"rule": rule, "network": network, "class": name}
-                row = mean_row(labels, [failure_shares(record) for record in members])
+                row = mean_row(labels, [_failure_shares(record) for record in members])
                 yield replace(row, values={"audited_slides": float(len(members)), **row.values})
 
 
-def failure_shares(record: Record) -> dict[str, float | None]:
+def _failure_shares(record: Record) -> dict[str, float | None]:
     return {f"{kind}_share": None if record[kind] is None else float(record[kind]) for kind in TYPES}
 
 
-def failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:
+def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:
     """What could not be known, and of how many bags."""
     n_bags = len({record["bag_id"] for record in records})
     if by_pixels:

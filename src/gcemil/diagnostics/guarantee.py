@@ -55,7 +55,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
-from gcemil.recovery.rules import subset_size
+from gcemil.recovery.recover import subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
@@ -96,8 +96,8 @@ class Certificate:
 
 def conformal_certificate(agrees: Agreement, fractions: Sequence[float], *, alpha: float) -> Certificate:
     """The size that a share 1 - alpha of new bags does not need to exceed."""
-    check_level("alpha", alpha)
-    check_grid(agrees, fractions)
+    _check_level("alpha", alpha)
+    _check_grid(agrees, fractions)
     rank = conformal_rank(len(agrees), alpha)
     if rank > len(agrees):
         return Certificate(WHOLE_BAG, False, len(agrees), alpha)
@@ -109,9 +109,9 @@ def binomial_certificate(
     agrees: Agreement, fractions: Sequence[float], *, alpha: float, confidence: float = 0.9
 ) -> Certificate:
     """The last size on the way down at which calibration bags fail too seldom for a rate above alpha."""
-    check_level("alpha", alpha)
-    check_level("confidence", confidence)
-    check_grid(agrees, fractions)
+    _check_level("alpha", alpha)
+    _check_level("confidence", confidence)
+    _check_grid(agrees, fractions)
     size = WHOLE_BAG
     # The whole bag cannot fail, so it needs no test.
     for column in range(len(fractions) - 2, -1, -1):
@@ -142,14 +142,14 @@ def failure_p_value(failures: int, n_bags: int, *, alpha: float) -> float:
 
 def bags_needed(alpha: float, confidence: float | None = None) -> int:
     """The least number of calibration bags that can certify anything: conformal, or tested at a confidence."""
-    check_level("alpha", alpha)
+    _check_level("alpha", alpha)
     if confidence is None:
         return math.ceil(1 / alpha - 1 - 1e-9)
-    check_level("confidence", confidence)
+    _check_level("confidence", confidence)
     return math.ceil(math.log(1 - confidence) / math.log(1 - alpha) - 1e-9)
 
 
-def check_grid(agrees: Agreement, fractions: Sequence[float]) -> None:
+def _check_grid(agrees: Agreement, fractions: Sequence[float]) -> None:
     rising = all(low < high for low, high in pairwise(fractions))
     if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
         raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
@@ -159,7 +159,7 @@ def check_grid(agrees: Agreement, fractions: Sequence[float]) -> None:
         raise UsageError("A whole bag agrees with itself: the last column of agreement must be true.")
 
 
-def check_level(name: str, level: float) -> None:
+def _check_level(name: str, level: float) -> None:
     if not 0 < level < 1:
         raise UsageError(f"{name} lies in (0, 1), got {level}.")
 
@@ -189,13 +189,13 @@ def measure_guarantee(
     risk_tolerance: float = RISK_TOLERANCE,
 ) -> Finding:
     """Promised and realised agreement of every ranking, under both methods."""
-    check_level("alpha", alpha)
-    check_level("confidence", confidence)
-    check_guarantee_parts(fold)
+    _check_level("alpha", alpha)
+    _check_level("confidence", confidence)
+    fold.require_parts("a guarantee is made on val and shown on test")
     judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration, test = (measure_part(fold, part, judges, fractions) for part in ("val", "test"))
+    calibration, test = (_measure_part(fold, part, judges, fractions) for part in ("val", "test"))
     rows, slides, notes = [], [], [SELECTION_NOTE]
-    for key in (key for key in test if is_complete(key, calibration, test)):
+    for key in (key for key in test if _is_complete(key, calibration, test)):
         agrees = calibration[key].agrees
         certificates = {
             "conformal": conformal_certificate(agrees, fractions, alpha=alpha),
@@ -216,7 +216,7 @@ def measure_guarantee(
     )
 
 
-def measure_part(
+def _measure_part(
     fold: TrainedFold,
     part: PartName,
     judges: dict[NetworkName, Answers],
@@ -231,11 +231,11 @@ def measure_part(
             view = network_view(fold, bag, network)
             for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
                 record = records.setdefault((rule, network), RuleRecord())
-                add_bag(record, bag, view, order, answers, fractions)
+                _add_bag(record, bag, view, order, answers, fractions)
     return records
 
 
-def add_bag(
+def _add_bag(
     record: RuleRecord,
     bag: FoldBag,
     view: NetworkView,
@@ -250,10 +250,10 @@ def add_bag(
     record.bag_ids.append(bag.bag.bag_id)
     record.agreement.append(agrees.numpy())
     record.shown.append(np.array(sizes) / len(bag))
-    record.average_precision.append(ranking_precision(order, bag.truth))
+    record.average_precision.append(_ranking_precision(order, bag.truth))
 
 
-def ranking_precision(order: Order, truth: Tensor | None) -> float | None:
+def _ranking_precision(order: Order, truth: Tensor | None) -> float | None:
     if truth is None or not bool(truth.any()):
         return None
     falling = torch.empty(len(order)).index_copy(0, order, -torch.arange(len(order)).float())
@@ -263,6 +263,7 @@ def ranking_precision(order: Order, truth: Tensor | None) -> float | None:
 def guarantee_row(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Row:
+    """What was promised on validation bags, and what was kept on test bags."""
     rule, network = key
     labels = {"rule": rule, "network": network, "method": method}
     n_test = len(test.bag_ids)
@@ -280,7 +281,7 @@ def guarantee_row(
             "average_precision": found,
         }
         for (_, agrees, shown, falls_back), found in zip(
-            certified_outcomes(certificate, test, fractions), test.average_precision, strict=True
+            _certified_outcomes(certificate, test, fractions), test.average_precision, strict=True
         )
     ]
     return mean_row(labels, per_bag)
@@ -289,6 +290,7 @@ def guarantee_row(
 def guarantee_slides(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> list[dict[str, object]]:
+    """The same, bag by bag."""
     rule, network = key
     return [
         {
@@ -300,11 +302,11 @@ def guarantee_slides(
             "evidence_fraction": shown,
             "falls_back": falls_back,
         }
-        for bag_id, agrees, shown, falls_back in certified_outcomes(certificate, test, fractions)
+        for bag_id, agrees, shown, falls_back in _certified_outcomes(certificate, test, fractions)
     ]
 
 
-def certified_outcomes(
+def _certified_outcomes(
     certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Iterator[tuple[str, bool, float, bool]]:
     """Each test bag at the certified size: its id, whether it agrees, the share shown, whether it is shown whole."""
@@ -332,16 +334,7 @@ def explain_refusal(key: RuleKey, method: str, certificate: Certificate, confide
     ]
 
 
-def is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
+def _is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
     """Whether a rule exists on every bag of every part; an oracle needs truth everywhere."""
     most = [max(len(record.bag_ids) for record in part.values()) for part in parts]
     return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))
-
-
-def check_guarantee_parts(fold: TrainedFold) -> None:
-    for part in ("val", "test"):
-        if not fold.specs(part):
-            raise UsageError(
-                f"Fold {fold.fold} of {fold.cohort.folder} has no {part} bags, and a guarantee is made on val and shown on test. "
-                "Make folds that have both with 'gcemil split'."
-            )

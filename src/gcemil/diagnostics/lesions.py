@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gcemil.bags.annotations.truth import Cells, Numbers, connected_regions
+from gcemil.bags.bag import Cells, Numbers, connected_regions
 
 PAPER_RATES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 """False positives per slide at which the paper averages."""
@@ -54,14 +54,14 @@ class SlideDetections:
 
 
 @dataclass(frozen=True, eq=False)
-class FrocCurve:
+class _FrocCurve:
     """From (0, 0) on, both coordinates ascending."""
 
     false_positives: Float[np.ndarray, "points"]
     sensitivity: Float[np.ndarray, "points"]
 
 
-def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
+def froc_curve(slides: Sequence[SlideDetections]) -> _FrocCurve | None:
     """The curve over all slides; None where there is no lesion to find."""
     lesions = np.concatenate([slide.lesion_scores for slide in slides]) if slides else np.empty(0)
     if not len(lesions):
@@ -71,20 +71,22 @@ def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
     thresholds = np.unique(np.concatenate([found, false]))[::-1]
     hits = len(found) - np.searchsorted(found, thresholds, side="left")
     wrong = len(false) - np.searchsorted(false, thresholds, side="left")
-    return FrocCurve(
+    return _FrocCurve(
         false_positives=np.concatenate([[0.0], wrong / len(slides)]),
         sensitivity=np.concatenate([[0.0], hits / len(lesions)]),
     )
 
 
-def reached_sensitivity(curve: FrocCurve, rates: Sequence[float] = PAPER_RATES) -> Float[np.ndarray, "rates"]:
+def reached_sensitivity(
+    curve: _FrocCurve, rates: Sequence[float] = PAPER_RATES
+) -> Float[np.ndarray, "rates"]:
     """The highest sensitivity that some threshold reaches with at most so many false positives."""
     last = np.searchsorted(curve.false_positives, np.array(rates), side="right") - 1
     return curve.sensitivity[last]
 
 
 def interpolated_sensitivity(
-    curve: FrocCurve, rates: Sequence[float] = OFFICIAL_RATES
+    curve: _FrocCurve, rates: Sequence[float] = OFFICIAL_RATES
 ) -> Float[np.ndarray, "rates"]:
     """Sensitivity by straight lines between the points, as the organisers read their curve."""
     return np.interp(np.array(rates), curve.false_positives, curve.sensitivity)
@@ -95,7 +97,7 @@ Ignored = Bool[np.ndarray, "lesions"]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class _Candidates:
     """Numbered from 1 in `number`; scores and peaks by number - 1."""
 
     number: Numbers
@@ -103,17 +105,17 @@ class Candidates:
     peaks: Int[np.ndarray, "k"]
 
 
-def lesion_candidates(cells: Cells, scores: PatchScores, threshold: float) -> Candidates:
+def lesion_candidates(cells: Cells, scores: PatchScores, threshold: float) -> _Candidates:
     """Connected patches at or above the threshold."""
     number = connected_regions(cells, scores >= threshold)
     order = np.lexsort((np.arange(len(scores)), -scores, number))
     order = order[number[order] > 0]
     _, first = np.unique(number[order], return_index=True)
     peaks = order[first]
-    return Candidates(number, scores[peaks].astype(np.float64), peaks)
+    return _Candidates(number, scores[peaks].astype(np.float64), peaks)
 
 
-def hits_by_overlap(candidates: Candidates, lesion: Numbers) -> SlideDetections:
+def hits_by_overlap(candidates: _Candidates, lesion: Numbers) -> SlideDetections:
     """The paper's rule: one positive patch inside is a hit, and one candidate may hit several lesions."""
     inside = (candidates.number > 0) & (lesion > 0)
     best = np.full(int(lesion.max(initial=0)), NOT_FOUND)
@@ -123,7 +125,9 @@ def hits_by_overlap(candidates: Candidates, lesion: Numbers) -> SlideDetections:
     return SlideDetections(best, candidates.scores[~hitting])
 
 
-def hits_by_point(candidates: Candidates, lesion: Numbers, ignored: Ignored | None = None) -> SlideDetections:
+def hits_by_point(
+    candidates: _Candidates, lesion: Numbers, ignored: Ignored | None = None
+) -> SlideDetections:
     """The organisers' rule: the peak decides; a peak in an ignored lesion is neither right nor wrong."""
     struck = lesion[candidates.peaks]
     best = np.full(int(lesion.max(initial=0)), NOT_FOUND)
@@ -166,9 +170,6 @@ class ScoredSlide:
     scores: Float[np.ndarray, "n"]
     positive: Bool[np.ndarray, "n"]
 
-    def marked(self, threshold: float) -> Bool[np.ndarray, "n"]:
-        return self.scores >= threshold
-
 
 def dice(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> float | None:
     """None where there is nothing to find."""
@@ -188,7 +189,7 @@ def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
     if not with_truth:
         return None
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
-    walks = [dice_steps(slide) for slide in with_truth]
+    walks = [_dice_steps(slide) for slide in with_truth]
     scores = np.concatenate([walk[0] for walk in walks])
     order = np.argsort(-scores, kind="stable")
     total = np.cumsum(np.concatenate([walk[1] for walk in walks])[order])
@@ -199,7 +200,7 @@ def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
     return float(ranked[last[np.round(total[last], 9).argmax()]])
 
 
-def dice_steps(slide: ScoredSlide) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+def _dice_steps(slide: ScoredSlide) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
     """The slide's scores in decreasing order, and what each patch adds to its Dice when it is marked next."""
     order = np.argsort(-slide.scores, kind="stable")
     hits = np.cumsum(slide.positive[order])

@@ -36,9 +36,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import MIN_OVERLAP, Cells, Numbers, connected_regions, patch_cells
+from gcemil.bags.annotations.truth import MIN_OVERLAP
 from gcemil.bags.arrays import read_truth, stated_number
-from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.bags.bag import Bag, Cells, Numbers, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     OFFICIAL_RATES,
@@ -82,6 +82,8 @@ class TruthRule:
 
 @dataclass(frozen=True, eq=False)
 class SlideTruth:
+    """Where the lesions of a slide lie on its patch grid."""
+
     slide_id: str
     cells: Cells
     positive: Bool[np.ndarray, "n"]
@@ -93,17 +95,21 @@ class SlideTruth:
 
 @dataclass(frozen=True)
 class Excluded:
+    """A slide that does not count, and why."""
+
     slide_id: str
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class MappedSlide:
+    """A slide with its truth and every map of scores."""
+
     truth: SlideTruth
     maps: dict[MapKey, PatchScores]
 
 
-def map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[MappedSlide | Excluded]:
+def _map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[MappedSlide | Excluded]:
     """Every slide of a bag with its maps, or the reason why it cannot be judged."""
     unfit = lesion_exclusions(fold.cohort.card.provenance)
     truths = [
@@ -112,7 +118,7 @@ def map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[M
         else slide_truth(fold.cohort.truth_file(slide_id), bench.bag, slide_id, rule)
         for slide_id in bench.bag.slide_ids
     ]
-    maps = bag_maps(fold, bench) if any(isinstance(truth, SlideTruth) for truth in truths) else {}
+    maps = _bag_maps(fold, bench) if any(isinstance(truth, SlideTruth) for truth in truths) else {}
     for truth in truths:
         if isinstance(truth, Excluded):
             yield truth
@@ -147,7 +153,7 @@ def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTr
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
 
 
-def bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
+def _bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
     """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
     maps = {("attention", str(name)): bench.network(name).full().scores for name in fold.networks}
     if bench.explanation is not None:
@@ -195,7 +201,7 @@ def measure_localisation(
     excluded: list[Excluded] = []
     for part, slides in judged.items():
         for bench in fold.bags(part):
-            for found in map_slides(fold, bench, rule):
+            for found in _map_slides(fold, bench, rule):
                 if isinstance(found, MappedSlide):
                     slides.append(found)
                 else:
@@ -231,50 +237,50 @@ def localisation_rows(
             else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
-            rows.append(Row(map_labels(rule), dict.fromkeys(FIGURES)))
+            rows.append(Row(_map_labels(rule), dict.fromkeys(FIGURES)))
             continue
-        found, own = map_rows(rule, threshold, test)
+        found, own = _map_rows(rule, threshold, test)
         rows += found
         details += own
     return tuple(rows), tuple(details)
 
 
-def map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
+def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
     slides, by_overlap, by_point = [], [], []
     for one in test:
         candidates = lesion_candidates(one.truth.cells, one.maps[rule], threshold)
         by_overlap.append(hits_by_overlap(candidates, one.truth.lesion))
         by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
-        slides.append(slide_figures(candidates.number > 0, one.truth.positive))
+        slides.append(_slide_figures(candidates.number > 0, one.truth.positive))
     paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
     paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
     official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
-    figures = mean_row(map_labels(rule), slides)
+    figures = mean_row(_map_labels(rule), slides)
     values: dict[str, float | None] = {
         **figures.values,
-        "patch_specificity": pooled_specificity(rule, threshold, test),
+        "patch_specificity": _pooled_specificity(rule, threshold, test),
         "froc": None if paper is None else float(paper.mean()),
         "froc_official": None if official is None else float(official.mean()),
         "map_threshold": threshold,
     }
     rows = [
         Row(figures.labels, values, figures.deviations),
-        *curve_rows(rule, "paper", PAPER_RATES, paper),
-        *curve_rows(rule, "official", OFFICIAL_RATES, official),
+        *_curve_rows(rule, "paper", PAPER_RATES, paper),
+        *_curve_rows(rule, "official", OFFICIAL_RATES, official),
     ]
     details = [
-        slide_detail(one.truth, rule, own, detected)
+        _slide_detail(one.truth, rule, own, detected)
         for one, own, detected in zip(test, slides, by_overlap, strict=True)
     ]
     return rows, details
 
 
-def map_labels(rule: MapKey) -> Labels:
+def _map_labels(rule: MapKey) -> Labels:
     return {"rule": rule[0], "network": rule[1]}
 
 
-def slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> dict[str, float | None]:
+def _slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> dict[str, float | None]:
     return {
         "dice": dice(marked, positive),
         "normal_specificity": None if positive.any() else specificity(marked, positive),
@@ -282,29 +288,29 @@ def slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]
     }
 
 
-def pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
+def _pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
     marked = np.concatenate([one.maps[rule] >= threshold for one in test])
     return specificity(marked, np.concatenate([one.truth.positive for one in test]))
 
 
-def curve_rows(
+def _curve_rows(
     rule: MapKey, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
 ) -> list[Row]:
     """One row for each rate of false positives."""
     values = [] if points is None else points.tolist()
     names = [RATE_NAMES.get(rate, f"{rate:g}") for rate in rates]
     return [
-        Row({**map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+        Row({**_map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
         for name, value in zip(names, values, strict=False)
     ]
 
 
-def slide_detail(
+def _slide_detail(
     truth: SlideTruth, rule: MapKey, figures: dict[str, float | None], detected: SlideDetections
 ) -> Detail:
     return {
         "slide_id": truth.slide_id,
-        **map_labels(rule),
+        **_map_labels(rule),
         "dice": figures["dice"],
         "marked_share": figures["marked_share"],
         "lesions": len(detected.lesion_scores),

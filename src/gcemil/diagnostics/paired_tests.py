@@ -80,7 +80,7 @@ def paired_t(differences: Differences) -> float | None:
 
 def wilcoxon(differences: Differences) -> float | None:
     """Two-sided p of the signed-rank test."""
-    found = without_zeros(differences)
+    found = _without_zeros(differences)
     if len(differences) < 2 or not len(found):
         return None
     from scipy import stats
@@ -113,6 +113,7 @@ def bootstrap_interval(
 
 
 def percentile_interval(values: Float[np.ndarray, "k"], confidence: float = 0.95) -> tuple[float, float]:
+    """The middle of the values that holds so much of them."""
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
@@ -126,7 +127,7 @@ def cohens_dz(differences: Differences) -> float | None:
 
 def rank_biserial(differences: Differences) -> float | None:
     """1 when every difference is in favour, -1 when every one is against."""
-    found = without_zeros(differences)
+    found = _without_zeros(differences)
     if not len(found):
         return None
     from scipy import stats
@@ -146,6 +147,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def without_zeros(differences: Differences) -> Float[np.ndarray, "nonzero"]:
+def _without_zeros(differences: Differences) -> Float[np.ndarray, "nonzero"]:
     rounded = np.round(differences, DECIMALS)
     return rounded[rounded != 0]

@@ -52,7 +52,7 @@ from gcemil.explain import recover_evidence
 from gcemil.findings import Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Scores
 
 Clock = Callable[[], float]
@@ -77,12 +77,12 @@ def measure_posthoc(
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
             view, answers = network_view(fold, bag, network), fold.answers(network)
-            attributed, ratios = time_attributions(bag, view.host, chosen[network], clock)
+            attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
-                ratios |= time_evidence(bag, fold.model, clock)
+                ratios |= _time_evidence(bag, fold.model, clock)
             for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
                 curves = flipping_curves(view, ranking(scores), answers)
-                more = {**curve_figures(curves), "runtime_ratio": ratios.get(rule)}
+                more = {**_curve_figures(curves), "runtime_ratio": ratios.get(rule)}
                 table.add(bag, view, RuleOnBag(rule, network, scores, more), sizes)
     return Finding(
         name="posthoc",
@@ -98,7 +98,7 @@ def measure_posthoc(
     )
 
 
-def time_attributions(
+def _time_attributions(
     bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
 ) -> tuple[dict[str, Scores], Figures]:
     """What each attribution says of a bag, and its time in passes of the host."""
@@ -108,31 +108,31 @@ def time_attributions(
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
-        passes.append(time_pass(bag, host, clock))
-        scores[name], seconds[name] = time_call(partial(predict_and_attribute, one, host, bag), clock)
+        passes.append(_time_pass(bag, host, clock))
+        scores[name], seconds[name] = _time_call(partial(_predict_and_attribute, one, host, bag), clock)
     return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
 
 
-def predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -> Scores:
+def _predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -> Scores:
     """The attribution with the pass it starts from."""
     return attribution.scores(predict_bag(host, bag.features, bag.coords))
 
 
 @torch.no_grad()
-def time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
+def _time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
-    before = time_pass(bag, model.host, clock)
-    output, soft = time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
-    _, recovery = time_call(lambda: recover_evidence(model, output, bag.coords), clock)
-    passes = [before, time_pass(bag, model.host, clock)]
+    before = _time_pass(bag, model.host, clock)
+    output, soft = _time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
+    _, recovery = _time_call(lambda: recover_evidence(model, output, bag.coords), clock)
+    passes = [before, _time_pass(bag, model.host, clock)]
     return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}
 
 
-def time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
-    return time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
+def _time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
+    return _time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
 
 
-def time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
+def _time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
     start = clock()
     result = call()
     return result, clock() - start
@@ -144,7 +144,7 @@ def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
     return seconds / typical if typical > 0 else None
 
 
-def curve_figures(curves: FlippingCurves) -> Figures:
+def _curve_figures(curves: _FlippingCurves) -> Figures:
     return {
         "srg": curves.symmetric_gain,
         "most_first_area": curves.most_first_area,
@@ -159,7 +159,7 @@ Curve = Float[Tensor, "s"]
 
 
 @dataclass(frozen=True, eq=False)
-class FlippingCurves:
+class _FlippingCurves:
     """Phi over the share of patches removed, from none to all but one."""
 
     removed: Curve
@@ -168,10 +168,12 @@ class FlippingCurves:
 
     @property
     def most_first_area(self) -> float:
+        """Area when the highest scores go first: small is good."""
         return area(self.removed, self.most_first)
 
     @property
     def least_first_area(self) -> float:
+        """Area when the lowest scores go first: large is good."""
         return area(self.removed, self.least_first)
 
     @property
@@ -187,14 +189,14 @@ def flipping_curves(
     answers: Answers,
     *,
     removed_shares: Sequence[float] = REMOVED_SHARES,
-) -> FlippingCurves:
+) -> _FlippingCurves:
     """Both curves of a ranking, best patch first."""
     if wrong := [share for share in removed_shares if not 0 <= share <= 1]:
         raise UsageError(f"A share of removed patches lies in [0, 1], got {wrong[0]}.")
     n_patches, full = len(order), view.full.logits
     counts = sorted({0, n_patches - 1, *(min(round(s * n_patches), n_patches - 1) for s in removed_shares)})
     left = [n_patches - count for count in counts]
-    return FlippingCurves(
+    return _FlippingCurves(
         removed=torch.tensor(counts, dtype=torch.float64) / n_patches,
         most_first=answers.outputs(full, prefix_logits(view, order.flip(0), left)),
         least_first=answers.outputs(full, prefix_logits(view, order, left)),

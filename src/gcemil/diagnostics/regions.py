@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gcemil.bags.annotations.truth import connected_regions, patch_cells
-from gcemil.bags.bag import Bag, coordinate_step
+from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, rule_subsets
 from gcemil.diagnostics.snr import BagOutputs, RiskScale, Tolerances, judge_subset, output
 from gcemil.diagnostics.trained_fold import NetworkView, TrainedFold, network_view, prefix_logits
@@ -31,7 +30,7 @@ from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.records import RegionVerdict
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
 
@@ -192,11 +191,11 @@ def judge_rule(bag: Bag, view: NetworkView, subset: RuleSubset, judge: RegionJud
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
     verdicts = judge.judge(view.bench, view.full.logits, bag, regions)
-    figures = region_figures(verdicts, judge.count_needed(view, regions))
+    figures = _region_figures(verdicts, judge.count_needed(view, regions))
     return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
 
 
-def region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
+def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
     """The figures of one subset of one bag."""
     return {
         "regions_per_slide": float(len(verdicts)),

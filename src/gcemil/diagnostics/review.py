@@ -42,7 +42,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.files import checked, parse_json, read_bytes, working_in
 from gcemil.findings import Finding, write_finding
-from gcemil.recovery.rules import members, ranking, subset_size
+from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Scores
@@ -72,7 +72,7 @@ class SavedReview:
 
 
 @dataclass(frozen=True, eq=False)
-class MarkFile:
+class _MarkFile:
     """The marks of one slide as they were given."""
 
     path: Path
@@ -87,7 +87,7 @@ class MarkFile:
 
 
 @dataclass(frozen=True, eq=False)
-class ReviewedRun:
+class _ReviewedRun:
     """What came of a review, and which slides could not be judged, with the reason."""
 
     finding: Finding
@@ -101,7 +101,7 @@ def review_run(
     against: Path | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> ReviewedRun:
+) -> _ReviewedRun:
     """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken."""
     if resamples < 1:
         raise UsageError(f"Intervals need at least one draw, got {resamples}.")
@@ -142,12 +142,12 @@ def review_run(
     )
     with working_in(run):
         write_finding(RunFolder(run).diagnostics, finding)
-    return ReviewedRun(finding, left_out)
+    return _ReviewedRun(finding, left_out)
 
 
-def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, MarkFile]:
+def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
     """Slide → its marks."""
-    found: dict[str, MarkFile] = {}
+    found: dict[str, _MarkFile] = {}
     for path in _list_files(run, sources):
         slide_id = slide_of(path)
         if slide_id in found:
@@ -180,7 +180,7 @@ def _list_files(run: Path, sources: Sequence[Path]) -> Iterator[Path]:
         yield from inside
 
 
-def _read_mark_file(path: Path) -> MarkFile:
+def _read_mark_file(path: Path) -> _MarkFile:
     """Reviews of the viewer are told from GeoJSON by what they hold."""
     content = read_bytes(path)
     given = parse_json(content, path)
@@ -190,7 +190,7 @@ def _read_mark_file(path: Path) -> MarkFile:
         if is_saved
         else parse_objects(given, path)
     )
-    return MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
+    return _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
 
 
 def judge_slide(
@@ -254,7 +254,7 @@ def _find_spec(cohort: Cohort, slide_id: str) -> BagSpec:
 
 
 def _review_slide(
-    fold: TrainedFold, slide_id: str, marks: MarkFile, notes: list[str]
+    fold: TrainedFold, slide_id: str, marks: _MarkFile, notes: list[str]
 ) -> Iterator[RuleReview]:
     spec = _find_spec(fold.cohort, slide_id)
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
@@ -302,7 +302,7 @@ def _explain_reading(is_plain: bool, against: Path | None) -> list[str]:
     return lines
 
 
-def describe_review(reviewed: ReviewedRun) -> dict[str, Any]:
+def describe_review(reviewed: _ReviewedRun) -> dict[str, Any]:
     """The finding and what was left out, for scripts."""
     return {**reviewed.finding.to_json(), "left_out": reviewed.left_out}
 

@@ -30,7 +30,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import Explanation
 from gcemil.hosts.host import Host, HostOutput
-from gcemil.recovery.rules import ranking, subset_size, top_k
+from gcemil.recovery.recover import ranking, subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import LogGates, Scores, Selected
 

@@ -34,7 +34,8 @@ from gcemil.diagnostics.paired_tests import (
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import MODES, RunFolder, check_same_cohort, read_metrics, read_run
+from gcemil.records import MODES
+from gcemil.runs.folder import RunFolder, check_same_cohort, read_metrics, read_run
 from gcemil.tasks.task import ClassificationTask, Task, create_task
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
@@ -44,19 +45,19 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
     """Every mode and metric of `run` against the full bag of `against`."""
     check_same_cohort(run, against)
     ours, theirs = read_fold_metrics(run), read_fold_metrics(against)
-    check_paired(run, ours, against, theirs)
-    compared = [(mode, metric) for mode in shared_modes(ours) for metric in task_metrics(ours, mode)]
+    _check_paired(run, ours, against, theirs)
+    compared = [(mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)]
     generator = np.random.default_rng(seed)
     tests = [
-        paired_tests(fold_differences(ours, theirs, mode, metric), generator=generator)
+        paired_tests(_fold_differences(ours, theirs, mode, metric), generator=generator)
         for mode, metric in compared
     ]
-    over_bags, missing = bootstrap_bags(run, against, ours, theirs, generator=generator, resamples=resamples)
+    over_bags, missing = _bootstrap_bags(run, against, ours, theirs, generator=generator, resamples=resamples)
     return Finding(
         name="significance",
-        rows=tuple(significance_rows(compared, tests, over_bags)),
-        slides=tuple(fold_details(ours, theirs, compared)),
-        notes=(*fold_notes(compared, tests), *bag_notes(over_bags, missing, resamples)),
+        rows=tuple(_significance_rows(compared, tests, over_bags)),
+        slides=tuple(_fold_details(ours, theirs, compared)),
+        notes=(*_fold_notes(compared, tests), *_bag_notes(over_bags, missing, resamples)),
         settings={"folds": sorted(ours), "seed": seed, "resamples": resamples, "against": against.name},
     )
 
@@ -75,7 +76,7 @@ def read_fold_metrics(run: Path) -> FoldMetrics:
     }
 
 
-def check_paired(run: Path, ours: FoldMetrics, against: Path, theirs: FoldMetrics) -> None:
+def _check_paired(run: Path, ours: FoldMetrics, against: Path, theirs: FoldMetrics) -> None:
     if set(ours) != set(theirs):
         alone = sorted(set(ours) ^ set(theirs))
         raise RunError(
@@ -84,7 +85,7 @@ def check_paired(run: Path, ours: FoldMetrics, against: Path, theirs: FoldMetric
         )
 
 
-def shared_modes(metrics: FoldMetrics) -> list[str]:
+def _shared_modes(metrics: FoldMetrics) -> list[str]:
     return [mode for mode in MODES if all(mode in fold for fold in metrics.values())]
 
 
@@ -94,14 +95,14 @@ def task_metrics(metrics: FoldMetrics, mode: str) -> list[str]:
     return [name for name in folds[0][mode] if name in METRICS and all(name in fold[mode] for fold in folds)]
 
 
-def fold_differences(
+def _fold_differences(
     ours: FoldMetrics, theirs: FoldMetrics, mode: str, metric: str
 ) -> Float[np.ndarray, "folds"]:
     return np.array([ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours])
 
 
-def significance_rows(
-    compared: Sequence[Compared], tests: Sequence[PairedTests], over_bags: BagIntervals
+def _significance_rows(
+    compared: Sequence[Compared], tests: Sequence[PairedTests], over_bags: _BagIntervals
 ) -> list[Row]:
     """Holm's family is all rows of the finding, separately for each test."""
     t_holm = holm([test.p_paired_t for test in tests])
@@ -127,7 +128,7 @@ def significance_rows(
     return rows
 
 
-def fold_details(
+def _fold_details(
     ours: FoldMetrics, theirs: FoldMetrics, compared: Sequence[Compared]
 ) -> list[dict[str, Any]]:
     return [
@@ -143,7 +144,7 @@ def fold_details(
     ]
 
 
-def bootstrap_bags(
+def _bootstrap_bags(
     run: Path,
     against: Path,
     ours: FoldMetrics,
@@ -151,28 +152,28 @@ def bootstrap_bags(
     *,
     generator: np.random.Generator,
     resamples: int,
-) -> tuple[BagIntervals, list[Path]]:
+) -> tuple[_BagIntervals, list[Path]]:
     """The intervals, or the tables of predictions that are missing for them."""
     files = {
-        fold: {mode: prediction_file(run, fold, mode, ours[fold]) for mode in shared_modes(ours)}
+        fold: {mode: _prediction_file(run, fold, mode, ours[fold]) for mode in _shared_modes(ours)}
         for fold in ours
     }
-    rivals = {fold: prediction_file(against, fold, "full", theirs[fold]) for fold in ours}
+    rivals = {fold: _prediction_file(against, fold, "full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
     if missing := [path for path in needed if not path.is_file()]:
-        return BagIntervals({}, 0), missing
+        return _BagIntervals({}, 0), missing
     card = read_run(run)
     task = create_task(Cohort.load(card.cohort), card.settings)
-    pairs = (read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
+    pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
     return bag_intervals(pairs, task, generator=generator, resamples=resamples), []
 
 
-def prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str, float]]) -> Path:
+def _prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str, float]]) -> Path:
     """The predictions of this mode on the bags of a fold."""
     return RunFolder(run).fold(fold).predictions(mode, metrics)
 
 
-def fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:
+def _fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:
     """What so few folds can and cannot show."""
     n_folds = tests[0].n_pairs
     if n_folds < 2:
@@ -195,7 +196,7 @@ def fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> li
     return lines
 
 
-def bag_notes(over_bags: BagIntervals, missing: Sequence[Path], resamples: int) -> list[str]:
+def _bag_notes(over_bags: _BagIntervals, missing: Sequence[Path], resamples: int) -> list[str]:
     if missing:
         return [f"No interval over bags: {missing[0].parent.name}/{missing[0].name} does not exist."]
     if over_bags.undefined:
@@ -237,7 +238,7 @@ class FoldPair:
 
 
 @dataclass(frozen=True)
-class BagIntervals:
+class _BagIntervals:
     intervals: dict[Compared, tuple[float, float]]
     undefined: int
     """Draws that leave a metric undefined in some fold and do not count."""
@@ -245,20 +246,20 @@ class BagIntervals:
 
 def bag_intervals(
     folds: Iterable[FoldPair], task: Task, *, generator: np.random.Generator, resamples: int = 1000
-) -> BagIntervals:
+) -> _BagIntervals:
     """95 % percentile intervals; none where less than half of the draws count."""
-    per_fold = [draw_differences(fold, task, generator, resamples) for fold in folds]
+    per_fold = [_draw_differences(fold, task, generator, resamples) for fold in folds]
     nowhere = np.full(resamples, np.nan)
     keys = dict.fromkeys(key for fold in per_fold for key in fold)
     means = {key: np.mean([fold.get(key, nowhere) for fold in per_fold], axis=0) for key in keys}
     defined = {key: values[~np.isnan(values)] for key, values in means.items()}
-    return BagIntervals(
+    return _BagIntervals(
         {key: percentile_interval(found) for key, found in defined.items() if 2 * len(found) >= resamples},
         max((resamples - len(found) for found in defined.values()), default=0),
     )
 
 
-def draw_differences(
+def _draw_differences(
     fold: FoldPair, task: Task, generator: np.random.Generator, resamples: int
 ) -> dict[Compared, Float[np.ndarray, "resamples"]]:
     """Ours minus theirs on each draw, NaN where a metric is undefined."""
@@ -299,7 +300,7 @@ def draw_rows(
     ]
 
 
-def read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldPair:
+def _read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldPair:
     """Both runs' tables of predictions, which must be about the same bags."""
     other = read_predictions(theirs, task)
     found = {mode: read_predictions(path, task) for mode, path in ours.items()}
@@ -321,7 +322,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     rows = sorted((row for row in table if row["split"] == "test"), key=lambda row: row["slide_id"])
     try:
         values = torch.tensor([[float(row[name]) for name in names] for row in rows], dtype=torch.float64)
-        targets = stack_targets(rows, task)
+        targets = _stack_targets(rows, task)
         if not (bool(values.isfinite().all()) and bool(targets.isfinite().all())):
             raise ValueError("a number is not finite")
         if len({row["slide_id"] for row in rows}) < len(rows):
@@ -340,7 +341,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     )
 
 
-def stack_targets(rows: Sequence[dict[str, str]], task: Task) -> Tensor:
+def _stack_targets(rows: Sequence[dict[str, str]], task: Task) -> Tensor:
     """Class indices, or times and events."""
     if isinstance(task, ClassificationTask):
         return torch.tensor([task.classes.index(row["target"]) for row in rows])

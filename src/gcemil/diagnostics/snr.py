@@ -24,22 +24,23 @@ risk_tolerance: 0.2 of a deviation is to risks, most of which lie within four, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
-from gcemil.errors import UsageError
+from gcemil.errors import InputError, UsageError
 from gcemil.explain import Interventions, bag_tensors, class_probability, recover_evidence, standardised_risk
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.classification import confusion, macro_f1
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, as_array
 
+Score = Callable[[Tensor, Sequence[Logits]], float | None]
+"""M of some predictions; None where it does not exist."""
 RISK_TOLERANCE = 0.2
 """Training deviations by which a risk may move and still be the same answer."""
 
@@ -180,7 +181,54 @@ def degradation(
     return full - removed
 
 
-def task_metric(task: Task, targets: Tensor, logits: Sequence[Any]) -> float:
+def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
+    """M of X, X_S and X_notS over all bags; None without bags or where M does not exist on them."""
+    has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes], dtype=torch.bool)
+    rest = [outcome for outcome in outcomes if outcome.removed is not None]
+    full, kept = (_metric_of(outcomes, targets, name, score) for name in ("full", "kept"))
+    whole, removed = (_metric_of(rest, targets[has_complement], name, score) for name in ("full", "removed"))
+    return {
+        "task_metric": full,
+        "evidence_sufficiency": kept,
+        "keep_only_drop": _subtract(full, kept),
+        "complement_degradation": _subtract(whole, removed),
+    }
+
+
+def gated_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
+    """M of X_pi beside M of X_S, and how far they are apart."""
+    soft, kept = (_metric_of(outcomes, targets, name, score) for name in ("gated", "kept"))
+    gap = _subtract(soft, kept)
+    return {
+        "soft_metric": soft,
+        "evidence_sufficiency": kept,
+        "cd_metric_gap": None if gap is None else abs(gap),
+    }
+
+
+def _metric_of(
+    outcomes: Sequence[BagOutcome], targets: Tensor, intervention: str, score: Score
+) -> float | None:
+    return score(targets, [getattr(outcome, intervention) for outcome in outcomes]) if outcomes else None
+
+
+def _subtract(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def score_where_defined(task: Task) -> Score:
+    """M of a task, or None where it does not exist, such as a C-index of bags without an event."""
+
+    def score(targets: Tensor, logits: Sequence[Logits]) -> float | None:
+        try:
+            return task_metric(task, targets, logits)
+        except InputError:
+            return None
+
+    return score
+
+
+def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     """M: Macro-F1 or C-index."""
     predictions = task.prediction(torch.stack([one.cpu() for one in logits]))
     if task.task_metric == "macro_f1":

@@ -22,7 +22,7 @@ Rules that are judged (rules.py), each at the size of the recovered evidence:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,11 +40,15 @@ from gcemil.diagnostics.rules import RuleSubset, choose_attributions, rival_subs
 from gcemil.diagnostics.snr import (
     BagOutcome,
     BagOutputs,
+    Score,
     Tolerances,
     Verdict,
     bag_outcome,
     bag_outputs,
+    gated_metrics,
     judge_subset,
+    score_where_defined,
+    subset_metrics,
     task_metric,
 )
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
@@ -53,13 +57,10 @@ from gcemil.errors import InputError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.rules import subset_size
+from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits, Selected
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
-
-Score = Callable[[Tensor, Sequence[Logits]], float | None]
-"""M of some predictions; None where it does not exist."""
 
 RIVALS = ("contribution", "occlusion", "single")
 """Rankings of the host itself that cost no more than a pass; `budget` and `posthoc` ask the dearer ones too."""
@@ -99,6 +100,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Network and rule."""
         return self.record["network"], self.record["rule"]
 
 
@@ -122,13 +124,13 @@ def measure_snr(
         for judged in judge_subsets(
             bench, fold, tolerances, generator=generator, budget=budget, rivals=rivals
         ):
-            record = snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
+            record = _snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
             trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
     return Finding(
         name="snr",
         rows=tuple(snr_rows(trials, fold.task, complete)),
         slides=tuple(one.record for one in trials),
-        notes=tuple(snr_notes(fold, trials, complete)),
+        notes=tuple(_snr_notes(fold, trials, complete)),
         settings={
             **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
             "budget": budget,
@@ -139,7 +141,7 @@ def measure_snr(
     )
 
 
-def snr_record(
+def _snr_record(
     bench: FoldBag,
     fold: TrainedFold,
     judged: JudgedSubset,
@@ -151,7 +153,7 @@ def snr_record(
     """Everything that is known of one subset of one bag."""
     record = {
         **bag_record(bench, judged, fold.task),
-        **output_figures(judged, fold.task),
+        **_output_figures(judged, fold.task),
         **truth_figures(judged.selected, judged.subset.scores, bench.truth, bench.regions),
     }
     explanation = bench.explanation
@@ -160,13 +162,13 @@ def snr_record(
     return {
         **record,
         "no_evidence": not explanation.check.is_necessary,
-        **size_facts(fold.model, explanation, budget),
+        **_size_facts(fold.model, explanation, budget),
         **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
         **coverage_figures(fold.model, explanation, judged.outputs, complete),
     }
 
 
-def output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
+def _output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
     """The interventions on Phi."""
     outputs = judged.outputs
     removed = outputs.removed
@@ -182,7 +184,7 @@ def output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
     }
 
 
-def size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[str, Any]:
+def _size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[str, Any]:
     """How the evidence got its size, and whether it got out of hand."""
     gates, recovery = explanation.output.gates, explanation.recovery
     most = subset_size(len(gates), min(1.0, RUNAWAY_BUDGETS * budget))
@@ -197,95 +199,64 @@ def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None)
     """One row for every rule, network, class and comparison."""
     for network, rule in dict.fromkeys(one.key for one in trials):
         own = [one for one in trials if one.key == (network, rule)]
-        for name, members, score in class_groups(own, task):
+        for name, members, score in _class_groups(own, task):
             labels = {"rule": rule, "network": network, "class": name}
-            yield snr_full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
+            yield _snr_full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
             if rule == "evidence":
-                yield snr_soft_kept_row(labels, own, members, score)
+                yield _snr_soft_kept_row(labels, own, members, score)
 
 
-def class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
+def _class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
     """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
-    yield "all", own, lambda targets, logits: defined_metric(task, targets, logits)
+    yield "all", own, score_where_defined(task)
     if not isinstance(task, ClassificationTask):
         return
     for index, name in enumerate(task.classes):
         members = [one for one in own if int(one.target) == index]
         if members:
-            yield name, members, class_f1(task, index)
+            yield name, members, _class_f1(task, index)
 
 
-def snr_full_kept_row(
+def _snr_full_kept_row(
     labels: Labels,
     own: Sequence[Trial],
     members: Sequence[Trial],
     score: Score,
     complete: Completeness | None,
 ) -> Row:
-    with_complement = [one for one in own if one.outcome.removed is not None]
-    full, kept = trial_metric(own, "full", score), trial_metric(own, "kept", score)
-    values = {
-        "task_metric": full,
-        "evidence_sufficiency": kept,
-        "keep_only_drop": difference(full, kept),
-        "complement_degradation": difference(
-            trial_metric(with_complement, "full", score), trial_metric(with_complement, "removed", score)
-        ),
-    }
+    values = subset_metrics([one.outcome for one in own], _stack_targets(own), score)
     if complete is not None:
         values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-    return add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
+    return _add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
 
 
-def snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
-    soft, kept = trial_metric(own, "gated", score), trial_metric(own, "kept", score)
-    gap = difference(soft, kept)
-    values = {
-        "soft_metric": soft,
-        "evidence_sufficiency": kept,
-        "cd_metric_gap": None if gap is None else abs(gap),
-    }
-    return add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
+def _snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
+    values = gated_metrics([one.outcome for one in own], _stack_targets(own), score)
+    return _add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
 
 
-def add_slide_means(
+def _add_slide_means(
     labels: Labels, values: dict[str, float | None], members: Sequence[Trial], names: Sequence[str]
 ) -> Row:
     """Figures of M beside means over slides; figures that the rule does not have are left out."""
     keys = {name: SHARES.get(name, name) for name in names}
     per_slide = [
-        {name: as_figure(one.record[key]) for name, key in keys.items() if key in one.record}
+        {name: _as_figure(one.record[key]) for name, key in keys.items() if key in one.record}
         for one in members
     ]
     row = mean_row(labels, per_slide)
     return Row(labels, {**values, **row.values}, row.deviations)
 
 
-def as_figure(value: float | bool | None) -> float | None:
+def _as_figure(value: float | bool | None) -> float | None:
     return None if value is None else float(value)
 
 
-def trial_metric(trials: Sequence[Trial], intervention: str, score: Score) -> float | None:
-    """M of one of the four predictions."""
-    if not trials:
-        return None
-    return score(
-        torch.stack([one.target for one in trials]), [getattr(one.outcome, intervention) for one in trials]
-    )
+def _stack_targets(trials: Sequence[Trial]) -> Tensor:
+    return torch.stack([one.target for one in trials])
 
 
-def difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
-
-
-def defined_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float | None:
-    try:
-        return task_metric(task, targets, logits)
-    except InputError:
-        return None
-
-
-def class_f1(task: ClassificationTask, class_index: int) -> Score:
+def _class_f1(task: ClassificationTask, class_index: int) -> Score:
     """F1 of one class against all others; None where it is neither true nor predicted."""
 
     def score(targets: Tensor, logits: Sequence[Logits]) -> float | None:
@@ -296,11 +267,11 @@ def class_f1(task: ClassificationTask, class_index: int) -> Score:
     return score
 
 
-def snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
+def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
     try:
-        trial_metric(own, "full", lambda targets, logits: task_metric(fold.task, targets, logits))
+        task_metric(fold.task, _stack_targets(own), [one.outcome.full for one in own])
     except InputError as error:
         yield f"No task metric on these bags: {error}"
     if not any(one.record["rule"] == "oracle" for one in trials):
@@ -366,7 +337,7 @@ def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, An
         "slide_ids": list(bench.bag.slide_ids),
         "rule": judged.rule,
         "network": judged.network,
-        **named_target(task, bench.spec.target, judged.outcome.full),
+        **_named_target(task, bench.spec.target, judged.outcome.full),
         "n_patches": len(bench),
         "n_selected": int(judged.selected.sum()),
         "phi_full": outputs.full,
@@ -378,7 +349,7 @@ def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, An
     }
 
 
-def named_target(task: Task, target: int | tuple[float, int], logits: Logits) -> dict[str, Any]:
+def _named_target(task: Task, target: int | tuple[float, int], logits: Logits) -> dict[str, Any]:
     """Target and prediction by class name, or time and event."""
     if isinstance(target, int):
         names = task.classes if isinstance(task, ClassificationTask) else ()

@@ -50,7 +50,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.rules import above_threshold, members, random_k, subset_size, top_k
+from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
 
@@ -108,10 +108,10 @@ def measure_across_runs(
     attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
-    check_runs(folds)
+    _check_runs(folds)
     generator = torch.Generator().manual_seed(folds[0].seed)
-    rules = EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    table = StabilityTable()
+    rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
+    table = _StabilityTable()
     for bag in folds[0].bags("test"):
         original, rows = OriginalBag.of(bag), torch.arange(len(bag))
         found = [rules.collect(fold, FoldBag(bag.spec, bag.bag, fold), original, rows) for fold in folds]
@@ -124,7 +124,7 @@ def measure_across_runs(
         "risk_tolerance": risk_tolerance,
         "share": share,
     }
-    return table.finding(settings, notes=tuple(run_differences(folds)))
+    return table.finding(settings, notes=tuple(_run_differences(folds)))
 
 
 def measure_under_perturbation(
@@ -141,13 +141,13 @@ def measure_under_perturbation(
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
     generator = torch.Generator().manual_seed(fold.seed)
-    rules = EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    table = StabilityTable()
+    rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
+    table = _StabilityTable()
     for bag in fold.bags("test"):
         original = OriginalBag.of(bag)
         clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(judge_perturbed(rules, fold, bag, original, name, strength, repeats))
+            versions = list(_judge_perturbed(rules, fold, bag, original, name, strength, repeats))
             for key, reference in clean.items():
                 figures = [
                     pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
@@ -165,8 +165,8 @@ def measure_under_perturbation(
     return table.finding(settings)
 
 
-def judge_perturbed(
-    rules: EvidenceRules,
+def _judge_perturbed(
+    rules: _EvidenceRules,
     fold: TrainedFold,
     bag: FoldBag,
     original: OriginalBag,
@@ -207,7 +207,7 @@ def pair_figures(
     return figures
 
 
-class StabilityTable:
+class _StabilityTable:
     """Figures per bag, gathered by rule, network and perturbation."""
 
     def __init__(self) -> None:
@@ -215,12 +215,14 @@ class StabilityTable:
         self._slides: list[dict[str, Any]] = []
 
     def add(self, bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> None:
+        """Note what a rule did on a bag."""
         rule, network = key
         self._figures.setdefault((rule, network, perturbation), []).append(figures)
         labels = {"rule": rule, "network": network, "perturbation": perturbation}
         self._slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
 
     def finding(self, settings: dict[str, Any], *, notes: tuple[str, ...] = ()) -> Finding:
+        """A row per rule, network and perturbation, and every bag."""
         rows = tuple(
             mean_row({"rule": rule, "network": network, "perturbation": perturbation}, figures)
             for (rule, network, perturbation), figures in self._figures.items()
@@ -228,7 +230,7 @@ class StabilityTable:
         return Finding("stability", rows, slides=tuple(self._slides), notes=notes, settings=settings)
 
 
-def run_differences(folds: Sequence[TrainedFold]) -> list[str]:
+def _run_differences(folds: Sequence[TrainedFold]) -> list[str]:
     """What else than the seed differs between the runs."""
     notes = []
     first = folds[0].settings.model_copy(update={"seed": 0})
@@ -240,7 +242,7 @@ def run_differences(folds: Sequence[TrainedFold]) -> list[str]:
     return notes
 
 
-def check_runs(folds: Sequence[TrainedFold]) -> None:
+def _check_runs(folds: Sequence[TrainedFold]) -> None:
     if len({fold.run for fold in folds}) < max(2, len(folds)):
         raise UsageError(
             f"Stability across seeds compares two or more different runs, got {[str(fold.run) for fold in folds]}."
@@ -277,6 +279,7 @@ class OriginalBag:
 
     @classmethod
     def of(cls, bag: FoldBag) -> OriginalBag:
+        """The bag as the cohort has it."""
         # Attention would make the oracle differ between networks.
         unranked = torch.zeros(len(bag))
         oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)
@@ -284,7 +287,7 @@ class OriginalBag:
 
 
 @dataclass(frozen=True, eq=False)
-class EvidenceRules:
+class _EvidenceRules:
     """Every rule's evidence, under every network of a fold."""
 
     generator: torch.Generator
@@ -308,7 +311,7 @@ class EvidenceRules:
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
                     kept=view.bench.kept(selected).logits,
-                    gated=soft_logits(bag.explanation) if rule in GATED_RULES else None,
+                    gated=_soft_logits(bag.explanation) if rule in GATED_RULES else None,
                     answers=answers,
                 )
         return found
@@ -332,7 +335,7 @@ class EvidenceRules:
         }
         found |= {name: top_k(values, size) for name, values in scores.items()}
         if network == "wrapped" and fold.model is not None and explanation is not None:
-            found["soft_thresholded"] = threshold_gates(fold.model, explanation)
+            found["soft_thresholded"] = _threshold_gates(fold.model, explanation)
             found["evidence"] = explanation.recovery.selected
         if oracle is not None:
             found["oracle"] = top_k(oracle, size)
@@ -366,32 +369,32 @@ def own_gap(judged: RuleEvidence) -> float:
     return abs(one - other)
 
 
-def threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
+def _threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
     """Gates above the threshold, without repair; the best patch when there are none."""
     return above_threshold(explanation.output.gates, model.settings.selection_threshold)
 
 
-def soft_logits(explanation: Explanation | None) -> Logits | None:
+def _soft_logits(explanation: Explanation | None) -> Logits | None:
     return None if explanation is None else explanation.output.soft.logits
 
 
 @dataclass(frozen=True, eq=False)
-class PerturbedBag:
+class _PerturbedBag:
     bag: Bag
     rows: RowIndex
     """Where each of its patches stands in the bag it came from, sorted."""
 
 
-def drop_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+def drop_patches(bag: Bag, share: float, *, generator: Generator) -> _PerturbedBag:
     """The bag without a random share of its patches."""
     if not 0 <= share < 1:
         raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
     n_kept = max(1, round((1 - share) * len(bag)))
     rows = np.sort(generator.choice(len(bag), size=n_kept, replace=False))
-    return PerturbedBag(bag.take_rows(rows), rows)
+    return _PerturbedBag(bag.take_rows(rows), rows)
 
 
-def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
+def add_noise(bag: Bag, share: float, *, generator: Generator) -> _PerturbedBag:
     """The bag with Gaussian noise of a share of each feature's own deviation."""
     if not share >= 0:
         raise UsageError(f"Noise is a share of a feature's deviation, at least 0, got {share}.")
@@ -399,7 +402,7 @@ def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     features = bag.features.astype(np.float32)
     noise = generator.standard_normal(features.shape, dtype=np.float32)
     noisy = features + np.float32(share) * features.std(axis=0) * noise
-    return PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
+    return _PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
 
 
-PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}
+PERTURBATIONS: dict[str, Callable[..., _PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}

@@ -45,7 +45,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_row
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
 
 Figures = dict[str, float | None]
@@ -66,12 +66,13 @@ class Sufficiency:
     """Largest drop of the class probability."""
 
     def holds(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
+        """Whether each subset says of the bag what the whole bag says."""
         same = self.answers.agree(full, logits)
         return same if self.answers.is_risk else same & (self.answers.drops(full, logits) <= self.tolerance)
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class _Candidate:
     patches: Ranking
     drop: float
     is_sufficient: bool
@@ -87,7 +88,7 @@ def measure_subsets(
     part: PartName = "test",
 ) -> Finding:
     """Disjoint sufficient subsets of every bag by rule, network and k."""
-    check_sizes(sizes)
+    _check_sizes(sizes)
     generator = torch.Generator().manual_seed(seed)
     judges = {
         network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
@@ -102,12 +103,12 @@ def measure_subsets(
             view = network_view(fold, bag, network)
             orders = rank_by_rules(bag, network, view, random_order=random_order)
             for k in sizes:
-                for rule, (order, steps) in candidate_policies(orders).items():
+                for rule, (order, steps) in _candidate_policies(orders).items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(view, candidates, judge.answers, random_order)
-                    figures["precision"] = first_precision(candidates, bag.truth)
+                    figures["precision"] = _first_precision(candidates, bag.truth)
                     found.setdefault((rule, network, k), []).append(figures)
-                    slides.append(subset_record(bag.bag.bag_id, rule, network, k, figures))
+                    slides.append(_subset_record(bag.bag.bag_id, rule, network, k, figures))
     rows = tuple(
         mean_row({"rule": rule, "network": network, "k": str(k)}, per_slide)
         for (rule, network, k), per_slide in found.items()
@@ -124,7 +125,7 @@ def measure_subsets(
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
 
 
-def candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+def _candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
     """Each rule's ranking, and how many steps of k a candidate may take."""
     fixed = {rule: (order, 1) for rule, order in orders.items()}
     return {"sufficient_prefix": (orders["attention"], MAX_STEPS)} | fixed
@@ -132,19 +133,21 @@ def candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int
 
 def disjoint_candidates(
     view: NetworkView, order: Order, judge: Sufficiency, *, k: int, steps: int
-) -> list[Candidate]:
+) -> list[_Candidate]:
     """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended."""
-    candidates: list[Candidate] = []
+    candidates: list[_Candidate] = []
     left: Ranking = order
     while len(left) > 0 and len(candidates) < MAX_SUBSETS:
-        candidates.append(next_candidate(view, left, judge, k=k, steps=steps))
+        candidates.append(_next_candidate(view, left, judge, k=k, steps=steps))
         if not candidates[-1].is_sufficient:
             break
         left = left[len(candidates[-1].patches) :]
     return candidates
 
 
-def next_candidate(view: NetworkView, left: Ranking, judge: Sufficiency, *, k: int, steps: int) -> Candidate:
+def _next_candidate(
+    view: NetworkView, left: Ranking, judge: Sufficiency, *, k: int, steps: int
+) -> _Candidate:
     """The shortest sufficient prefix of the patches left, or the last one tried."""
     sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
     logits = prefix_logits(view, left, sizes)
@@ -152,11 +155,11 @@ def next_candidate(view: NetworkView, left: Ranking, judge: Sufficiency, *, k: i
     sufficient = judge.holds(full, logits)
     chosen = int(sufficient.int().argmax()) if bool(sufficient.any()) else len(sizes) - 1
     drop = float(judge.answers.drops(full, logits[chosen : chosen + 1]))
-    return Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
+    return _Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
 
 
 def subset_figures(
-    view: NetworkView, candidates: Sequence[Candidate], answers: Answers, random_order: Order
+    view: NetworkView, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
 ) -> Figures:
     """The columns of the paper's table for one bag."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
@@ -170,13 +173,13 @@ def subset_figures(
     }
     for j in range(1, MAX_SUBSETS + 1):
         union = torch.cat(subsets[:j]) if count >= j else None
-        figures[f"remove_union_{j}"] = removal_drop(view, union, answers)
+        figures[f"remove_union_{j}"] = _removal_drop(view, union, answers)
     as_many = random_order[: sum(len(subset) for subset in subsets)] if count else None
-    figures["remove_random"] = removal_drop(view, as_many, answers)
+    figures["remove_random"] = _removal_drop(view, as_many, answers)
     return figures
 
 
-def removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -> float | None:
+def _removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -> float | None:
     """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
     if patches is None:
         return None
@@ -184,18 +187,18 @@ def removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -
     return None if removed is None else float(answers.drops(view.full.logits, removed.logits.unsqueeze(0)))
 
 
-def first_precision(candidates: Sequence[Candidate], truth: Tensor | None) -> float | None:
+def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> float | None:
     """Share of the first candidate that is true evidence, in the bags that have any."""
     if truth is None or not bool(truth.any()):
         return None
     return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
 
 
-def subset_record(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
+def _subset_record(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
     return {"bag_id": bag_id, "rule": rule, "network": network, "k": k, **figures}
 
 
-def check_sizes(sizes: Sequence[int]) -> None:
+def _check_sizes(sizes: Sequence[int]) -> None:
     if not sizes or min(sizes) < 1:
         raise UsageError(
             f"sizes are numbers of patches, at least one and each at least 1, got {list(sizes)}."

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, task_metric
+from gcemil.diagnostics.snr import BagOutcome, bag_outputs, score_where_defined, subset_metrics, task_metric
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.recover import Recovery, recover
-from gcemil.recovery.rules import members, ranking
+from gcemil.recovery.recover import Recovery, members, ranking, recover
 from gcemil.shapes import Logits, Selected
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -38,7 +36,7 @@ Figures = dict[str, float | None]
 
 
 @dataclass(eq=False)
-class CellRecord:
+class _CellRecord:
     """One rule in one cell: predictions of every bag, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
@@ -58,18 +56,18 @@ def measure_sweep(
     if fold.model is None:
         return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
-    records: dict[CellKey, CellRecord] = {}
+    records: dict[CellKey, _CellRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
         random_order = torch.randperm(len(bag), generator=generator)
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()
-    rows = tuple(cell_row(key, record, targets, fold) for key, record in records.items())
-    return Finding("sweep", rows, notes=metric_notes(records, targets, fold), settings=settings)
+    rows = tuple(_cell_row(key, record, targets, fold) for key, record in records.items())
+    return Finding("sweep", rows, notes=_metric_notes(records, targets, fold), settings=settings)
 
 
 def sweep_bag(
-    records: dict[CellKey, CellRecord],
+    records: dict[CellKey, _CellRecord],
     fold: TrainedFold,
     model: GceMil,
     bag: FoldBag,
@@ -87,9 +85,9 @@ def sweep_bag(
         size = int(recovery.selected.sum())
         subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
         for rule, selected in {"evidence": recovery.selected, **subsets}.items():
-            record = records.setdefault((rule, threshold, target), CellRecord())
+            record = records.setdefault((rule, threshold, target), _CellRecord())
             outcome = pooled.outcome(selected, gated=rule == "evidence")
-            figures = cell_figures(outcome, selected, bag.truth, fold)
+            figures = _cell_figures(outcome, selected, bag.truth, fold)
             if rule == "evidence":
                 figures["repaired_patches"] = float(len(recovery.added))
             record.outcomes.append(outcome)
@@ -126,6 +124,7 @@ class SubsetCache:
         self._seen: dict[bytes, tuple[Logits, Logits | None]] = {}
 
     def outcome(self, selected: Selected, *, gated: bool) -> BagOutcome:
+        """The predictions for a subset, asked once."""
         key = np.packbits(selected.numpy()).tobytes()
         if key not in self._seen:
             removed = self._bench.removed(selected)
@@ -136,7 +135,9 @@ class SubsetCache:
         return BagOutcome(self._full, kept, left, self._gated if gated else None, fraction)
 
 
-def cell_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold) -> Figures:
+def _cell_figures(
+    outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
+) -> Figures:
     outputs = bag_outputs(outcome, fold.task, fold.scale)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
@@ -147,34 +148,16 @@ def cell_figures(outcome: BagOutcome, selected: Selected, truth: Tensor | None, 
     return figures
 
 
-def cell_row(key: CellKey, record: CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
+def _cell_row(key: CellKey, record: _CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
     rule, threshold, target = key
-    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": target_label(target)}
+    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": _target_label(target)}
     row = mean_row(labels, record.per_bag)
-    whole = torch.tensor([outcome.removed is None for outcome in record.outcomes])
-    left = [outcome for outcome in record.outcomes if outcome.removed is not None]
-    values: Figures = {
-        "keep_only_drop": metric_loss(targets, record.outcomes, "kept", fold),
-        "complement_degradation": metric_loss(targets[~whole], left, "removed", fold),
-    }
+    found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
+    values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
     return Row(labels, {**row.values, **values}, row.deviations)
 
 
-def metric_loss(
-    targets: Tensor, outcomes: Sequence[BagOutcome], what: str, fold: TrainedFold
-) -> float | None:
-    """M(X) - M of the bags kept or removed; None without bags or where M does not exist on them."""
-    if not outcomes:
-        return None
-    predictions: list[Any] = [getattr(outcome, what) for outcome in outcomes]
-    try:
-        full = task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
-        return full - task_metric(fold.task, targets, predictions)
-    except InputError:
-        return None
-
-
-def metric_notes(records: dict[CellKey, CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
+def _metric_notes(records: dict[CellKey, _CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
     """Why the task metric does not exist on these bags, if so."""
     outcomes = next(iter(records.values())).outcomes
     try:
@@ -184,5 +167,5 @@ def metric_notes(records: dict[CellKey, CellRecord], targets: Tensor, fold: Trai
     return ()
 
 
-def target_label(target: float | None) -> str:
+def _target_label(target: float | None) -> str:
     return "none" if target is None else f"{target:g}"

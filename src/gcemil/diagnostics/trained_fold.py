@@ -44,7 +44,8 @@ from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import members
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import (
     FoldParts,
     RunCard,
@@ -54,7 +55,6 @@ from gcemil.runs.folder import (
     open_cohort,
     read_metrics,
 )
-from gcemil.runs.network import load_network
 from gcemil.tasks.task import Task, create_task, stacked_targets
 
 DEFAULT_BUDGET = 0.05
@@ -84,11 +84,13 @@ class FoldBag:
 
     @cached_property
     def wrapped(self) -> Interventions:
+        """Questions to the host of the run."""
         embedded = None if self.explanation is None else self.explanation.output.embedded
         return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
 
     @cached_property
     def plain(self) -> Interventions | None:
+        """Questions to the plain host, where there is one."""
         host = self._fold.plain
         return None if host is None else Interventions(host, self.features, self.coords)
 
@@ -167,6 +169,7 @@ class TrainedFold:
 
     @property
     def networks(self) -> tuple[NetworkName, ...]:
+        """The networks that can be asked."""
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
 
     @property
@@ -195,12 +198,24 @@ class TrainedFold:
         return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
 
     def scale_of(self, network: NetworkName) -> RiskScale:
+        """How the risks of a network are standardised."""
         return self.scale if network == "wrapped" else self.plain_scale
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
+        """The bags of a part."""
         return {"train": self.parts.train, "val": self.parts.val, "test": self.parts.test}[part]
 
+    def require_parts(self, reason: str) -> None:
+        """Refuse a fold without validation or without test bags, with the reason why both are needed."""
+        for part in ("val", "test"):
+            if not self.specs(part):
+                raise UsageError(
+                    f"Fold {self.fold} of {self.cohort.folder} has no {part} bags; {reason}. Make folds that have both with "
+                    "'gcemil split'."
+                )
+
     def targets(self, part: PartName = "test") -> Tensor:
+        """Their labels, or times and events."""
         return stacked_targets(self.specs(part))
 
     def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
@@ -267,7 +282,7 @@ def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 
-def pool_prefixes(
+def _pool_prefixes(
     pooling: LinearPooling, order: Int[Tensor, "n"], sizes: Sequence[int]
 ) -> Float[Tensor, "s v"]:
     """The pooled readings of the first so many patches of the ranking, for each number of them."""
@@ -332,12 +347,12 @@ def view_bag(bag: PredictedBag) -> NetworkView:
 def prefix_logits(view: NetworkView, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
     if view.linear is None:
-        return torch.stack([pool_prefix(view, order[:size]).logits for size in sizes])
-    pooled = pool_prefixes(view.linear, order, sizes)
+        return torch.stack([_pool_prefix(view, order[:size]).logits for size in sizes])
+    pooled = _pool_prefixes(view.linear, order, sizes)
     return view.linear.read_out(pooled.to(view.full.logits.dtype))
 
 
-def pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
+def _pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
     """What the host says of these patches alone."""
     n_patches = len(view.embedded.tokens)
     # The whole bag is the dearest prefix, and its answer is known.

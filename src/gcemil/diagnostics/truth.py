@@ -11,8 +11,6 @@ A bag without true evidence has none of these figures: there is nothing to find 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
-from gcemil.recovery.rules import ranking
+from gcemil.recovery.recover import ranking
 from gcemil.shapes import Scores, Selected
 from gcemil.simulation.profile import load_profile
 
@@ -32,22 +30,6 @@ RegionNumbers = Int[Tensor, "n"]
 """The connected true region of each patch, 0 = none."""
 
 TRUTH_FIGURES = ("precision", "recall", "average_precision", "region_coverage")
-
-
-@dataclass(frozen=True)
-class TruthScores:
-    """Subsets against known evidence: means over the bags that have any."""
-
-    precision: float
-    recall: float
-
-
-def truth_scores(subsets: Sequence[Tensor], truths: Sequence[Tensor | None]) -> TruthScores | None:
-    """Mean precision and recall over the bags with known, non-empty evidence."""
-    pairs = [(s, t) for s, t in zip(subsets, truths, strict=True) if t is not None and bool(t.any())]
-    if not pairs:
-        return None
-    return TruthScores(fmean(precision(s, t) for s, t in pairs), fmean(recall(s, t) for s, t in pairs))
 
 
 def truth_figures(
@@ -70,6 +52,7 @@ def precision(selected: Selected, truth: Selected) -> float:
 
 
 def recall(selected: Selected, truth: Selected) -> float:
+    """|S and T| / |T|."""
     return float((selected & truth).sum()) / int(truth.sum())
 
 

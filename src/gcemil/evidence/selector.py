@@ -35,6 +35,8 @@ from gcemil.shapes import Coords, Features, Logits, Scores
 
 MIXTURE = "mixture"
 """The name of the selector's own ranking."""
+LIKENESS_ALONE = 3.0
+"""How much likeness counts where no anchors act on the score; beside them it counts once. Chosen by what two trainings agree on."""
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """How many of the first patches may be exchanged for the host's own, tried in this order."""
 FEW_SHARES = (0.25, 0.5, 1.0)

@@ -43,14 +43,14 @@ from gcemil.exports.certificate import (
     VerdictName,
     write_certificate,
 )
+from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.regions import SlideRegions
 from gcemil.exports.slide_export import DrawnFiles, SlideExport
 from gcemil.files import remove_leftovers
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.records import RegionVerdict, SlideEvidence
-from gcemil.recovery.rules import subset_size, top_k
+from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import FoldFolder, RunFolder
 from gcemil.runs.predict import FoldModel

@@ -186,13 +186,9 @@ def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> i
             f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
             f"'gcemil explain {run} FILE', FILE being the slide or its features."
         )
-    trained = [one.number for one in RunFolder(run).trained_folds()]
-    if fold is None:
-        tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
-        return next(tests, trained[0])
-    if fold not in trained:
-        raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
-    return fold
+    trained = _trained_numbers(run, fold)
+    tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
+    return trained[0] if fold is not None else next(tests, trained[0])
 
 
 def _find_part(fold: TrainedFold, spec: BagSpec) -> str:

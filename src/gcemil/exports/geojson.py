@@ -1,4 +1,4 @@
-"""Patches as text: QuPath objects (a FeatureCollection of tiles with classes, colours and measurements), and a list for scripts.
+"""Patches and regions as QuPath objects: a FeatureCollection of tiles, or of annotations, with classes, colours and measurements.
 
 What QuPath wants of every object, and what happens otherwise:
   objectType inside `properties`            it becomes an annotation: slow by the thousand, no measurement maps
@@ -9,6 +9,10 @@ What QuPath wants of every object, and what happens otherwise:
   pixels count from the top left of the image as QuPath shows it: the slide's bounds are subtracted
 
 An id is made of slide, model and patch (UUID version 5), so the same evidence gives the same file.
+
+Patches are tiles; a region, the patches that touch, is an annotation, which people can select, rename and measure. Its outline
+is exact, with holes, also where patches overlap or lie on shifted grids. Patches that touch at a corner only make one region of
+two polygons.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ from jaxtyping import Bool, Int, Real
 from gcemil.bags.arrays import Bounds
 from gcemil.errors import BagError, UsageError
 from gcemil.files import whole_file
-from gcemil.records import SlideEvidence
+from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.rules import RULES
+from gcemil.slides.contours import Outline, Ring, outline_squares
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 BLOCK = 1024
@@ -92,7 +97,7 @@ class PatchCollection:
         patches, ranks = self.patches[rows].tolist(), self.ranks[rows].tolist()
         left, top = self.corners[rows].T.tolist()
         right, bottom = (self.corners[rows] + self.patch_size).T.tolist()
-        measured = {name: _format_column(values[rows]) for name, values in self.measurements.items()}
+        measured = {name: format_column(values[rows]) for name, values in self.measurements.items()}
         template = self._template({name: place for name, (place, _) in measured.items()})
         return map(
             template.__mod__,
@@ -109,20 +114,20 @@ class PatchCollection:
 
     def _template(self, measured: Mapping[str, str]) -> str:
         """One object with a place for everything that differs between patches."""
-        places = ",".join(f"{_format_constant(name)}:{place}" for name, place in measured.items())
+        places = ",".join(f"{format_constant(name)}:{place}" for name, place in measured.items())
         return (
             '{"type":"Feature","id":"%s","geometry":{"type":"Polygon","coordinates":'
             "[[[%d,%d],[%d,%d],[%d,%d],[%d,%d],[%d,%d]]]},"
             '"properties":{"objectType":"tile","isLocked":true,%s,'
             f'"measurements":{{{places}}},'
-            f'"metadata":{{"slide_id":{_format_constant(self.slide_id)},"model":{_format_constant(self.model)},"patch":"%d"}}}}}}'
+            f'"metadata":{{"slide_id":{format_constant(self.slide_id)},"model":{format_constant(self.model)},"patch":"%d"}}}}}}'
         )
 
     def _titles(self, ranks: list[int], patches: list[int]) -> Iterator[str]:
         """Name and class of every object."""
-        name = _format_json(self.selected_class.name)[:-1]
+        name = format_json(self.selected_class.name)[:-1]
         chosen, other = (
-            f'"classification":{_format_json({"name": one.name, "color": list(one.color)})}'
+            f'"classification":{format_json({"name": one.name, "color": list(one.color)})}'
             for one in (self.selected_class, self.unselected_class or self.selected_class)
         )
         for rank, patch in zip(ranks, patches, strict=True):
@@ -205,20 +210,21 @@ def round_numbers(values: PerPatch) -> list[float | int | str]:
     ]
 
 
-def _format_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
+def format_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
     """A column for a template, and how the template writes it: the digits of `numbers`, without a string for each."""
     if values.dtype.kind == "f" and np.isfinite(values).all():
         return "%.7g", values.astype(np.float64).tolist()
-    return "%s", [_format_json(value) for value in round_numbers(values)]
+    return "%s", [format_json(value) for value in round_numbers(values)]
 
 
-def _format_json(value: Any) -> str:
+def format_json(value: Any) -> str:
+    """A value as JSON without spaces; NaN is refused."""
     return ENCODER.encode(value)
 
 
-def _format_constant(text: str) -> str:
+def format_constant(text: str) -> str:
     """A JSON string inside a template, where a percent sign is written twice."""
-    return _format_json(text).replace("%", "%%")
+    return format_json(text).replace("%", "%%")
 
 
 def _check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str) -> None:
@@ -233,70 +239,99 @@ def _check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Boun
         )
 
 
+# Regions
+
+
 @dataclass(frozen=True, eq=False)
-class EvidenceList:
-    """Everything the file says; the patches become values or text a block at a time."""
+class SlideRegions:
+    """The regions of one slide."""
 
-    head: dict[str, Any]
-    patches: Int[np.ndarray, "k"]
-    coords: Int[np.ndarray, "k 2"] | None
-    measurements: Mapping[str, Real[np.ndarray, "k"]]
+    number: Int[np.ndarray, "n"]
+    """The region of each patch, 0 for none."""
+    verdicts: tuple[RegionVerdict, ...]
+    """In the order of their numbers, which a case counts over all its slides."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole list as plain values."""
-        columns = {
-            name: round_numbers(values) for name, values in {**self._places(), **self.measurements}.items()
-        }
-        entries = zip(*columns.values(), strict=True)
-        return {**self.head, "patches": [dict(zip(columns, entry, strict=True)) for entry in entries]}
+    def list_regions(self) -> list[dict[str, Any]]:
+        """Every region with its verdict and its patches."""
+        return [{**vars(one), "patches": rows.tolist()} for one, rows in self.with_rows()]
 
-    def blocks(self) -> Iterator[str]:
-        """The file in parts, one patch per line."""
-        yield _format_json(self.head)[:-1] + ',"patches":['
-        for start in range(0, len(self.patches), BLOCK):
-            lines = self._lines(slice(start, start + BLOCK))
-            yield (",\n" if start else "\n") + ",\n".join(lines)
-        yield "\n]}\n"
-
-    def _lines(self, rows: slice) -> Iterator[str]:
-        """The entries as text by one template: a third of the time that making values and encoding them takes."""
-        columns = {
-            name: _format_column(values[rows])
-            for name, values in {**self._places(), **self.measurements}.items()
-        }
-        places = (f"{_format_constant(name)}:{place}" for name, (place, _) in columns.items())
-        template = "{" + ",".join(places) + "}"
-        return map(template.__mod__, zip(*(values for _, values in columns.values()), strict=True))
-
-    def _places(self) -> dict[str, Int[np.ndarray, "k"]]:
-        if self.coords is None:
-            return {"index": self.patches}
-        return {"index": self.patches, "x": self.coords[:, 0], "y": self.coords[:, 1]}
+    def with_rows(self) -> Iterator[tuple[RegionVerdict, Int[np.ndarray, "_"]]]:
+        """Every region with the rows of its patches, all found in one sorting."""
+        order = np.argsort(self.number, kind="stable")
+        numbers = [one.number for one in self.verdicts]
+        starts = np.searchsorted(self.number[order], numbers, side="left")
+        stops = np.searchsorted(self.number[order], numbers, side="right")
+        for one, start, stop in zip(self.verdicts, starts, stops, strict=True):
+            yield one, order[start:stop]
 
 
-def list_evidence(
+def describe_regions(
     slide_id: str,
-    selected: Bool[np.ndarray, "n"],
-    coords: Int[np.ndarray, "n 2"] | None,
+    regions: SlideRegions,
+    coords: Int[np.ndarray, "n 2"],
     *,
-    rule: str,
-    patch_size: int | None,
+    patch_size: int,
     measurements: Mapping[str, Real[np.ndarray, "n"]],
-    stop_reason: str | None,
-    hashes: Mapping[str, str],
-) -> EvidenceList:
-    """One entry per selected patch; positions are top-left corners in level-0 pixels of the feature file."""
-    return EvidenceList(
-        head={
-            "slide_id": slide_id,
-            "rule": rule,
-            "n_patches": len(selected),
-            "fraction": float(selected.mean()),
-            "patch_size_level0": patch_size,
-            "stop_reason": stop_reason,
-            "hashes": dict(hashes),
-        },
-        patches=np.flatnonzero(selected),
-        coords=None if coords is None else coords[selected],
-        measurements={name: values[selected] for name, values in measurements.items()},
-    )
+    model: str,
+    region_class: PatchClass,
+    bounds: Bounds,
+) -> Iterator[dict[str, Any]]:
+    """One GeoJSON feature per region; measurements of its patches are given as means."""
+    corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
+    for one, rows in regions.with_rows():
+        means = {f"mean {name}": np.array([values[rows].mean()]) for name, values in measurements.items()}
+        yield {
+            "type": "Feature",
+            "id": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nregion {int(rows[0])}")),
+            "geometry": _describe_geometry(outline_squares(corners[rows], patch_size)),
+            "properties": {
+                "objectType": "annotation",
+                "isLocked": True,
+                "name": f"{region_class.name} region {one.number}",
+                "classification": {"name": region_class.name, "color": list(region_class.color)},
+                "measurements": {
+                    **_describe_verdict(one),
+                    **{name: round_numbers(value)[0] for name, value in means.items()},
+                },
+                "metadata": {"slide_id": slide_id, "model": model, "region": str(one.number)},
+            },
+        }
+
+
+def write_regions(path: Path, features: Iterator[dict[str, Any]]) -> Path:
+    """A FeatureCollection with one region per line."""
+    lines = ",\n".join(json.dumps(one, allow_nan=False, ensure_ascii=False) for one in features)
+    with whole_file(path) as temporary:
+        temporary.write_text(
+            f'{{"type":"FeatureCollection","features":[\n{lines}\n]}}\n', encoding="utf-8", newline="\n"
+        )
+    return path
+
+
+def _describe_verdict(one: RegionVerdict) -> dict[str, float]:
+    """The numbers QuPath shows; what was not asked is left out."""
+    found = {
+        "patches": one.n_patches,
+        "score mass": one.mass,
+        "kept alone": one.kept,
+        "without it": one.removed,
+        "sufficient": one.sufficient,
+        "necessary": one.necessary,
+    }
+    return {
+        name: int(value) if isinstance(value, bool | int) else float(f"{value:.7g}")
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def _describe_geometry(outlines: list[Outline]) -> dict[str, Any]:
+    polygons = [[_close_ring(ring) for ring in (one.outer, *one.holes)] for one in outlines]
+    if len(polygons) == 1:
+        return {"type": "Polygon", "coordinates": polygons[0]}
+    return {"type": "MultiPolygon", "coordinates": polygons}
+
+
+def _close_ring(ring: Ring) -> list[list[int]]:
+    points: list[list[int]] = ring.tolist()
+    return [*points, points[0]]

@@ -29,9 +29,8 @@ from gcemil.features.loaders import WeightSource
 from gcemil.files import read_record, working_in, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
-from gcemil.records import SlideEvidence
+from gcemil.records import SlideEvidence, write_evidence
 from gcemil.runs.environment import one_thread
-from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.predict import (
     FoldModel,
     Mode,

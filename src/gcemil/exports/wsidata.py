@@ -22,8 +22,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.wsidata import EVIDENCE_TABLE, EXTRA, TILES
 from gcemil.errors import MissingExtraError, RunError, UsageError
 from gcemil.files import whole_folder
-from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import read_evidence
+from gcemil.records import SlideEvidence, read_evidence
 from gcemil.runs.folder import FoldFolder, RunFolder, open_cohort
 
 

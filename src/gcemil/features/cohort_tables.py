@@ -33,7 +33,6 @@ def write_cohort_tables(
     table: LabelTable,
     *,
     classes: Sequence[str] | None = None,
-    anchors: str | None = None,
 ) -> CohortTables:
     """cohort.yaml and slides.csv for the slides that have both features and a label."""
     # A slide that failed is left out here and named among the lines.
@@ -58,7 +57,6 @@ def write_cohort_tables(
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
         patch_size_level0=_common_size([_read_patch_size(feature_file(out, row.slide_id)) for row in rows]),
-        anchors=anchors,
         provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
     )
     return _save_cohort(Cohort(out, card, tuple(rows)), lines)

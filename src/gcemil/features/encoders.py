@@ -18,15 +18,15 @@ from jaxtyping import Float32, UInt8
 from torch import nn
 
 from gcemil.config import RANDOM_PREFIX
-from gcemil.errors import GcemilError, InputError, UsageError
+from gcemil.errors import InputError, UsageError
 from gcemil.features.loaders import (
     Loader,
     WeightSource,
     conch_v1_5,
     efficientnet_lite0,
+    explain_missing_weights,
     from_timm,
     import_timm,
-    missing_weights_error,
     untrained,
     virchow2,
 )
@@ -185,15 +185,8 @@ def prepare_encoder(
 
 
 def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
-    try:
+    with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_ENCODER):
         return spec.load(source)
-    except GcemilError:
-        raise
-    except (
-        Exception
-    ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {_OFFLINE_ENCODER}, which needs no download"
-        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
 
 
 def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:

@@ -190,7 +190,7 @@ def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> 
             "or an HDF5 file of features and labels."
         )
     for name, own in masks.items():
-        yield name, _masked(cohort, request, name, own)
+        yield name, _name_masked_patches(cohort, request, name, own)
 
 
 def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
@@ -225,7 +225,7 @@ def _patches(
     return path, found
 
 
-def _masked(
+def _name_masked_patches(
     cohort: Cohort, request: ExampleRequest, name: str, masks: Mapping[str, Path]
 ) -> tuple[Path, dict[int, str]] | None:
     located = _grid(cohort, request, name)
@@ -288,6 +288,7 @@ def _usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) 
 
 
 def held_out_slides(part_of: Mapping[str, str]) -> list[str]:
+    """The slides that a fold validates or tests on."""
     return [name for name, part in part_of.items() if part != "train"]
 
 

@@ -371,11 +371,9 @@ def read_encoded_grid(path: Path) -> PatchGrid:
     return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
 
 
-def load_matching_encoder(
-    origin: FeatureOrigin, *, source: WeightSource | None = None, device: str | None = None
-) -> PatchEncoder:
+def load_matching_encoder(origin: FeatureOrigin, *, source: WeightSource | None = None) -> PatchEncoder:
     """The encoder of this origin, which must have the very weights that made the features."""
-    encoder = load_encoder(origin.encoder, source=source, device=device)
+    encoder = load_encoder(origin.encoder, source=source)
     if encoder.fingerprint != origin.fingerprint:
         raise InputError(
             f"The weights of '{origin.encoder}' here are not those that made the features of the run. "

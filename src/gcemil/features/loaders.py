@@ -14,7 +14,8 @@ missing; they serve object detection, which no encoder does.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.errors import InputError, MissingExtraError, UsageError
+from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
 from gcemil.files import read_json
 
 MISSING = ("nms", "qnms")
@@ -183,13 +184,20 @@ def load_titan(source: WeightSource) -> Any:
     )
 
 
-def missing_weights_error(name: str, page: str, licence: str, offline: str, error: Exception) -> InputError:
-    """One sentence for all the ways in which weights cannot be had."""
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return InputError(
-        f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) at {page}, log in with "
-        f"'hf auth login' or give a local copy with --weights; without them use {offline}."
-    )
+@contextmanager
+def explain_missing_weights(name: str, page: str, licence: str, offline: str) -> Iterator[None]:
+    """One sentence for all the ways in which weights cannot be had; `offline` is an encoder that needs no download."""
+    try:
+        yield
+    except GcemilError:
+        raise
+    except Exception as error:
+        # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) at {page}, log in with "
+            f"'hf auth login' or give a local copy with --weights; without them use --encoder {offline}, which needs no download."
+        ) from error
 
 
 def _resolve_layers(options: Mapping[str, Any]) -> dict[str, Any]:

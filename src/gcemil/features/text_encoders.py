@@ -34,10 +34,10 @@ from torch import Tensor
 
 from gcemil import __version__
 from gcemil.bags import arrays
-from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
+from gcemil.errors import InputError, MissingExtraError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import weights_fingerprint
-from gcemil.features.loaders import WeightSource, load_titan, missing_weights_error, repair_torchvision
+from gcemil.features.loaders import WeightSource, explain_missing_weights, load_titan, repair_torchvision
 from gcemil.features.towers import clip_texts, conch_texts, musk_texts
 from gcemil.files import cache_folders, read_text
 
@@ -90,15 +90,8 @@ def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextE
     if name not in TEXT_ENCODERS:
         raise UsageError(f"There is no text encoder '{name}'. Choose one of {', '.join(TEXT_ENCODERS)}.")
     spec = TEXT_ENCODERS[name]
-    try:
+    with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_TEXT_ENCODER):
         network, embed = spec.load(source or WeightSource())
-    except GcemilError:
-        raise
-    except (
-        Exception
-    ) as error:  # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
-        offline = f"--encoder {_OFFLINE_TEXT_ENCODER}, which needs no download"
-        raise missing_weights_error(name, spec.page, spec.licence, offline, error) from error
     network.eval().requires_grad_(False)
     return TextEncoder(name, weights_fingerprint(network), spec.sees_images, embed)
 

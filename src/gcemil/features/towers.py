@@ -47,7 +47,9 @@ def clip_images(page: str) -> Loader:
 
     def load(source: WeightSource) -> nn.Module:
         network = _clip(page, source)
-        return ImageTower(network, lambda images: _projected(network.get_image_features(pixel_values=images)))
+        return ImageTower(
+            network, lambda images: _read_projection(network.get_image_features(pixel_values=images))
+        )
 
     return load
 
@@ -64,7 +66,7 @@ def clip_texts(page: str) -> TextLoader:
 
         def embed(texts: list[str]) -> Float[Tensor, "m a"]:
             tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-            return _projected(
+            return _read_projection(
                 network.get_text_features(
                     input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
                 )
@@ -81,7 +83,7 @@ def _clip(page: str, source: WeightSource) -> Any:
     )
 
 
-def _projected(answer: Any) -> Tensor:
+def _read_projection(answer: Any) -> Tensor:
     """The vectors in the shared space; from its fifth version on transformers hands them over inside an output."""
     found: Tensor = answer if isinstance(answer, Tensor) else answer.pooler_output
     return found

@@ -57,9 +57,9 @@ from gcemil.prefilter.student import (
     save_prefilter,
     score_crops,
 )
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import package_version
 from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort, read_metrics
-from gcemil.runs.network import load_network
 from gcemil.shapes import Logits
 from gcemil.slides.reader import open_slide
 from gcemil.tasks import classification

@@ -191,10 +191,10 @@ class SlidePredictor:
                 slide, grid, self.encoder, EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype)
             )
             if self.mode == "prefilter":
-                return self._prefiltered(source, slide_id, watch)
-            return self._whole(source, slide_id, watch, self.mode, certified=None)
+                return self._predict_kept(source, slide_id, watch)
+            return self._predict_whole(source, slide_id, watch, self.mode, certified=None)
 
-    def _prefiltered(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
+    def _predict_kept(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
         with watch.part("prefilter"):
             kept = _keep_rows_of_folds(self.prefilters, source)
         with watch.part("encoding"):
@@ -208,7 +208,7 @@ class SlidePredictor:
                     break
                 answers.append(answer)
         if len(answers) < len(self.folds):
-            return self._whole(source, slide_id, watch, "full", certified=False)
+            return self._predict_whole(source, slide_id, watch, "full", certified=False)
         first = answers[0]
         evidence = slide_evidence(
             _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
@@ -216,7 +216,7 @@ class SlidePredictor:
         logits = [answer.logits for answer in answers]
         return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
 
-    def _whole(
+    def _predict_whole(
         self, source: PatchSource, slide_id: str, watch: Stopwatch, mode: Mode, *, certified: bool | None
     ) -> SlideFilePrediction:
         everyone = np.arange(len(source.grid))

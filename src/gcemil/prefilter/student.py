@@ -19,7 +19,7 @@ from. Nothing is unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
@@ -190,8 +190,6 @@ def _standardise(scores: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 def fit_student(
     lessons: Sequence[Lesson],
     settings: PrefilterSettings,
-    *,
-    on_epoch: Callable[[int, int], None] | None = None,
 ) -> Student:
     """A student trained from the settings' seed alone; torch's global random numbers are left as they were."""
     if not lessons:
@@ -207,7 +205,7 @@ def fit_student(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=max(2, n_steps + 1)
     )
-    for epoch in range(settings.epochs):
+    for _ in range(settings.epochs):
         order = draws.permutation(len(lessons))
         for start in range(0, len(order), settings.slides_per_step):
             chosen = [lessons[place] for place in order[start : start + settings.slides_per_step]]
@@ -216,8 +214,6 @@ def fit_student(
             torch.autograd.backward(torch.stack(losses).mean())
             optimizer.step()
             schedule.step()
-        if on_epoch:
-            on_epoch(epoch + 1, settings.epochs)
     return student.eval()
 
 

@@ -1,4 +1,8 @@
-"""Discrete recovery (Algorithm 1): from continuous gates to the subset of patches that is the evidence.
+"""Sets of patches: by one score per patch, and by discrete recovery (Algorithm 1) from continuous gates.
+
+Ties go to the lower index, everywhere. A fraction of a bag is one number of patches, everywhere: max(1, round(f N)).
+
+Recovery ends with the subset of patches that is the evidence:
 
   S <- {i : pi_i > threshold}, or the patch of highest gate when there is none
   while some anchor has v_m(S) < target_m:
@@ -32,8 +36,7 @@ from torch import Tensor
 
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from gcemil.recovery.rules import above_threshold, check_size, members, subset_size, top_k
-from gcemil.shapes import AnchorWeights, Coverage, Responses, Selected
+from gcemil.shapes import AnchorWeights, Coverage, Responses, Scores, Selected
 
 
 class StopReason(StrEnum):
@@ -91,8 +94,8 @@ def recover(
     `shortlist` marks the patches repair may add, `max_added` says how many of them a check has let pass.
     """
     # The user's door: shapes are checked here with a message, not by annotation.
-    check_bag_tensors(gates, responses, anchor_weights, shortlist)
-    check_options(threshold, coverage_target, min_weight_share)
+    _check_bag_tensors(gates, responses, anchor_weights, shortlist)
+    _check_options(threshold, coverage_target, min_weight_share)
     device, dtype = responses.device, responses.dtype
     # Every step of repair reads one index back, so a GPU would only wait.
     gates, responses, weights = gates.cpu(), responses.cpu(), anchor_weights.cpu().double()
@@ -144,7 +147,7 @@ def _repair(
     return added, gains, StopReason.COVERED
 
 
-def check_bag_tensors(
+def _check_bag_tensors(
     gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None
 ) -> None:
     if responses.ndim != 2 or 0 in responses.shape:
@@ -165,12 +168,12 @@ def check_bag_tensors(
         raise BagError(
             f"A shortlist is a bool mask over {n_patches} patches, got {shortlist.dtype} {tuple(shortlist.shape)}."
         )
-    check_range("Gates", gates, 0.0, 1.0)
-    check_range("Responses", responses, 0.0, 1.0)
-    check_range("Anchor weights", anchor_weights.double(), 0.0, sys.float_info.max)
+    _check_range("Gates", gates, 0.0, 1.0)
+    _check_range("Responses", responses, 0.0, 1.0)
+    _check_range("Anchor weights", anchor_weights.double(), 0.0, sys.float_info.max)
 
 
-def check_range(name: str, values: Tensor, low: float, high: float) -> None:
+def _check_range(name: str, values: Tensor, low: float, high: float) -> None:
     lowest, highest = values.aminmax()
     # Written so that NaN, which aminmax passes on, fails too.
     if not (bool(lowest >= low) and bool(highest <= high)):
@@ -180,7 +183,7 @@ def check_range(name: str, values: Tensor, low: float, high: float) -> None:
         )
 
 
-def check_options(threshold: float, coverage_target: float, min_weight_share: float) -> None:
+def _check_options(threshold: float, coverage_target: float, min_weight_share: float) -> None:
     if not 0.0 <= threshold <= 1.0:
         raise UsageError(f"threshold lies in [0, 1], got {threshold}.")
     if not 0.0 < coverage_target <= 1.0:
@@ -255,7 +258,7 @@ class LazyGreedy:
 
 def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -> Selected:
     """At most k patches, each the one of largest gain; fewer when the next would add nothing."""
-    check_size(k, n_patches=len(responses))
+    _check_size(k, n_patches=len(responses))
     nobody = torch.zeros(len(responses), dtype=torch.bool)
     greedy = LazyGreedy(responses.cpu(), anchor_weights.cpu(), selected=nobody, candidates=~nobody)
     chosen: list[int] = []
@@ -266,3 +269,57 @@ def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -
         greedy.add(patch)
         chosen.append(patch)
     return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses)).to(responses.device)
+
+
+# Sets by one score per patch
+
+
+def subset_size(n_patches: int, fraction: float) -> int:
+    """The number of patches that a fraction of the bag stands for, at least one."""
+    if not 0.0 < fraction <= 1.0:
+        raise UsageError(f"A fraction of the bag lies in (0, 1], got {fraction}.")
+    return max(1, round(fraction * n_patches))
+
+
+def ranking(scores: Scores) -> Int[Tensor, "n"]:
+    """Patch indices by decreasing score."""
+    _check_ranked(scores)
+    return scores.sort(descending=True, stable=True).indices
+
+
+def top_k(scores: Scores, k: int) -> Selected:
+    """The k patches of highest score."""
+    _check_size(k, n_patches=len(scores))
+    return members(ranking(scores)[:k], n_patches=len(scores))
+
+
+def above_threshold(scores: Scores, threshold: float) -> Selected:
+    """Patches strictly above the threshold or, when there are none, the single best one."""
+    _check_ranked(scores)
+    above = scores > threshold
+    return above if bool(above.any()) else members(scores.argmax().unsqueeze(0), n_patches=len(scores))
+
+
+def random_k(n_patches: int, k: int, *, generator: torch.Generator) -> Selected:
+    """k patches drawn without replacement."""
+    _check_size(k, n_patches=n_patches)
+    order = torch.randperm(n_patches, generator=generator, device=generator.device)
+    return members(order[:k], n_patches=n_patches)
+
+
+def members(patches: Int[Tensor, "k"], *, n_patches: int) -> Selected:
+    """Patch indices as a mask over the bag."""
+    selected = torch.zeros(n_patches, dtype=torch.bool, device=patches.device)
+    selected[patches] = True
+    return selected
+
+
+def _check_ranked(scores: Scores) -> None:
+    if bool(scores.isnan().any()):
+        wrong = int(scores.isnan().nonzero()[0])
+        raise BagError(f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked.")
+
+
+def _check_size(k: int, *, n_patches: int) -> None:
+    if not 1 <= k <= n_patches:
+        raise UsageError(f"A subset of {n_patches} patches holds 1 to {n_patches} of them, got k = {k}.")

@@ -207,9 +207,9 @@ def _wrap_table(
     caption: str, heading: Sequence[Markup], lines: Sequence[Markup], notes: Sequence[str] = ()
 ) -> Markup:
     title = [element("caption", caption)] if caption else []
-    made = element("table", *title, element("thead", *heading), element("tbody", *lines))
+    table = element("table", *title, element("thead", *heading), element("tbody", *lines))
     return join_markup(
-        [element("div", made, class_="scroll"), *(paragraph(note, kind="note") for note in notes)]
+        [element("div", table, class_="scroll"), *(paragraph(note, kind="note") for note in notes)]
     )
 
 

@@ -17,9 +17,8 @@ from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
-from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import read_evidence
-from gcemil.runs.folder import MODES, FoldFolder, RunFolder, read_history, read_metrics, read_run
+from gcemil.records import MODES, SlideEvidence, read_evidence
+from gcemil.runs.folder import FoldFolder, RunFolder, read_history, read_metrics, read_run
 
 Record = dict[str, Any]
 

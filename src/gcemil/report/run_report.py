@@ -22,7 +22,6 @@ from gcemil.report.sections import (
     prediction,
     provenance,
     representations,
-    review,
     robustness,
     slides,
     snr,
@@ -46,7 +45,7 @@ def write_report(
             )
         return write_bytes(
             out,
-            encode_page(grid.render_grid_page(_read_grid_summary(run), run, FigureFolder(run / "figures"))),
+            encode_page(grid.render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures"))),
         )
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
@@ -66,14 +65,14 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
     """Every section that has something to say, in the order of the page."""
     views = examples.choose_examples(context.run) if context.run.is_wrapped else {}
     example = next(iter(views.values()), None)
-    made: list[Callable[[], Section | None]] = [
+    makers: list[Callable[[], Section | None]] = [
         lambda: snr.render_section(context),
         lambda: prediction.render_section(context),
         lambda: controls.render_section(context),
         lambda: examples.render_section(context, views),
         lambda: mechanism.render_section(context, example),
         lambda: truth.render_section(context),
-        lambda: review.render_section(context),
+        lambda: truth.render_review_section(context),
         lambda: survival.render_section(context),
         lambda: robustness.render_section(context),
         lambda: representations.render_section(context),
@@ -83,11 +82,11 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
         lambda: provenance.render_section(context),
     ]
     found = []
-    for done, make in enumerate(made, start=1):
+    for done, make in enumerate(makers, start=1):
         if (section := make()) is not None and section.body:
             found.append(section)
         if on_step:
-            on_step(done, len(made))
+            on_step(done, len(makers))
     missing = context.render_missing()
     return found if missing is None else [*found, missing]
 
@@ -97,7 +96,8 @@ def _is_grid(folder: Path) -> bool:
     return (folder / "grids").is_dir() and not RunFolder(folder).is_begun
 
 
-def _read_grid_summary(results: Path) -> Record:
+def read_grid_summary(results: Path) -> Record:
+    """What the benchmark wrote of a results folder: means over folds and seeds."""
     path = results / "summary.json"
     if not path.is_file():
         raise RunError(

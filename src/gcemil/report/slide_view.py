@@ -146,7 +146,7 @@ class SlideFrame:
         width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
         frame = Frame(left, top, width, height, scale)
         side = max(1, math.ceil(patch_size * scale - ROUNDING))
-        return cls(frame, frame.corners(coords.astype(np.int64)), side, crop_thumbnail(thumbnail, frame))
+        return cls(frame, frame.corners(coords.astype(np.int64)), side, _crop_thumbnail(thumbnail, frame))
 
     def draw_background(self) -> Canvas:
         """The thumbnail under the frame, or white."""
@@ -173,7 +173,7 @@ class SlideFrame:
         return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
 
 
-def crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
+def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
     """The part of the thumbnail under the frame; white beyond its edge."""
     if thumbnail is None:
         return None

@@ -30,14 +30,13 @@ from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
 from gcemil.findings import join_folds, mean_and_deviation, read_finding
+from gcemil.records import MODES
 from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
 Figures = dict[str, float | None]
 PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
-MODES = ("full", "soft", "discrete")
-"""How a bag is seen: all patches, all of them gated, the evidence alone."""
 
 
 # Where files stand

@@ -19,10 +19,15 @@ from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
-from gcemil.records import SlideEvidence
-from gcemil.runs.evidence_files import AdapterFigures, Representations, write_adapter, write_representations
+from gcemil.records import (
+    AdapterFigures,
+    Representations,
+    SlideEvidence,
+    write_adapter,
+    write_representations,
+)
+from gcemil.runs.checkpoint import LoadedNetwork, load_network
 from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort
-from gcemil.runs.network import LoadedNetwork, load_network
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
@@ -86,12 +91,6 @@ class SlidePrediction:
     """prob_<class>, or risk."""
     per_fold: list[list[float]]
     evidence: SlideEvidence | None
-
-
-def predict_slide(run: Path, features_file: Path, *, mode: Mode, fold: int | None = None) -> SlidePrediction:
-    """One new slide from its feature file: averaged over all folds, or by one of them."""
-    models = load_fold_models(run, fold=fold, needs_evidence=mode != "full")
-    return predict_new_bag(models, read_new_slide(features_file, models[0].meta).bag, mode)
 
 
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:

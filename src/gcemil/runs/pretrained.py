@@ -1,6 +1,6 @@
 """A trained fold as a folder for others, opened without its run and its cohort.
 
-  config.json         what the network is (runs/network.py), on what it was trained, what was measured, the licence
+  config.json         what the network is (runs/checkpoint.py), on what it was trained, what was measured, the licence
   model.safetensors   its weights
   README.md           the model card: the same for people, and what the model must not be used for
 
@@ -27,7 +27,7 @@ from gcemil.findings import Finding, read_finding
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
 from gcemil.rules import find_rule
-from gcemil.runs import checkpoint
+from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_tensors
 from gcemil.runs.folder import (
     PRETRAINED_CONFIG,
     PRETRAINED_WEIGHTS,
@@ -36,7 +36,6 @@ from gcemil.runs.folder import (
     read_metrics,
     read_run,
 )
-from gcemil.runs.network import PRETRAINED_FORMAT, load_network
 from gcemil.tables import format_metric
 
 README = "README.md"
@@ -79,7 +78,7 @@ def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LIC
     }
     card = write_card(config)
     with whole_folder(folder) as temporary:
-        checkpoint.save(temporary / PRETRAINED_WEIGHTS, loaded.network.state_dict(), {})
+        save_tensors(temporary / PRETRAINED_WEIGHTS, loaded.network.state_dict(), {})
         write_json(temporary / PRETRAINED_CONFIG, config)
         write_text(temporary / README, card)
     return folder

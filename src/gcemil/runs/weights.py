@@ -28,9 +28,9 @@ from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError, error_text
 from gcemil.files import checked, is_file, parse_json
 from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
-from gcemil.hosts.table import HOSTS, create_host, host_spec
+from gcemil.hosts.table import HOSTS, host_spec
+from gcemil.runs.checkpoint import NetworkRecord, build_host
 from gcemil.runs.folder import RunFolder, check_cohort, read_run
-from gcemil.runs.network import NetworkRecord
 from gcemil.wording import near_path
 
 MOST_NUMBERS = 2**28
@@ -228,13 +228,7 @@ def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mappin
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
     """The tensors of such a host; of the nine their shapes alone, since a header can ask for a host of any size."""
     with torch.device("meta") if host.name in HOSTS else nullcontext():
-        fresh = create_host(
-            host.name,
-            in_dim=cohort.card.feature_dim,
-            n_outputs=cohort.n_outputs,
-            gate_mode=host.gate_mode,
-            options=host.options,
-        )
+        fresh = build_host(host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     return dict(fresh.state_dict())
 
 

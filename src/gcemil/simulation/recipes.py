@@ -205,7 +205,7 @@ def calm_recipe(recipe: Recipe, similarity: float) -> Recipe:
     """The benign double: the same architecture, calmer the less similar it is; at similarity 1 the recipe itself."""
     calm = 1 - similarity
 
-    def calmed(nuclei: Nuclei | None) -> Nuclei | None:
+    def calm_nuclei(nuclei: Nuclei | None) -> Nuclei | None:
         if nuclei is None:
             return None
         return replace(
@@ -218,8 +218,8 @@ def calm_recipe(recipe: Recipe, similarity: float) -> Recipe:
 
     return replace(
         recipe,
-        cells=calmed(recipe.cells),
-        spindles=calmed(recipe.spindles),
+        cells=calm_nuclei(recipe.cells),
+        spindles=calm_nuclei(recipe.spindles),
         irregular=recipe.irregular * similarity,
         scale=recipe.scale * (1 + 0.8 * calm),
         mitoses=0.0,

@@ -17,7 +17,7 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError, WeightsError
 from gcemil.files import working_in, write_json
-from gcemil.hosts.table import create_host
+from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import (
     FoldFolder,
@@ -27,7 +27,6 @@ from gcemil.runs.folder import (
     read_training_cohort,
     write_summary,
 )
-from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
@@ -129,13 +128,7 @@ def _adopt_fold(
     adopted = AdoptedFold(fold, given.source, len(parts.test), len(parts.val))
     if folder.is_finished:
         return adopted
-    network = create_host(
-        settings.host.name,
-        in_dim=cohort.card.feature_dim,
-        n_outputs=cohort.n_outputs,
-        gate_mode=settings.host.gate_mode,
-        options=settings.host.options,
-    )
+    network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
     loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval(), None, None)
     with working_in(folder.path):

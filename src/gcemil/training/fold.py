@@ -30,13 +30,12 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import FreeBridge
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
-from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import LAST_WORDS_S
+from gcemil.records import write_evidence
+from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import pick_device
-from gcemil.runs.evidence_files import write_evidence
 from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
-from gcemil.runs.network import LoadedNetwork, save_network
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
@@ -121,13 +120,7 @@ def create_network(
     host_weights: Mapping[str, Tensor] | None = None,
 ) -> LoadedNetwork:
     """Fresh weights from torch's current seed, those of the host as given; anchors, bridge and responses from training patches."""
-    host = create_host(
-        settings.host.name,
-        in_dim=cohort.card.feature_dim,
-        n_outputs=cohort.n_outputs,
-        gate_mode=settings.host.gate_mode,
-        options=settings.host.options,
-    )
+    host = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     if host_weights is not None:
         host.load_state_dict(host_weights)
     if settings.evidence is None:

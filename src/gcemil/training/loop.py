@@ -33,10 +33,19 @@ from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost
 from gcemil.model import Evidence
-from gcemil.runs import checkpoint
-from gcemil.runs.evidence_files import write_representations
+from gcemil.records import write_representations
+from gcemil.runs.checkpoint import (
+    TRAIN_AGAIN,
+    LoadedNetwork,
+    load_modules,
+    load_optimizer,
+    load_tensors,
+    module_state,
+    optimizer_state,
+    refuse_misfit,
+    save_tensors,
+)
 from gcemil.runs.folder import FoldFolder, FoldParts
-from gcemil.runs.network import LoadedNetwork
 from gcemil.runs.predict import Mode, evaluate_bags, represent_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.directions import find_class_directions
@@ -54,8 +63,6 @@ from gcemil.training.optimizer import (
     seed_torch,
     stream_seed,
 )
-
-REMEDY = "Remove it to train the fold again."
 
 EpochRecord = dict[str, Any]
 OnEpoch = Callable[[EpochRecord], None]
@@ -98,7 +105,7 @@ def train(
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
     resume_file = folder / "resume.safetensors"
-    progress, best, saved = _resumed(resume_file, modules)
+    progress, best, saved = _resume(resume_file, modules)
 
     stages = training_stages(loaded.host, settings)
     for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
@@ -115,8 +122,8 @@ def train(
             loaded.host.requires_grad_(False)
         optimizer = create_optimizer(loaded.network, base_rate, settings)
         if saved is not None:
-            with checkpoint.fitting(resume_file):
-                checkpoint.load_optimizer(optimizer, saved)
+            with refuse_misfit(resume_file):
+                load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
             saved = None
         for epoch in range(progress.epoch, settings.epochs):
@@ -130,7 +137,7 @@ def train(
                 judged = LoadedNetwork(loaded.host, None, None) if stage.prepares else loaded
                 record |= validate(judged, cohort, parts.val, task)
                 if settings.keep_epochs and is_last_stage:
-                    keep_epoch(loaded, cohort, parts, folder, epoch)
+                    _keep_epoch(loaded, cohort, parts, folder, epoch)
                 if epoch + 1 >= math.ceil(settings.chosen_from * settings.epochs):
                     best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
@@ -143,7 +150,7 @@ def train(
             if done and not is_last_stage and best is not None:
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
-            _save(resume_file, modules, optimizer, best, progress)
+            _save_state(resume_file, modules, optimizer, best, progress)
             write_history(folder / "history.jsonl", progress.history)
             if on_epoch:
                 on_epoch(record)
@@ -231,7 +238,7 @@ def train_epoch(
             model.set_temperature(
                 annealed_temperature(evidence.temperature_start, final_temperature(settings), progress)
             )
-        drawn = [training_bag(*next(bags), device) for _ in window]
+        drawn = [_move_bag(*next(bags), device) for _ in window]
         outputs: Sequence[Evidence] = []
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             if model is None:
@@ -299,14 +306,14 @@ def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], tas
     }
 
 
-def keep_epoch(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, folder: Path, epoch: int) -> None:
+def _keep_epoch(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, folder: Path, epoch: int) -> None:
     """What the head sees after this epoch; nothing of it reaches the training, nor its random numbers."""
     with torch.random.fork_rng(devices=[]):
         found = represent_bags(loaded, cohort, parts, recovers=False)
     write_representations(FoldFolder(folder).epoch_representations(epoch), found)
 
 
-def training_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
+def _move_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:
     features, coords = bag_tensors(bag, device)
     return TrainingBag(features, coords, bag.patch_size, target_tensor(spec).to(device))
 
@@ -320,7 +327,7 @@ def bag_features(host: nn.Module, cohort: Cohort, bags: Sequence[BagSpec]) -> Te
     return torch.stack([host(*bag_tensors(bag, device)).bag_feature for _, bag in drawn])
 
 
-def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def _list_shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
@@ -352,34 +359,34 @@ def _keep_best(
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
 
 
-def _save(
+def _save_state(
     path: Path,
     modules: dict[str, nn.Module],
     optimizer: torch.optim.Optimizer,
     best: dict[str, Tensor] | None,
     progress: Progress,
 ) -> None:
-    tensors = checkpoint.module_state(modules) | checkpoint.optimizer_state(optimizer)
+    tensors = module_state(modules) | optimizer_state(optimizer)
     tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
     tensors["rng"] = torch.get_rng_state()
-    checkpoint.save(path, tensors, {"progress": vars(progress)})
+    save_tensors(path, tensors, {"progress": vars(progress)})
 
 
-def _resumed(
+def _resume(
     path: Path, modules: dict[str, nn.Module]
 ) -> tuple[Progress, dict[str, Tensor] | None, dict[str, Tensor] | None]:
     """Where the last run stopped, its best weights, and the rest of its state; a fresh start otherwise."""
     if not path.is_file():
         return Progress(), None, None
-    tensors, meta = checkpoint.load(path)
+    tensors, meta = load_tensors(path)
     best = {
         name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")
     }
-    with checkpoint.fitting(path):
-        checkpoint.load_modules(modules, tensors)
-        if best and shapes_of(best) != shapes_of(modules["network"].state_dict()):
+    with refuse_misfit(path):
+        load_modules(modules, tensors)
+        if best and _list_shapes(best) != _list_shapes(modules["network"].state_dict()):
             raise ValueError("the best weights have other shapes")
     # Before the first validation the best figure is minus infinity.
-    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=REMEDY, finite=False)
+    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=TRAIN_AGAIN, finite=False)
     # The optimiser belongs to one stage; a new stage starts with a new one.
     return progress, best or None, tensors if progress.epoch > 0 else None

@@ -258,4 +258,5 @@ def necessity_term(null: NullTarget | NullRisk, output: EvidenceOutput, removed:
 
 
 def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
+    """What no evidence says: a distribution over the classes, or the mean risk."""
     return NullRisk() if n_outputs == 1 else NullTarget(n_outputs, peak=settings.null_peak)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gcemil.config import TrainSettings
 from gcemil.hosts.table import host_spec
-from gcemil.runs.network import LoadedNetwork
+from gcemil.runs.checkpoint import LoadedNetwork
 
 LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
 WIDTH_OF_HIGHEST_RATE = 128

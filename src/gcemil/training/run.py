@@ -23,8 +23,8 @@ from gcemil.bags.guards import refuse_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, read_json, working_in, write_json, write_text
-from gcemil.hosts.table import create_host
 from gcemil.processes import run_jobs
+from gcemil.runs.checkpoint import build_host, load_network
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import (
     RunFolder,
@@ -38,7 +38,6 @@ from gcemil.runs.folder import (
     write_summary,
     write_training_cohort,
 )
-from gcemil.runs.network import load_network
 from gcemil.runs.weights import with_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold
@@ -163,13 +162,7 @@ def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int])
     refuse_errors(cohort.folder, problems)
     task = create_task(cohort, settings)
     # A host that cannot be imported or made is said here, not by a worker with the run already begun.
-    create_host(
-        settings.host.name,
-        in_dim=cohort.card.feature_dim,
-        n_outputs=cohort.n_outputs,
-        gate_mode=settings.host.gate_mode,
-        options=settings.host.options,
-    )
+    build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     for index in folds:
         check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
     return [f"{problem.where}: {problem.what}" for problem in problems]

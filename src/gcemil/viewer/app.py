@@ -3,9 +3,9 @@
   GET  /  /static/<name>                            the page; names come from a table, never from the disk
   GET  /api/slides                                  the test slides of the fold
   GET  /api/slides/{slide}                          frame, layers, the set the model chose, marks
-  GET  /api/slides/{slide}/patches | subsets        typed arrays (layers.py)
+  GET  /api/slides/{slide}/patches | subsets        typed arrays (bench.py)
   GET  /api/slides/{slide}/tiles/{level}/{column}_{row}
-  POST /api/slides/{slide}/judge                    bits of S and P in, predictions and certificate out (bench_api.py)
+  POST /api/slides/{slide}/judge                    bits of S and P in, predictions and certificate out (bench.py)
   POST /api/slides/{slide}/evidence.json | .geojson bits of S in, a file out
   PUT  /api/slides/{slide}/review                   marks in, agreement out
   PUT  /api/slides/{slide}/review.geojson           marks of QuPath in; all marks of the slide, and what was left out
@@ -32,10 +32,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gcemil.errors import GcemilError, InputError, UsageError
-from gcemil.exports.geojson import EvidenceList, PatchCollection
+from gcemil.exports.geojson import PatchCollection
+from gcemil.exports.slide_export import EvidenceList
 from gcemil.files import parse_json, without_nan
 from gcemil.report.slide_view import name_anchor, sort_anchors
-from gcemil.viewer import bench_api, exports, layers, overview, reviews
+from gcemil.viewer import bench, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
@@ -55,7 +56,7 @@ JSON = "application/json"
 T = TypeVar("T")
 
 
-class JsonAnswer(JSONResponse):
+class _JsonAnswer(JSONResponse):
     """JSON that any number and any name can be part of: NaN becomes null, half a character its escape."""
 
     def render(self, content: Any) -> bytes:
@@ -63,7 +64,7 @@ class JsonAnswer(JSONResponse):
         return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-class ViewerApi:
+class _ViewerApi:
     """The answers. What asks the network waits in line for one thread, so that everything else is answered meanwhile."""
 
     def __init__(self, session: ViewerSession) -> None:
@@ -108,23 +109,23 @@ class ViewerApi:
 
     async def slides(self, request: Request) -> Response:
         """The test slides of the fold, the one to open first, and what may be claimed of the run."""
-        return JsonAnswer(await run_in_threadpool(overview.describe_run, self._session))
+        return _JsonAnswer(await run_in_threadpool(overview.describe_run, self._session))
 
     async def slide(self, request: Request) -> Response:
         """Everything about one slide but its patches."""
         slide = await self._slide(request)
         marked = await run_in_threadpool(reviews.describe_marks, self._session, slide)
-        return JsonAnswer({**await self._ask_network(_describe_slide, slide), **marked})
+        return _JsonAnswer({**await self._ask_network(_describe_slide, slide), **marked})
 
     async def patches(self, request: Request) -> Response:
         """Corners and layers of a slide as bytes."""
         slide = await self._slide(request)
-        return Response(await self._ask_network(layers.patch_arrays, slide), media_type=BYTES)
+        return Response(await self._ask_network(bench.patch_arrays, slide), media_type=BYTES)
 
     async def subsets(self, request: Request) -> Response:
         """Disjoint sufficient subsets, one number per patch."""
         slide = await self._slide(request)
-        groups = await self._ask_network(layers.subset_groups, slide)
+        groups = await self._ask_network(bench.subset_groups, slide)
         return Response(groups.tobytes(), media_type=BYTES)
 
     async def tile(self, request: Request) -> Response:
@@ -142,39 +143,39 @@ class ViewerApi:
     async def judge(self, request: Request) -> Response:
         """The live prediction and the certificate of two sets."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        selected, present = bench_api.read_masks(body, n_patches=len(slide.bench), count=2)
+        selected, present = bench.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
-        return JsonAnswer(await self._ask_network(bench_api.judge_set, slide, selected, present, tolerances))
+        return _JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
 
     async def evidence(self, request: Request) -> Response:
         """The set as JSON."""
-        return await self._export(request, exports.export_evidence)
+        return await self._export(request, bench.export_evidence)
 
     async def geojson(self, request: Request) -> Response:
         """The set as GeoJSON for QuPath."""
-        return await self._export(request, exports.export_geojson)
+        return await self._export(request, bench.export_geojson)
 
     async def review(self, request: Request) -> Response:
         """Save the marks of one slide."""
         slide, given = await self._slide(request), await _read_json(request, "The review")
         saved = await self._ask_network(reviews.save_review, self._session, slide, given)
-        return JsonAnswer(saved.to_json())
+        return _JsonAnswer(saved.to_json())
 
     async def import_review(self, request: Request) -> Response:
         """Add the marks of a GeoJSON file to those of one slide."""
         slide, given = await self._slide(request), await _read_json(request, "The file")
-        return JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
+        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
 
     async def agreement(self, request: Request) -> Response:
         """How far reviewers and evidence agree."""
-        return JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
+        return _JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
 
     async def _export(
         self, request: Request, made: Callable[..., EvidenceList | PatchCollection]
     ) -> Response:
         """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
-        (selected,) = bench_api.read_masks(body, n_patches=len(slide.bench), count=1)
+        (selected,) = bench.read_masks(body, n_patches=len(slide.bench), count=1)
         found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
         return StreamingResponse(_encode_blocks(found), media_type=JSON)
 
@@ -208,10 +209,10 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "patch_size": slide.patch_size,
         "has_coords": slide.has_coords,
         "note": slide.note,
-        "layers": [layer.describe() for layer in layers.slide_layers(slide)],
+        "layers": [layer.describe() for layer in bench.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
-        "regions": layers.region_numbers(slide),
+        "regions": bench.region_numbers(slide),
         "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
         "anchors": _describe_anchors(slide),
         "verdict": None if slide.evidence is None else slide.evidence.verdict,
@@ -270,7 +271,7 @@ def create_app(
         HTTPException: _answer_refusal,
         ClientDisconnect: _answer_closed_page,
     }
-    app = Starlette(routes=ViewerApi(session).routes(), exception_handlers=handlers)
+    app = Starlette(routes=_ViewerApi(session).routes(), exception_handlers=handlers)
     # A path with one slash too many is another path.
     app.router.redirect_slashes = False
     return Guard(app, entry=entry, port=port, on_refused=on_refused)
@@ -281,13 +282,13 @@ def _read_static(name: str) -> bytes:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
+    return _JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return JsonAnswer({"error": str(error)}, 500)
-    return JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
+        return _JsonAnswer({"error": str(error)}, 500)
+    return _JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
 
 
 async def _answer_closed_page(request: Request, error: Exception) -> Response:

@@ -39,11 +39,11 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "slides": list(session.specs),
         "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
         "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
-        "claim": claim_sentences(session),
+        "claim": _claim_sentences(session),
     }
 
 
-def claim_sentences(session: ViewerSession) -> list[str]:
+def _claim_sentences(session: ViewerSession) -> list[str]:
     """What the S/N/R diagnostic allows to say of the run; none where it was not made."""
     fold = session.fold
     records, is_same_network = read_judged_slides(fold.run)
@@ -74,11 +74,11 @@ def _read_facts(
         words.append("no evidence")
     return {
         "label": ": ".join([slide_id, ", ".join(map(str, words))] if words else [slide_id]),
-        "rank": rank_slide(session, slide_id, outcome, evidence),
+        "rank": _rank_slide(session, slide_id, outcome, evidence),
     }
 
 
-def rank_slide(
+def _rank_slide(
     session: ViewerSession, slide_id: str, outcome: dict[str, str], evidence: SlideEvidence | None
 ) -> Key:
     """Larger is more instructive."""

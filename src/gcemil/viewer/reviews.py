@@ -44,7 +44,7 @@ def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agree
     }
     # Marks that cannot be read may be somebody's work.
     read_marks(session, slide.slide_id, n_patches=n_patches)
-    write_json(review_file(session, slide.slide_id), review)
+    write_json(_review_file(session, slide.slide_id), review)
     return count_marks(marks)
 
 
@@ -69,7 +69,7 @@ def import_marks(session: ViewerSession, slide: OpenedSlide, given: Any) -> dict
     return {**chosen, "n_imported": int(np.count_nonzero(verdicts)), "notes": notes}
 
 
-def review_file(session: ViewerSession, slide_id: str) -> Path:
+def _review_file(session: ViewerSession, slide_id: str) -> Path:
     """Where the marks of a slide are saved."""
     return inside(inside(session.folder, "reviews"), f"{slide_id}.json")
 
@@ -78,7 +78,7 @@ def read_marks(
     session: ViewerSession, slide_id: str, *, n_patches: int | None = None
 ) -> list[dict[str, Any]]:
     """The marks of one slide, of as many patches as it has; none where it was not reviewed."""
-    path = review_file(session, slide_id)
+    path = _review_file(session, slide_id)
     if not _is_there(path):
         return []
     review = read_record(path, SavedReview, error=RunError, remedy=REMEDY)

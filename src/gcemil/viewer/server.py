@@ -77,7 +77,7 @@ def create_server(
     # No access log: it would hold the codes.
     config = uvicorn.Config(
         create_app(session, entry=entry, port=port, on_refused=on_refused),
-        http=ImpatientProtocol,
+        http=_ImpatientProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -90,7 +90,7 @@ def create_server(
     return uvicorn.Server(config)
 
 
-class ImpatientProtocol(H11Protocol):
+class _ImpatientProtocol(H11Protocol):
     """HTTP with an end to waiting for a request's head, and for a client to take its answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

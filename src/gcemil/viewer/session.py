@@ -28,7 +28,7 @@ from gcemil.exports.explain_cohort import hash_inputs
 from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
-from gcemil.recovery.rules import subset_size, top_k
+from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles

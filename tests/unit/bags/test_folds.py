@@ -182,6 +182,13 @@ def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path
             assert abs(placed - share * len(of_label)) <= 1
 
 
+def test_parts_that_add_up_to_the_slides_deal_whole_cases_in_these_shares(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=30, slides_per_case=2, n_patches=4)
+    fold = make_parts(cohort, (30, 10, 20), generator=np.random.default_rng(0))
+    assert [len(fold.slides(part)) for part in ("train", "val", "test")] == [30, 10, 20]
+    assert leaking_cases(cohort, fold) == []
+
+
 def test_parts_that_do_not_add_up_are_refused(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=12, n_patches=4)
     with pytest.raises(UsageError, match="has 12 cases, so three parts .* got 6, 3, 4"):

@@ -11,9 +11,10 @@ from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished,
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
 from gcemil.benchmark.results import Results, append_log, claim, read_failure, read_log
 from gcemil.benchmark.runner import Ending, execute
-from gcemil.benchmark.summary import read_summary, write_summary
+from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
+from gcemil.report.run_report import read_grid_summary
 from grid_builders import InlinePool, cohort_record, events, small_grid
 
 SIMULATED = {"profile": "nsclc", "size": "tiny"}
@@ -112,7 +113,7 @@ def test_the_summary_covers_every_grid_of_the_folder(results, grid):
 
 def test_a_folder_without_a_summary_is_named(tmp_path):
     with pytest.raises(RunError, match="has no summary.json"):
-        read_summary(tmp_path)
+        read_grid_summary(tmp_path)
 
 
 def test_another_cohort_of_the_same_name_is_refused(results, grid):

@@ -121,7 +121,7 @@ def results(tmp_path):
 def invoked(*arguments):
     import typer
 
-    from gcemil.cli.tables import tables
+    from gcemil.cli.benchmark import tables
 
     app = typer.Typer()
     app.command()(tables)

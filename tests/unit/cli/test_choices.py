@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import typer.main
 
-from gcemil.cli import main, options, predict, simulate, tables, train
+from gcemil.cli import benchmark, main, options, predict, simulate, train
 from gcemil.config import RECIPES
 from gcemil.exports.explain import Unit
 from gcemil.exports.slide_export import HEATMAPS
@@ -19,7 +19,7 @@ from gcemil.tables import FORMATS
     [
         (train.Recipe, RECIPES),
         (simulate.Size, SIZES),
-        (tables.Format, FORMATS),
+        (benchmark.Format, FORMATS),
         (predict.Mode, (*MODES, "prefilter")),
         (options.HeatMapName, HEATMAPS),
         (options.Unit, get_args(Unit)),

@@ -12,7 +12,8 @@ from gcemil.diagnostics.trained_fold import TrainedFold, network_view
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
-from gcemil.recovery.rules import GrowthEnd, ranking, top_k
+from gcemil.recovery.growth import GrowthEnd
+from gcemil.recovery.recover import ranking, top_k
 from gcemil.report.sections.robustness import choose_main_rows, sort_rows
 from planted_folds import planted_fold
 from run_builders import TrainedRuns

@@ -13,8 +13,8 @@ from gcemil.diagnostics.audit_inputs import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, InputError, UsageError
 from gcemil.findings import read_finding, write_finding
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
-from gcemil.runs.network import load_network
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, stacked_targets
 
 TASK = ClassificationTask(("normal", "tumour"))

@@ -13,7 +13,7 @@ from gcemil.diagnostics.trained_fold import TrainedFold, network_view
 from gcemil.errors import UsageError
 from gcemil.findings import read_finding, write_finding
 from gcemil.metrics import METRICS
-from gcemil.recovery.rules import ranking, top_k
+from gcemil.recovery.recover import ranking, top_k
 from planted_folds import planted_fold
 from run_builders import TrainedRuns
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from skimage.measure import label, regionprops
 
-from gcemil.bags.annotations.truth import connected_regions, patch_cells
+from gcemil.bags.bag import connected_regions, patch_cells
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     hits_by_overlap,

@@ -81,7 +81,7 @@ def test_the_threshold_equals_an_exhaustive_search():
         ]
         with_truth = [one for one in slides if one.positive.any()]
         scores = sorted({score for one in with_truth for score in one.scores.tolist()}, reverse=True)
-        mean = [np.mean([dice(one.marked(t), one.positive) for one in with_truth]) for t in scores]
+        mean = [np.mean([dice(one.scores >= t, one.positive) for one in with_truth]) for t in scores]
         assert best_threshold(slides) == scores[int(np.argmax(np.round(mean, 9)))]
 
 

@@ -11,7 +11,7 @@ from gcemil.diagnostics.trained_fold import TrainedFold, linear_form, predict_ba
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS
-from gcemil.recovery.rules import members
+from gcemil.recovery.recover import members
 from run_builders import TrainedRuns
 from wrapper_builders import prepared_host, tensor_bag
 

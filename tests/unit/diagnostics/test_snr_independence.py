@@ -9,7 +9,7 @@ import torch
 from gcemil.diagnostics.snr import Tolerances, Verdict, bag_outcome, bag_outputs, judge_subset
 from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
-from gcemil.recovery.rules import above_threshold
+from gcemil.recovery.recover import above_threshold
 from gcemil.tasks.task import ClassificationTask
 
 TASK = ClassificationTask(("normal", "tumour"))

@@ -11,7 +11,7 @@ from gcemil.diagnostics.rules import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold, network_view, predict_bag
 from gcemil.errors import UsageError
-from gcemil.recovery.rules import top_k
+from gcemil.recovery.recover import top_k
 from planted_folds import planted_fold, planted_host
 from run_builders import TrainedRuns
 from wrapper_builders import prepared_host

@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from gcemil.exports.geojson import BLOCK, list_evidence
+from gcemil.exports.geojson import BLOCK
+from gcemil.exports.slide_export import list_evidence
 
 
 def listed(coords):

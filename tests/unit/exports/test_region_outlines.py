@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 
-from gcemil.exports.geojson import EVIDENCE
-from gcemil.exports.regions import SlideRegions, describe_regions, write_regions
+from gcemil.exports.geojson import EVIDENCE, SlideRegions, describe_regions, write_regions
 from gcemil.records import RegionVerdict
 from gcemil.slides.contours import outline_squares
 from geojson_rules import violations

@@ -12,6 +12,7 @@ from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import read_own_thumbnail
+from gcemil.records import AdapterFigures
 from gcemil.report.sections.controls import (
     RuleBar,
     RuleCurve,
@@ -63,7 +64,6 @@ from gcemil.report.slide_view import (
 )
 from gcemil.report.style import GROUPS, encode_png, encode_svg, fix_layout, readable_name, shorten_label
 from gcemil.rules import find_rule, order_rules
-from gcemil.runs.evidence_files import AdapterFigures
 from report_builders import toy_evidence
 
 RED, GREY = (214, 39, 40), (222, 222, 222)

@@ -13,6 +13,7 @@ from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.errors import CohortError, RunError
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.findings import Finding, Row
+from gcemil.records import Representations, read_evidence, write_representations
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import (
@@ -26,15 +27,12 @@ from gcemil.report.sections import (
     survival,
     truth,
 )
-from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder
+from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder, finding_table, order_rows
 from gcemil.report.sections.examples import choose_examples
-from gcemil.report.sections.finding_tables import finding_table, order_rows
 from gcemil.report.sections.grid import find_hosts_left_alone, pair_hosts, read_kept_metric
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
-from gcemil.runs import evidence_files
-from gcemil.runs.evidence_files import read_evidence
 from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
@@ -343,8 +341,8 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
     for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
-        made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
-        evidence_files.write_representations(folder / "fold_0" / "representations.h5", made)
+        made = Representations(found, ids, ("test",) * 10, groups)
+        write_representations(folder / "fold_0" / "representations.h5", made)
     context = context_of(toy_run.folder, host.folder)
     text = representations.render_section(context).body
     assert "--keep-epochs" in str(context.render_missing().body)
@@ -359,8 +357,8 @@ def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
     fold = FoldFolder(toy_run.folder / "fold_0")
     for path in (fold.representations, *(fold.epoch_representations(epoch) for epoch in range(7))):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in ("full", "soft")}
-        made = evidence_files.Representations(found, ids, ("test",) * 10, groups)
-        evidence_files.write_representations(path, made)
+        made = Representations(found, ids, ("test",) * 10, groups)
+        write_representations(path, made)
     context = context_of(toy_run.folder)
     assert "after each of these epochs" in representations.render_section(context).body
     drawn = (toy_run.folder / "figures" / "representations_epochs.svg").read_text()
@@ -370,8 +368,8 @@ def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
 
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
-    made = evidence_files.Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
-    evidence_files.write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
+    made = Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
+    write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
     assert "a t-SNE needs 8" in representations.render_section(context_of(toy_run.folder)).body
 
 

@@ -260,7 +260,7 @@ def test_tensors_of_another_host_are_named(tmp_path, cohorts):
 
 def test_a_header_that_lies_is_refused(tmp_path):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
-    checkpoint.save(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}})
+    checkpoint.save_tensors(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}})
     with pytest.raises(WeightsError, match=r"w.safetensors"):
         read_given_host(tmp_path / "w.safetensors", HostSettings(name="abmil"), cohort)
 
@@ -272,7 +272,7 @@ def test_a_header_that_asks_for_a_host_of_any_size_takes_no_memory_for_it(tmp_pa
         "settings": settings.model_dump(mode="json"), "in_dim": 8, "n_outputs": 2, "task": "classification",
         "classes": ["benign", "malignant"], "patch_size_level0": 512, "encoder": "any",
     }  # fmt: skip
-    checkpoint.save(tmp_path / "w.safetensors", {"head.bias": torch.zeros(2)}, header)
+    checkpoint.save_tensors(tmp_path / "w.safetensors", {"head.bias": torch.zeros(2)}, header)
     with pytest.raises(WeightsError, match=r"missing: attention.content.bias.*Nothing was loaded"):
         read_given_host(tmp_path / "w.safetensors", HostSettings(), cohort)
 

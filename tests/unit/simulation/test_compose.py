@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import connected_regions, patch_cells
 from gcemil.bags.arrays import read_anchors, read_pairs
+from gcemil.bags.bag import connected_regions, patch_cells
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_faults, read_fold
 from gcemil.errors import UsageError

@@ -12,7 +12,7 @@ from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
 from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
-from gcemil.cli.patch import patch
+from gcemil.cli.slides import patch
 from gcemil.errors import StoreError, UsageError
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide

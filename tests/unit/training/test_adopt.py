@@ -13,8 +13,8 @@ from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.explain import bag_tensors
 from gcemil.hosts.clam_sb import ClamSb
+from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
-from gcemil.runs.network import load_network
 from gcemil.training.adopt import UNKNOWN_TRAINING, adopt_run, pair_folds
 from gcemil.training.run import evaluate_run, one_thread, train_run
 

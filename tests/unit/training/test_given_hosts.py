@@ -12,7 +12,7 @@ from gcemil.config import EvidenceSettings, HostSettings, HostWeights, TrainSett
 from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.hosts.table import HOSTS
 from gcemil.runs import checkpoint
-from gcemil.runs.network import load_network
+from gcemil.runs.checkpoint import load_network
 from gcemil.training import loop
 from gcemil.training.adopt import adopt_run
 from gcemil.training.run import train_run
@@ -52,7 +52,7 @@ def predictions(path):
 
 
 def host_tensors(fold):
-    tensors, meta = checkpoint.load(fold / "checkpoint.safetensors")
+    tensors, meta = checkpoint.load_tensors(fold / "checkpoint.safetensors")
     wrapped = meta["settings"]["evidence"] is not None
     return {
         key.removeprefix("host."): one

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gcemil.runs.network import LoadedNetwork
+from gcemil.runs.checkpoint import LoadedNetwork
 from gcemil.training.epochs import GradientNorms, find_failures
 from gcemil.training.optimizer import clip_gradients
 from wrapper_builders import prepared_host, wrapped

@@ -11,7 +11,7 @@ from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import read_json
 from gcemil.hosts.mhim import Mhim
-from gcemil.runs.evidence_files import read_adapter, read_representations
+from gcemil.records import read_adapter, read_representations
 from gcemil.runs.folder import FoldFolder
 from gcemil.runs.predict import represent_runs
 from gcemil.training import loop

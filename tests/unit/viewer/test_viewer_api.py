@@ -12,11 +12,11 @@ from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import class_probability
+from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
-from gcemil.runs.evidence_files import read_evidence
 from gcemil.viewer import overview
-from gcemil.viewer.bench_api import read_masks
+from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from report_builders import toy_evidence
@@ -388,7 +388,7 @@ def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classi
     import typer
     from typer.testing import CliRunner
 
-    from gcemil.cli.view import view
+    from gcemil.cli.report import view
 
     def serve(session, listener, *, on_address):
         session.close()

@@ -510,7 +510,7 @@ def test_an_unforeseen_failure_tells_nothing_and_carries_the_policy(session, nam
     quiet = TestClient(
         client.app, base_url=str(client.base_url), raise_server_exceptions=False, cookies=client.cookies
     )
-    monkeypatch.setattr("gcemil.viewer.layers.patch_arrays", fails)
+    monkeypatch.setattr("gcemil.viewer.bench.patch_arrays", fails)
     answer = quiet.get(f"/api/slides/{name}/patches")
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -80,7 +80,7 @@ def test_the_command_says_a_bad_port_before_it_reads_the_run(tmp_path, port):
     import typer
     from typer.testing import CliRunner
 
-    from gcemil.cli.view import view
+    from gcemil.cli.report import view
 
     app = typer.Typer()
     app.command()(view)

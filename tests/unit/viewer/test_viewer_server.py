@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gcemil.exports import geojson
-from gcemil.viewer import exports, security, server
+from gcemil.viewer import bench, security, server
 from viewer_builders import bits, opened, read_answer, running, visitor
 
 BYTES = "application/octet-stream"
@@ -168,7 +168,7 @@ def counted_blocks(monkeypatch):
             made.append(len(block))
             yield block
 
-    monkeypatch.setattr(exports, "export_geojson", large_collection)
+    monkeypatch.setattr(bench, "export_geojson", large_collection)
     monkeypatch.setattr(geojson.PatchCollection, "blocks", blocks)
     return made
 

@@ -4,9 +4,6 @@
   evidence_i  overlap_i >= 1 %                                  (the paper's rule for CAMELYON16)
   region_i    8-connected region of evidence patches, 0 = none
 
-Two marked patches are connected when their cells touch at a side or at a corner, as CAMELYON16's organisers label lesions. Only
-marked cells are stored: memory is linear in the patches, not in the slide.
-
 A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or <id> with .tif, .tiff or
 .png. A slide without a file is
 normal only where its label says so; any other is left without truth and named in the report.
@@ -31,64 +28,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from gcemil.bags import arrays, store
 from gcemil.bags.annotations.concepts import name_shapes, patches_at
 from gcemil.bags.annotations.shapes import Role, mask_overlap, polygon_overlap, read_asap, read_mask
 from gcemil.bags.arrays import Bounds
-from gcemil.bags.bag import grid_stride
+from gcemil.bags.bag import connected_regions, grid_stride, patch_cells
 from gcemil.bags.cohort import Cohort, SlideRow, read_slide_bounds
-from gcemil.errors import BagError, CohortError, InputError, UsageError
+from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import locked_folder, remove_leftovers
 from gcemil.slides.geojson import GeoObject, read_objects
-
-Cells = Int[np.ndarray, "n 2"]
-Marked = Bool[np.ndarray, "n"]
-Numbers = Int[np.ndarray, "n"]
-
-
-def patch_cells(coords: Int[np.ndarray, "n 2"], step: int) -> Cells:
-    """The grid cell (column, row) of each patch, from its top-left corner."""
-    if step < 1:
-        raise BagError(f"The grid step is at least one pixel, got {step}.")
-    # Nearest cell rather than floor: contours tiled on their own grids are off by less than a step.
-    corners = coords.astype(np.int64)
-    moved = corners - corners.min(axis=0, initial=np.iinfo(np.int64).max)
-    return (2 * moved + step) // (2 * step)
-
-
-def connected_regions(cells: Cells, marked: Marked) -> Numbers:
-    """The region of each marked patch, numbered from 1 in the order of first patches; 0 = not marked."""
-    region = np.zeros(len(cells), dtype=np.int64)
-    rows = np.flatnonzero(marked)
-    if len(rows):
-        label = _label_components(cells[rows])
-        _, first, number = np.unique(label, return_index=True, return_inverse=True)
-        order = np.empty(len(first), dtype=np.int64)
-        order[np.argsort(first)] = np.arange(len(first))
-        region[rows] = order[number] + 1
-    return region
-
-
-def _label_components(cells: Cells) -> Numbers:
-    """A component number for every cell."""
-    own = cells - cells.min(axis=0)
-    # One empty column on either side keeps the end of a row from touching the start of the next.
-    width = int(own[:, 0].max()) + 3
-    keys, node = np.unique(own[:, 1] * width + own[:, 0] + 1, return_inverse=True)
-    # Half of the eight neighbours: the other half are the same links seen from their other end.
-    wanted = keys[:, None] + np.array([1, width - 1, width, width + 1])
-    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    exists = keys[found] == wanted
-    start = np.broadcast_to(np.arange(len(keys))[:, None], wanted.shape)[exists]
-    links = coo_array((np.ones(len(start), dtype=np.int8), (start, found[exists])), shape=(len(keys),) * 2)
-    _, label = connected_components(links, directed=False)
-    return label[node].astype(np.int64)
-
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""

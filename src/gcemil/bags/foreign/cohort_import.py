@@ -54,7 +54,6 @@ def import_cohort(
     mpp: Mpp = None,
     encoder: str | None = None,
     coords_dir: Path | None = None,
-    anchors: str | None = None,
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
     with untrusted_files():
@@ -66,7 +65,7 @@ def import_cohort(
             names = [slide.slide_id for slide in folder.slides]
             table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
         splits = splits or _find_own_splits(labels, folder)
-        return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, anchors=anchors)
+        return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
 
 
 def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:

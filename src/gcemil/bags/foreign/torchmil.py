@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import connected_regions, patch_cells
 from gcemil.bags.arrays import check_coords
-from gcemil.bags.bag import CoordRows, grid_stride
+from gcemil.bags.bag import CoordRows, connected_regions, grid_stride, patch_cells
 from gcemil.bags.foreign.source import (
     FeatureLayout,
     ForeignFolder,

@@ -68,32 +68,36 @@ FULL_METHOD = ("gce", SELECTORS["consecutive"], BUDGETS["0.05"])
 
 
 def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Parts of the method left out one by one."""
     table = paper.table("ablation")
     plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
     only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
-    return ablation_table(
+    return _ablation_table(
         "components", "components added one by one, BRACS", measured, table, COMPONENTS, "bracs", first=[only]
     )
 
 
 def budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """One budget beside another."""
     table = paper.table("budget")
-    return ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
+    return _ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
 
 
 def selector_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Selectors of other kinds."""
     table = paper.table("selector_arch")
-    return ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
+    return _ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
 
 
 def grounding_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Anchors of other kinds."""
     table = paper.table("grounding")
-    return ablation_table(
+    return _ablation_table(
         "grounding", "anchors and bridges, mean over cohorts", measured, table, GROUNDINGS, None
     )
 
 
-def ablation_table(
+def _ablation_table(
     name: str,
     title: str,
     measured: MeasuredResults,
@@ -105,7 +109,7 @@ def ablation_table(
 ) -> Table:
     """The paper's rows with our variants; the arm `gce` is the full method wherever no variant repeats it."""
     names = {row.key: row.name for row in table.rows}
-    measured = keep_comparable(measured, set(variants.values()))
+    measured = _keep_comparable(measured, set(variants.values()))
     rows = [
         TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
         for key, variant in variants.items()
@@ -114,18 +118,18 @@ def ablation_table(
     rows += control_rows(Query(label=FULL_METHOD, dataset=dataset), ", full method's runs", undefined)
     return build_comparison(
         name, title, measured, table, row_labels=("variant",), rows=[*first, *rows],
-        columns=[ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,),
+        columns=[_ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,),
     )  # fmt: skip
 
 
-def keep_comparable(measured: MeasuredResults, variants: set[str]) -> MeasuredResults:
+def _keep_comparable(measured: MeasuredResults, variants: set[str]) -> MeasuredResults:
     """Only hosts and cohorts that have a variant: the full method on other hosts would be another comparison."""
     pairs = {(run.cohort.name, run.host) for run in measured.runs if run.label in variants - {"gce"}}
     runs = tuple(run for run in measured.runs if (run.cohort.name, run.host) in pairs)
     return replace(measured, runs=runs) if runs else measured
 
 
-def ablation_column(key: str) -> TableColumn:
+def _ablation_column(key: str) -> TableColumn:
     """Task metrics come from the prediction, the rest from the S/N/R of the evidence."""
     column = Column(key, HEADERS[key], key)
     if key in ("macro_f1", "task_metric"):
@@ -161,6 +165,7 @@ COST_NOTE = (
 
 
 def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """What each way to predict costs."""
     table = paper.table("cost")
     names = {row.key: row.name for row in table.rows} | OWN_MODES
     measured = keep_costed(measured)
@@ -170,7 +175,7 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
             (names[key],),
             COST.where(labels={"mode": key}),
             comparison=None,
-            undefined=undefined_costs(key),
+            undefined=_undefined_costs(key),
         )
         for key in (*MODES, *OWN_MODES)
     ]
@@ -217,7 +222,7 @@ def keep_costed(measured: MeasuredResults) -> MeasuredResults:
     return replace(measured, runs=timed) if timed else measured
 
 
-def undefined_costs(mode: str) -> frozenset[str]:
+def _undefined_costs(mode: str) -> frozenset[str]:
     """A prefilter finds its subset while it encodes; a control is no way to predict, only what a subset is worth."""
     if mode == PREFILTER:
         return frozenset({"explained_time"})
@@ -250,12 +255,13 @@ ADDED_PARAMETERS = 230_165
 
 
 def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Parameters and time that the wrapper adds."""
     table = paper.table("capacity_overhead")
     answers = {
-        "soft_runtime": cost_cell(measured, "soft", {"end_to_end_time": "end-to-end", "aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
-        "discrete_cost": cost_cell(measured, "discrete", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
-        "capacity_alone": grounding_cell(measured, ("random", "shuffled"), "/"),
-        "grounding_quality": grounding_cell(measured, ("generic", "full"), "→"),
+        "soft_runtime": _cost_cell(measured, "soft", {"end_to_end_time": "end-to-end", "aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
+        "discrete_cost": _cost_cell(measured, "discrete", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
+        "capacity_alone": _grounding_cell(measured, ("random", "shuffled"), "/"),
+        "grounding_quality": _grounding_cell(measured, ("generic", "full"), "→"),
     }  # fmt: skip
     mark = our_origin(measured)
     lines = []
@@ -270,7 +276,7 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
             "ours",
             (
                 Cell("counted"),
-                parameter_cell(spec.parameters, ADDED_PARAMETERS),
+                _parameter_cell(spec.parameters, ADDED_PARAMETERS),
                 Cell("Own parameters and what the wrapper adds"),
             ),
         )
@@ -285,7 +291,7 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> Cell:
+def _cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> Cell:
     """Those of several ratios of one mode of inference that were measured, in one cell."""
     measured = keep_costed(measured)
     found = {
@@ -296,21 +302,21 @@ def cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> 
     return Cell("; ".join(parts)) if parts else MISSING
 
 
-def grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str) -> Cell:
+def _grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str) -> Cell:
     """C-D gap and degradation of some grounding variants, on the hosts and cohorts that have them."""
-    measured = keep_comparable(measured, set(GROUNDINGS.values()))
+    measured = _keep_comparable(measured, set(GROUNDINGS.values()))
     parts = []
     for metric, title in (("cd_gap", "C-D gap"), ("complement_degradation", "complement degradation")):
         query = EVIDENCE.where(metric=metric)
         found = [estimate(find_values(measured, query.where(label=GROUNDINGS[row]))) for row in rows]
         numbers = [f"{one.mean:.3f}" for one in found if one is not None]
         parts.append(f"{title} {between.join(numbers)}" if len(numbers) == len(rows) else None)
-    return join_parts(parts)
+    return _join_parts(parts)
 
 
-def join_parts(parts: Sequence[str | None]) -> Cell:
+def _join_parts(parts: Sequence[str | None]) -> Cell:
     return Cell("; ".join(part for part in parts if part)) if all(parts) else MISSING
 
 
-def parameter_cell(own: int, added: int) -> Cell:
+def _parameter_cell(own: int, added: int) -> Cell:
     return Cell(f"{own:,} + {added:,} ({100 * added / own:+.1f} %)", float(added))

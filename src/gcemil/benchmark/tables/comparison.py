@@ -63,19 +63,19 @@ class Query:
 
 def find_values(measured: MeasuredResults, query: Query) -> dict[Unit, float]:
     """Every value that answers, by what it was measured on."""
-    found = {unit: first_value(rows, query.metric) for unit, rows in matching_rows(measured, query)}
+    found = {unit: _first_value(rows, query.metric) for unit, rows in _matching_rows(measured, query)}
     return {unit: value for unit, value in found.items() if value is not None}
 
 
-def is_undefined(measured: MeasuredResults, query: Query) -> bool:
+def _is_undefined(measured: MeasuredResults, query: Query) -> bool:
     """Whether the figure was asked for and does not exist, which is not the same as never measured."""
-    return any(query.metric in row.values for _, rows in matching_rows(measured, query) for row in rows)
+    return any(query.metric in row.values for _, rows in _matching_rows(measured, query) for row in rows)
 
 
-def matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
+def _matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
     """The rows that fit, run by run and fold by fold."""
     for run in measured.runs:
-        if not is_about(run, query, measured):
+        if not _is_about(run, query, measured):
             continue
         folds: dict[int | None, list[Row]] = {}
         for fold, row in run.rows(query.source):
@@ -85,7 +85,7 @@ def matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Uni
             yield Unit(run.cohort.name, run.host, run.seed, fold), rows
 
 
-def is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
+def _is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
     """Whether the question is about this run."""
     cohort = run.cohort
     asked = (
@@ -98,15 +98,15 @@ def is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
         query.encoder or measured.main_encoders[cohort.dataset]
     ):
         return False
-    return all(wanted is None or (own is not None and is_same_label(own, wanted)) for wanted, own in asked)
+    return all(wanted is None or (own is not None and _is_same_label(own, wanted)) for wanted, own in asked)
 
 
 def matches(labels: Labels, wanted: WantedLabels) -> bool:
     """Whether a row is the one asked for: each label wanted is there with one of its values, written in any case."""
-    return all(key in labels and is_same_label(labels[key], accepted) for key, accepted in wanted.items())
+    return all(key in labels and _is_same_label(labels[key], accepted) for key, accepted in wanted.items())
 
 
-def is_same_label(own: str, accepted: str | tuple[str, ...]) -> bool:
+def _is_same_label(own: str, accepted: str | tuple[str, ...]) -> bool:
     options = (accepted,) if isinstance(accepted, str) else accepted
     return any(normalise(own) == normalise(option) for option in options)
 
@@ -120,7 +120,7 @@ def normalise(text: str) -> str | float:
         return text.lower().replace("-", "_").replace(" ", "_")
 
 
-def first_value(rows: Sequence[Row], metric: str) -> float | None:
+def _first_value(rows: Sequence[Row], metric: str) -> float | None:
     """Of several rows that fit, the one with the fewest labels speaks for all."""
     there = [row for row in rows if row.values.get(metric) is not None]
     return min(there, key=lambda row: len(row.labels)).values[metric] if there else None
@@ -132,14 +132,14 @@ def subtract_paired(ours: Mapping[Unit, float], baseline: Mapping[Unit, float]) 
 
 
 @dataclass(frozen=True)
-class Estimate:
+class _Estimate:
     mean: float
     deviation: float | None
     """None for a single value."""
     n: int
 
 
-def estimate(found: Mapping[Unit, float]) -> Estimate | None:
+def estimate(found: Mapping[Unit, float]) -> _Estimate | None:
     """Mean and deviation by the rule of this module."""
     if not found:
         return None
@@ -147,7 +147,7 @@ def estimate(found: Mapping[Unit, float]) -> Estimate | None:
     for unit, value in found.items():
         groups.setdefault((unit.cohort, unit.host), []).append(value)
     pool = list(found.values()) if len(groups) == 1 else [fmean(group) for group in groups.values()]
-    return Estimate(fmean(pool), stdev(pool) if len(pool) > 1 else None, len(found))
+    return _Estimate(fmean(pool), stdev(pool) if len(pool) > 1 else None, len(found))
 
 
 def cell(
@@ -208,6 +208,7 @@ class TableColumn:
 
     @property
     def paper_key(self) -> str:
+        """The column of the paper."""
         return self.column.key if self.paper is None else self.paper
 
 
@@ -225,10 +226,10 @@ def build_comparison(
     """Both lines of every row."""
     lines, used = [], set()
     for row in rows:
-        answers = [read_values(measured, row, ask) for ask in columns]
+        answers = [_read_values(measured, row, ask) for ask in columns]
         used |= {unit.cohort for found in answers for unit in found or ()}
-        lines += [line for line in (paper_line(paper, row, columns),) if line is not None]
-        lines.append(our_line(measured, row, columns, answers))
+        lines += [line for line in (_paper_line(paper, row, columns),) if line is not None]
+        lines.append(_our_line(measured, row, columns, answers))
     return Table(
         name=name,
         title=title,
@@ -255,7 +256,7 @@ def our_origin(measured: MeasuredResults) -> str:
     return f"ours ({' and '.join(words) or 'unknown'} cohorts)"
 
 
-def paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn]) -> Line | None:
+def _paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn]) -> Line | None:
     """As printed; None where the paper has no such row."""
     if paper.row(row.key) is None:
         return None
@@ -265,38 +266,39 @@ def paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn])
 
 
 def paper_cell(printed: str | None) -> Cell:
+    """A figure as the paper prints it."""
     if printed is None:
         return UNDEFINED
     return Cell(printed, value_of(printed), deviation_of(printed))
 
 
-def our_line(
+def _our_line(
     measured: MeasuredResults, row: TableRow, columns: Sequence[TableColumn], answers: Sequence[Values]
 ) -> Line:
-    cells = tuple(our_cell(row, ask, found) for ask, found in zip(columns, answers, strict=True))
+    cells = tuple(_our_cell(row, ask, found) for ask, found in zip(columns, answers, strict=True))
     comparison = None if row.baseline is not None else row.comparison
     return Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison)
 
 
-def read_values(measured: MeasuredResults, row: TableRow, ask: TableColumn) -> Values:
+def _read_values(measured: MeasuredResults, row: TableRow, ask: TableColumn) -> Values:
     """What the results say; None where no answer can exist."""
     if ask.column.key in row.undefined:
         return None
-    query = narrow_query(row, row.query, ask)
+    query = _narrow_query(row, row.query, ask)
     found = find_values(measured, query)
     if row.baseline is None:
-        return None if not found and is_undefined(measured, query) else found
-    return subtract_paired(found, find_values(measured, narrow_query(row, row.baseline, ask)))
+        return None if not found and _is_undefined(measured, query) else found
+    return subtract_paired(found, find_values(measured, _narrow_query(row, row.baseline, ask)))
 
 
-def our_cell(row: TableRow, ask: TableColumn, found: Values) -> Cell:
+def _our_cell(row: TableRow, ask: TableColumn, found: Values) -> Cell:
     if found is None:
         return UNDEFINED
     signed = ask.signed or row.baseline is not None
     return cell(found, decimals=ask.decimals, scale=ask.scale, unit=ask.unit, signed=signed)
 
 
-def narrow_query(row: TableRow, query: Query, ask: TableColumn) -> Query:
+def _narrow_query(row: TableRow, query: Query, ask: TableColumn) -> Query:
     """The row's question about this column; where both name a label, the row's stands."""
     asked = query.where(**ask.changes).where(labels=query.labels)
     instead = row.instead.get(ask.column.key)

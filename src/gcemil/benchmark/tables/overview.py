@@ -42,13 +42,14 @@ RATIO_TABLES = ("same_budget", "explain")
 
 
 def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """Every claim of the abstract: as printed, from the paper's tables, and from the results."""
     lines = [
         line
         for claim in paper.claims
         for line in (
             Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
-            Line((claim.name, "paper (from its tables)"), "paper", paper_cells(claim.key, paper)),
-            *claim_lines(claim.key, claim.name, measured),
+            Line((claim.name, "paper (from its tables)"), "paper", _paper_cells(claim.key, paper)),
+            *_claim_lines(claim.key, claim.name, measured),
         )
     ]
     return Table(
@@ -62,7 +63,7 @@ def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+def _paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     """What the paper's own tables give for a claim."""
     if claim.endswith("_gain"):
         table = paper.table(GAIN_TABLES[claim.removesuffix("_gain")])
@@ -76,7 +77,7 @@ def paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
         ]
         return Cell(f"{fmean(gains):+.4f}", fmean(gains)), Cell(f"{len(gains)} pairs of host and dataset")
     if claim in ("cd_gap_ratio", "complement_degradation_ratio"):
-        return table_ratios("gap" if claim == "cd_gap_ratio" else "complement_degradation", paper)
+        return _table_ratios("gap" if claim == "cd_gap_ratio" else "complement_degradation", paper)
     cost = paper.table("cost")
     column = "end_to_end_time" if claim == "speed_up" else "relative_utility"
     found = cost.number("prefilter", column)
@@ -86,7 +87,7 @@ def paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(f"{value:.3g}{TIMES}", value), Cell(cost.label)
 
 
-def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
+def _table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     """Smallest and largest ratio of attention and GCE discrete in the tables that have both."""
     ratios = []
     for name in RATIO_TABLES:
@@ -97,42 +98,42 @@ def table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
 
 
-def claim_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
+def _claim_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
     """The claim on the results; where a fairness control was run, its gain beside it."""
     mark = our_origin(measured)
-    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in claim_cells(claim, measured)]
+    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in _claim_cells(claim, measured)]
 
 
-def claim_cells(claim: str, measured: MeasuredResults) -> list[Found]:
+def _claim_cells(claim: str, measured: MeasuredResults) -> list[Found]:
     if claim.endswith("_gain"):
-        return gain_cells(claim.removesuffix("_gain"), measured)
+        return _gain_cells(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
     attention = snr.where(labels=PAPER_RULES["attention"].labels)
     evidence = snr.where(labels=PAPER_RULES["gce_discrete"].labels)
     if claim == "cd_gap_ratio":
         rival = find_values(measured, attention.where(metric="full_kept_gap"))
         return [
-            (", full-kept over C-D", ratio_cells(rival, find_values(measured, evidence.where(metric="cd_gap")))),
-            (", full-kept over full-kept", ratio_cells(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
+            (", full-kept over C-D", _ratio_cells(rival, find_values(measured, evidence.where(metric="cd_gap")))),
+            (", full-kept over full-kept", _ratio_cells(rival, find_values(measured, evidence.where(metric="full_kept_gap")))),
         ]  # fmt: skip
     if claim == "complement_degradation_ratio":
         found = [
             find_values(measured, rule.where(metric=claim.removesuffix("_ratio")))
             for rule in (evidence, attention)
         ]
-        return [("", ratio_cells(*found))]
+        return [("", _ratio_cells(*found))]
     if claim == "speed_up":
         return [
-            ("", speed_cells("end_to_end_time", PREFILTER, measured)),
-            (": aggregation of cached evidence", speed_cells("aggregation_time", "discrete", measured)),
+            ("", _speed_cells("end_to_end_time", PREFILTER, measured)),
+            (": aggregation of cached evidence", _speed_cells("aggregation_time", "discrete", measured)),
         ]
     return [
-        ("", speed_cells(claim, PREFILTER, measured)),
-        (": evidence alone", speed_cells(claim, "discrete", measured)),
+        ("", _speed_cells(claim, PREFILTER, measured)),
+        (": evidence alone", _speed_cells(claim, "discrete", measured)),
     ]
 
 
-def gain_cells(metric: str, measured: MeasuredResults) -> list[Found]:
+def _gain_cells(metric: str, measured: MeasuredResults) -> list[Found]:
     plain = find_values(measured, Query(metric, label="host", labels={"mode": "full"}))
     arms = {"": Query(metric, labels={"mode": "soft"})}
     controls = {
@@ -143,34 +144,34 @@ def gain_cells(metric: str, measured: MeasuredResults) -> list[Found]:
     arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
     found = {suffix: subtract_paired(find_values(measured, query), plain) for suffix, query in arms.items()}
     return [
-        (suffix, (cell(gained, decimals=4, signed=True), count_pairs(gained)))
+        (suffix, (cell(gained, decimals=4, signed=True), _count_pairs(gained)))
         for suffix, gained in found.items()
     ]
 
 
-def ratio_cells(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
+def _ratio_cells(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tuple[Cell, Cell]:
     """Of the means over what both have."""
     shared = above.keys() & below.keys()
     top, bottom = (estimate({unit: found[unit] for unit in shared}) for found in (above, below))
     if top is None or bottom is None:
         return MISSING, MISSING
     if bottom.mean <= 0:
-        return UNDEFINED, count_pairs(shared)
+        return UNDEFINED, _count_pairs(shared)
     value = top.mean / bottom.mean
-    return Cell(f"{value:.2f}{TIMES}", value), count_pairs(shared)
+    return Cell(f"{value:.2f}{TIMES}", value), _count_pairs(shared)
 
 
-def speed_cells(metric: str, mode: str, measured: MeasuredResults) -> tuple[Cell, Cell]:
+def _speed_cells(metric: str, mode: str, measured: MeasuredResults) -> tuple[Cell, Cell]:
     """A ratio of the cost table; a time is turned over, so that more is faster."""
     found = find_values(keep_costed(measured), COST.where(metric=metric, labels={"mode": mode}))
     if metric == "relative_utility":
-        return cell(found, unit=TIMES), count_pairs(found)
+        return cell(found, unit=TIMES), _count_pairs(found)
     mean = estimate(found)
     text = MISSING if mean is None else Cell(f"{1 / mean.mean:.2f}{TIMES}", 1 / mean.mean)
-    return text, count_pairs(found)
+    return text, _count_pairs(found)
 
 
-def count_pairs(units: Iterable[Unit]) -> Cell:
+def _count_pairs(units: Iterable[Unit]) -> Cell:
     pairs = len({(unit.cohort, unit.host) for unit in units})
     return Cell(f"{pairs} pair{'s' if pairs > 1 else ''} of host and cohort") if pairs else MISSING
 
@@ -186,13 +187,14 @@ DATASET_COLUMNS = (
 
 
 def dataset_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
+    """The cohorts: slides, cases, patches and labels."""
     table = paper.table("dataset_details")
     known = [row.key for row in table.rows]
     lines = [
-        line for key in known for line in (paper_dataset_line(table, key), *dataset_lines(measured, key))
+        line for key in known for line in (_paper_dataset_line(table, key), *_dataset_lines(measured, key))
     ]
     lines += [
-        cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known
+        _cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known
     ]  # fmt: skip
     return Table(
         "dataset_card", "the datasets", table.label, ("dataset", "figures"), DATASET_COLUMNS, tuple(lines),
@@ -200,21 +202,21 @@ def dataset_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def paper_dataset_line(table: PaperTable, key: str) -> Line:
+def _paper_dataset_line(table: PaperTable, key: str) -> Line:
     row = table.row(key)
     cells = tuple(paper_cell(table.cell(key, column.key)) for column in DATASET_COLUMNS)
     return Line((row.name if row else key, PAPER_MARK), "paper", cells)
 
 
-def dataset_lines(measured: MeasuredResults, dataset: str) -> list[Line]:
+def _dataset_lines(measured: MeasuredResults, dataset: str) -> list[Line]:
     """One line per cohort of the dataset, or one that says that there is none."""
     found = measured.dataset(dataset)
     if not found:
         return [Line((dataset.upper(), "ours"), "ours", tuple(MISSING for _ in DATASET_COLUMNS))]
-    return [cohort_line(measured, cohort) for cohort in found]
+    return [_cohort_line(measured, cohort) for cohort in found]
 
 
-def cohort_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
+def _cohort_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
     row_labels = (cohort.name, our_origin(measured))
     record = cohort.record
     if record is None:
@@ -231,14 +233,14 @@ def cohort_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
         Cell(str(record["task"]).capitalize()),
         # Folds that put a case into two parts are refused.
         Cell("Case"),
-        Cell(f"{record['slides']} slides, {record['cases']} cases; {describe_labels(cohort)}"),
+        Cell(f"{record['slides']} slides, {record['cases']} cases; {_describe_labels(cohort)}"),
         Cell(f"{patches['fewest']} to {patches['most']}"),
         Cell(f"{record['feature_dim']}-d, {record['encoder']}") if record["encoder"] else UNDEFINED,
     )
     return Line(row_labels, "ours", cells)
 
 
-def describe_labels(cohort: CohortFacts) -> str:
+def _describe_labels(cohort: CohortFacts) -> str:
     record = cohort.record or {}
     if "classes" in record:
         return ", ".join(f"{name} {count}" for name, count in record["classes"].items())

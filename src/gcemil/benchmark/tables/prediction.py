@@ -46,16 +46,18 @@ CONTROLS = {
 
 
 def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return prediction_table(
+    """Hosts with and without evidence, by class."""
+    return _prediction_table(
         "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
     )
 
 
 def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
+    """Hosts with and without evidence, by risk."""
+    return _prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
 
 
-def prediction_table(
+def _prediction_table(
     name: str, measured: MeasuredResults, paper: PaperTable, task: str, metrics: Sequence[str]
 ) -> Table:
     columns = [
@@ -66,7 +68,7 @@ def prediction_table(
         for dataset in list_datasets(task, paper, measured)
         for metric in metrics
     ]
-    rows = [row for host in list_hosts(measured) for row in host_rows(host, measured)]
+    rows = [row for host in list_hosts(measured) for row in _host_rows(host, measured)]
     return build_comparison(
         name,
         f"{task} with and without GCE",
@@ -79,7 +81,7 @@ def prediction_table(
     )
 
 
-def host_rows(host: str, measured: MeasuredResults) -> list[TableRow]:
+def _host_rows(host: str, measured: MeasuredResults) -> list[TableRow]:
     """The host, the change by GCE, and the controls that were run."""
     plain = Query(label="host", labels={"mode": "full"}, host=host)
     soft = Query(labels={"mode": "soft"}, host=host)
@@ -124,18 +126,22 @@ T_TEST_NOTE = (
 
 
 def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return p_table("significance_classification", measured, paper.table("cls_significance"), "classification")
+    """Paired tests of the classification table."""
+    return _p_table(
+        "significance_classification", measured, paper.table("cls_significance"), "classification"
+    )
 
 
 def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    return p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
+    """Paired tests of the survival table."""
+    return _p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
 
 
-def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
     datasets = list_datasets(task, paper, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
-    tests = {key: paired_p(measured, *key) for key in keys}
+    tests = {key: _paired_p(measured, *key) for key in keys}
     corrected = dict(zip(keys, holm([tests[key] for key in keys]), strict=True))
     lines = []
     for host in hosts:
@@ -148,7 +154,7 @@ def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) 
                 Line(
                     (row_labels, title, mark),
                     "ours",
-                    tuple(p_cell(found[host, dataset]) for dataset in datasets),
+                    tuple(_p_cell(found[host, dataset]) for dataset in datasets),
                 )
             )
     return Table(
@@ -159,14 +165,14 @@ def p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) 
     )  # fmt: skip
 
 
-def paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
+def _paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
     """None where fewer than two folds are paired, or where they all differ alike."""
     soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
     plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
-    return paired_t(np.array(average_by_fold(subtract_paired(soft, plain))))
+    return paired_t(np.array(_average_by_fold(subtract_paired(soft, plain))))
 
 
-def average_by_fold(found: dict[Unit, float]) -> list[float]:
+def _average_by_fold(found: dict[Unit, float]) -> list[float]:
     """One difference per cohort and fold."""
     folds: dict[tuple[str, int | None], list[float]] = {}
     for unit, value in found.items():
@@ -174,7 +180,7 @@ def average_by_fold(found: dict[Unit, float]) -> list[float]:
     return [fmean(group) for group in folds.values()]
 
 
-def p_cell(p: float | None) -> Cell:
+def _p_cell(p: float | None) -> Cell:
     return MISSING if p is None else Cell(f"{p:.3f}", p)
 
 
@@ -196,21 +202,23 @@ ENCODERS_NOTE = (
 def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """The paper's rows, each above ours of the same architecture, then encoders of ours alone."""
     table = paper.table("backbone_generalization")
-    left = measured_encoders(measured)
+    left = _measured_encoders(measured)
     lines = []
     for row in table.rows:
         dataset, encoder, host = row.key.split(".")
         title, printed, host_title = row.name.split(" · ")
         theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in ENCODER_COLUMNS)
         lines.append(Line((title, printed, host_title, PAPER_MARK), "paper", theirs))
-        own = [key for key in left if (key[0], find_architecture(key[1]), key[2]) == (dataset, encoder, host)]
+        own = [
+            key for key in left if (key[0], _find_architecture(key[1]), key[2]) == (dataset, encoder, host)
+        ]
         for key in own or [(dataset, encoder, host)]:
-            labels = (title, describe_encoder(measured, key, printed), host_title)
-            lines.append(encoder_line(measured, key, labels))
+            labels = (title, _describe_encoder(measured, key, printed), host_title)
+            lines.append(_encoder_line(measured, key, labels))
         left = [key for key in left if key not in own]
     for key in left:
-        labels = (key[0].upper(), describe_encoder(measured, key, key[1]), host_name(key[2]))
-        lines.append(encoder_line(measured, key, labels))
+        labels = (key[0].upper(), _describe_encoder(measured, key, key[1]), host_name(key[2]))
+        lines.append(_encoder_line(measured, key, labels))
     return Table(
         "encoders", "patch encoders, Macro-F1 or C-index", table.label, ("dataset", "encoder", "method", "figures"),
         ENCODER_COLUMNS, tuple(lines), legend=legend(measured),
@@ -218,7 +226,7 @@ def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
+def _measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     """Every dataset, encoder and host that was run, where the grid names the encoder."""
     named = ((run.cohort.dataset, run.cohort.encoder, run.host) for run in measured.runs)
     return list(
@@ -226,11 +234,12 @@ def measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     )
 
 
-def find_architecture(encoder: str) -> str:
+def _find_architecture(encoder: str) -> str:
+    """Its name without the word that says it is untrained."""
     return encoder.removeprefix(RANDOM_PREFIX)
 
 
-def describe_encoder(measured: MeasuredResults, key: EncoderKey, printed: str) -> str:
+def _describe_encoder(measured: MeasuredResults, key: EncoderKey, printed: str) -> str:
     """The encoder as it was run: trained, untrained, or none at all."""
     dataset, encoder, _ = key
     if encoder.startswith(RANDOM_PREFIX):
@@ -240,7 +249,7 @@ def describe_encoder(measured: MeasuredResults, key: EncoderKey, printed: str) -
     return printed
 
 
-def encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:
+def _encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:
     dataset, encoder, host = key
     query = Query(dataset=dataset, encoder=encoder, host=host)
     plain = find_values(measured, query.where(label="host", labels={"mode": "full"}))

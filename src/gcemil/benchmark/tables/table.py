@@ -14,7 +14,7 @@ Build = Callable[[MeasuredResults, PaperFigures], Table]
 
 
 @dataclass(frozen=True)
-class TableSpec:
+class _TableSpec:
     """How a table is made, the paper's label of it, and the command that adds what it misses."""
 
     build: Build
@@ -25,81 +25,84 @@ class TableSpec:
 
 
 def diagnose_command(name: str) -> str:
+    """The command that adds a diagnostic."""
     return f"gcemil diagnose RUN --against HOST_RUN --only {name}"
 
 
-def benchmark_command(grid: str) -> str:
+def _benchmark_command(grid: str) -> str:
     return f"gcemil benchmark grids/{grid}.yaml --out RESULTS"
 
 
-TABLES: dict[str, TableSpec] = {
-    "classification": TableSpec(prediction.classification_table, "tab:cls_main", benchmark_command("paper")),
-    "survival": TableSpec(prediction.survival_table, "tab:surv_main", benchmark_command("paper")),
-    "components": TableSpec(ablation.components_table, "tab:ablation", benchmark_command("component")),
-    "intervention": TableSpec(evidence.intervention_table, "tab:causal", diagnose_command("budget")),
-    "same_budget_short": TableSpec(
+TABLES: dict[str, _TableSpec] = {
+    "classification": _TableSpec(
+        prediction.classification_table, "tab:cls_main", _benchmark_command("paper")
+    ),
+    "survival": _TableSpec(prediction.survival_table, "tab:surv_main", _benchmark_command("paper")),
+    "components": _TableSpec(ablation.components_table, "tab:ablation", _benchmark_command("component")),
+    "intervention": _TableSpec(evidence.intervention_table, "tab:causal", diagnose_command("budget")),
+    "same_budget_short": _TableSpec(
         evidence.same_budget_short_table, "tab:same_budget_main", diagnose_command("budget")
     ),
-    "same_budget": TableSpec(evidence.same_budget_table, "tab:same_budget", diagnose_command("budget")),
-    "definitions": TableSpec(overview.definitions_table, "tab:metric_defs", ""),
-    "diagnostics_bracs": TableSpec(
+    "same_budget": _TableSpec(evidence.same_budget_table, "tab:same_budget", diagnose_command("budget")),
+    "definitions": _TableSpec(overview.definitions_table, "tab:metric_defs", ""),
+    "diagnostics_bracs": _TableSpec(
         evidence.diagnostics_bracs_table, "tab:diagnostics_bracs", diagnose_command("snr")
     ),
-    "diagnostics": TableSpec(evidence.diagnostics_table, "tab:diagnostics", diagnose_command("snr")),
-    "stability": TableSpec(
+    "diagnostics": _TableSpec(evidence.diagnostics_table, "tab:diagnostics", diagnose_command("snr")),
+    "stability": _TableSpec(
         evidence.stability_table,
         "tab:stability",
         "gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability",
         "stability needs runs of two seeds",
     ),
-    "posthoc": TableSpec(
+    "posthoc": _TableSpec(
         evidence.posthoc_table,
         "tab:explain",
         diagnose_command("posthoc"),
         "not every rule can explain every host, and the diagnostic is not in every grid",
     ),
-    "minimal_subsets": TableSpec(
+    "minimal_subsets": _TableSpec(
         evidence.minimal_subsets_table, "tab:minimal_subset_main", diagnose_command("subsets")
     ),
-    "localisation": TableSpec(
-        evidence.localisation_table, "tab:camelyon_localization", benchmark_command("localisation")
+    "localisation": _TableSpec(
+        evidence.localisation_table, "tab:camelyon_localization", _benchmark_command("localisation")
     ),
-    "significance_classification": TableSpec(
+    "significance_classification": _TableSpec(
         prediction.significance_classification_table,
         "tab:cls_significance",
-        benchmark_command("paper"),
+        _benchmark_command("paper"),
         "a paired test needs two folds or more of the host on the dataset",
     ),
-    "significance_survival": TableSpec(
+    "significance_survival": _TableSpec(
         prediction.significance_survival_table,
         "tab:surv_significance",
-        benchmark_command("paper"),
+        _benchmark_command("paper"),
         "a paired test needs two folds or more of the host on the dataset",
     ),
-    "budget": TableSpec(ablation.budget_table, "tab:budget", benchmark_command("budget_sweep")),
-    "selector": TableSpec(ablation.selector_table, "tab:selector_arch", benchmark_command("selector")),
-    "grounding": TableSpec(ablation.grounding_table, "tab:grounding", benchmark_command("grounding")),
-    "encoders": TableSpec(
+    "budget": _TableSpec(ablation.budget_table, "tab:budget", _benchmark_command("budget_sweep")),
+    "selector": _TableSpec(ablation.selector_table, "tab:selector_arch", _benchmark_command("selector")),
+    "grounding": _TableSpec(ablation.grounding_table, "tab:grounding", _benchmark_command("grounding")),
+    "encoders": _TableSpec(
         prediction.encoders_table,
         "tab:backbone_generalization",
-        benchmark_command("paper_small_encoder"),
+        _benchmark_command("paper_small_encoder"),
         "no cohort of the results was made with these encoders; the weights of UNI are gated",
     ),
-    "failure_audit": TableSpec(evidence.failure_audit_table, "tab:failure", diagnose_command("failures")),
-    "anchor_protocol": TableSpec(overview.protocol_table, "tab:anchor_protocol", ""),
-    "capacity": TableSpec(
+    "failure_audit": _TableSpec(evidence.failure_audit_table, "tab:failure", diagnose_command("failures")),
+    "anchor_protocol": _TableSpec(overview.protocol_table, "tab:anchor_protocol", ""),
+    "capacity": _TableSpec(
         ablation.capacity_table,
         "tab:capacity_overhead",
         diagnose_command("cost"),
         "the results have no cost diagnostic, or no grounding variants",
     ),
-    "cost": TableSpec(
+    "cost": _TableSpec(
         ablation.cost_table,
         "tab:cost",
-        f"gcemil prefilter RUN SLIDES --measure, then {benchmark_command('paper_small_cost')}",
+        f"gcemil prefilter RUN SLIDES --measure, then {_benchmark_command('paper_small_cost')}",
         "encoding and the prefilter are timed on slides, which simulated features do not have",
     ),
-    "dataset_card": TableSpec(overview.dataset_table, "tab:dataset_details", benchmark_command("paper")),
+    "dataset_card": _TableSpec(overview.dataset_table, "tab:dataset_details", _benchmark_command("paper")),
 }
 
 

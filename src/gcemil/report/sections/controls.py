@@ -17,8 +17,7 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING
 from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
 from gcemil.report.style import (
     INK,
     MARKERS,
@@ -76,7 +75,7 @@ def _render_budget(context: Context, finding: Finding) -> Markup:
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
     parts = [_render_curves(context, rows, budgets), _render_bars(context, rows, main)]
     for budget in budgets:
-        made = finding_table(
+        table = finding_table(
             order_rows(filter_rows(rows, budget=budget)),
             RULE_HEADINGS,
             BUDGET_METRICS,
@@ -84,7 +83,7 @@ def _render_budget(context: Context, finding: Finding) -> Markup:
             caption=f"At {_name_size(budget)}",
             notes=[f"± standard deviation over {context.run.spread('budget')}."],
         )
-        parts.append(collapse(f"All rules at {_name_size(budget)}", render_table(made)))
+        parts.append(collapse(f"All rules at {_name_size(budget)}", render_table(table)))
     parts += [paragraph(note, kind="note") for note in finding.notes]
     return join_markup(parts)
 

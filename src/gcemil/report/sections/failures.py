@@ -13,8 +13,7 @@ from gcemil.report.html import (
     render_rows,
     render_table,
 )
-from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import RULE_HEADINGS, filter_rows, finding_table, order_rows
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
 from gcemil.tables import NOT_MEASURED
 
 TYPES = {

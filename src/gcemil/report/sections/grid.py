@@ -29,8 +29,13 @@ from gcemil.report.html import (
     render_rows,
     render_table,
 )
-from gcemil.report.sections.context import FigureFolder, quote_path, render_missing
-from gcemil.report.sections.finding_tables import RULE_HEADINGS, finding_table
+from gcemil.report.sections.context import (
+    RULE_HEADINGS,
+    FigureFolder,
+    finding_table,
+    quote_path,
+    render_missing,
+)
 from gcemil.report.style import (
     EVIDENCE_COLOR,
     GROUPS,

@@ -69,7 +69,7 @@ def render_lead(context: Context) -> Markup:
 
 def _render_answer(context: Context) -> Markup:
     """The sentence that follows from the counts, the three criteria, and every rule in a table."""
-    claim = read_claim(context)
+    claim = _read_claim(context)
     if claim is None:
         missing = paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
         return join_markup([missing, context.list_unmeasured("snr")])
@@ -97,7 +97,7 @@ def list_rules(context: Context) -> list[RuleSlides]:
     return group_rules(context.run.slides("snr"), is_same_network=context.run.is_same_network)
 
 
-def read_claim(context: Context) -> Claim | None:
+def _read_claim(context: Context) -> Claim | None:
     """What may be said of the run; None where S/N/R was not measured."""
     return make_claim(
         context.run.slides("snr"), rule=context.run.rule, is_same_network=context.run.is_same_network

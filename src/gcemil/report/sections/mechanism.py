@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
-from gcemil.records import SlideEvidence
+from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
 from gcemil.report.html import (
     EMPTY,
     Section,
@@ -55,7 +55,6 @@ from gcemil.report.style import (
     shorten_label,
     spread_positions,
 )
-from gcemil.runs.evidence_files import AdapterFigures, read_adapter
 from gcemil.runs.folder import FoldFolder
 
 SMALLEST = 1e-4

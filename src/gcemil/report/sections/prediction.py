@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Section, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context, quote_path
-from gcemil.report.sections.finding_tables import Naming, finding_table
+from gcemil.report.sections.context import Context, Naming, finding_table, quote_path
 from gcemil.report.style import (
     EVIDENCE_COLOR,
     INK,
@@ -130,7 +129,7 @@ def _render_significance_table(finding: Finding) -> Markup:
         "mode": lambda key: MODE_NAMES.get(key, key),
         "metric": lambda key: METRICS[key].label,
     }
-    made = finding_table(
+    table = finding_table(
         finding.rows,
         {"mode": "host + GCE", "metric": "Metric"},
         TESTS,
@@ -140,7 +139,7 @@ def _render_significance_table(finding: Finding) -> Markup:
         notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )
-    return render_table(made)
+    return render_table(table)
 
 
 @apply_style

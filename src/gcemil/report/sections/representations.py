@@ -19,6 +19,11 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from gcemil.errors import MissingExtraError
+from gcemil.records import (
+    MODES,
+    Representations,
+    read_representations,
+)
 from gcemil.report.html import EMPTY, Section, join_markup, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, quote_path
@@ -32,11 +37,7 @@ from gcemil.report.style import (
     new_figure,
     shorten_label,
 )
-from gcemil.runs.evidence_files import (
-    Representations,
-    read_representations,
-)
-from gcemil.runs.folder import MODES, FoldFolder, RunFolder
+from gcemil.runs.folder import FoldFolder, RunFolder
 
 FEWEST = 8
 """Slides below which neighbourhoods are not worth drawing."""

@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from gcemil.findings import Finding, Row
 from gcemil.report.html import Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import QUESTIONS, Context
-from gcemil.report.sections.finding_tables import (
+from gcemil.report.sections.context import (
+    QUESTIONS,
     RULE_HEADINGS,
+    Context,
     Naming,
     filter_rows,
     finding_table,
@@ -129,7 +130,7 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
     notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
     naming: dict[str, Naming] = {"network": context.name_network, **dict.fromkeys(ORIGINAL, str)}
     block = next((name for name in BLOCKS if name in names), "")
-    made = partial(
+    make_table = partial(
         finding_table,
         labels=labels,
         metrics=METRICS_OF[finding.name],
@@ -137,9 +138,9 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
         grouped=False,
         within=block,
     )
-    parts = [render_table(made(main, notes=notes))]
+    parts = [render_table(make_table(main, notes=notes))]
     if len(rows) > len(main):
-        parts.append(collapse(f"All {len(rows)} lines", render_table(made(rows))))
+        parts.append(collapse(f"All {len(rows)} lines", render_table(make_table(rows))))
     return join_markup(parts)
 
 
@@ -185,7 +186,7 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
     )
     # Lines that name an encoder are computed from these; tables print them.
     rows = [row for row in finding.rows if "encoder" not in row.labels]
-    made = finding_table(
+    table = finding_table(
         rows, COST_LABELS, COST_METRICS, naming={"network": context.name_network, "timing": str}, grouped=False,
         notes=[facts, *finding.notes],
     )  # fmt: skip
@@ -195,6 +196,6 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
                 "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
                 "Explained: finding it counts too."
             ),
-            render_table(made),
+            render_table(table),
         ]
     )

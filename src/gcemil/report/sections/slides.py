@@ -92,7 +92,7 @@ def render_section(context: Context) -> Section:
     return Section("slides", f"{title}, one by one", join_markup(parts))
 
 
-def _render_filters(facts: Sequence[BagFacts]) -> Markup:
+def _render_filters(facts: Sequence[_BagFacts]) -> Markup:
     """Buttons that hide what does not match, with how many match."""
     counts = {
         "show-all": len(facts),
@@ -115,7 +115,7 @@ def _render_filters(facts: Sequence[BagFacts]) -> Markup:
     return element("div", *buttons, class_="filter", role="radiogroup", aria_label="Which to show")
 
 
-def list_filter_classes(facts: BagFacts) -> list[str]:
+def list_filter_classes(facts: _BagFacts) -> list[str]:
     """What the filters look for."""
     found = ["bag"]
     if any(verdict.held is False for verdict in facts.verdicts.values()):
@@ -147,7 +147,7 @@ def _render_legend(context: Context) -> Markup:
     )
 
 
-def _render_bag(context: Context, key: str, facts: BagFacts) -> Markup:
+def _render_bag(context: Context, key: str, facts: _BagFacts) -> Markup:
     """One bag, folded: a line to scan, and a sheet behind it."""
     views = [
         view
@@ -168,7 +168,7 @@ def _render_bag(context: Context, key: str, facts: BagFacts) -> Markup:
     return element("details", summary, sheet, class_=" ".join(list_filter_classes(facts)), id=key)
 
 
-def _describe_outcome(facts: BagFacts) -> str:
+def _describe_outcome(facts: _BagFacts) -> str:
     """The truth and what was predicted; or time and event."""
     target = facts.outcome.get("target", "?")
     if facts.predicted is not None:
@@ -177,7 +177,7 @@ def _describe_outcome(facts: BagFacts) -> str:
     return f"{event} at {_format_number(target)}"
 
 
-def _render_chips(facts: BagFacts) -> list[Markup]:
+def _render_chips(facts: _BagFacts) -> list[Markup]:
     """Verdicts by sign and colour, and whether the prediction is wrong."""
     found = [element("span", "no evidence", class_="chip none")] if facts.is_no_evidence else []
     for name, verdict in facts.verdicts.items():
@@ -189,7 +189,7 @@ def _render_chips(facts: BagFacts) -> list[Markup]:
     return found
 
 
-def _render_outputs(context: Context, facts: BagFacts) -> Markup:
+def _render_outputs(context: Context, facts: _BagFacts) -> Markup:
     """Phi of the four versions of the bag; a probability has a bar, a risk a number."""
     if facts.judged is None:
         return EMPTY
@@ -213,7 +213,7 @@ def _render_outputs(context: Context, facts: BagFacts) -> Markup:
     return join_markup([element("h4", f"Output: {what}"), element("div", *parts, class_="outputs")])
 
 
-def _render_verdicts(facts: BagFacts) -> Markup:
+def _render_verdicts(facts: _BagFacts) -> Markup:
     lines = [
         element("li", verdict.sentence(name).capitalize())
         for name, verdict in facts.verdicts.items()
@@ -222,7 +222,7 @@ def _render_verdicts(facts: BagFacts) -> Markup:
     return element("ul", *lines, class_="verdicts") if lines else EMPTY
 
 
-def _render_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
+def _render_facts(facts: _BagFacts, views: Sequence[SlideView]) -> Markup:
     words = [f"Fold {facts.bag.fold}"]
     if facts.is_no_evidence:
         words.insert(0, NO_EVIDENCE_MEANING)
@@ -240,7 +240,7 @@ def _render_facts(facts: BagFacts, views: Sequence[SlideView]) -> Markup:
     return paragraph("; ".join(words) + ".", kind="note")
 
 
-def _render_anchors(context: Context, facts: BagFacts, views: Sequence[SlideView]) -> Markup:
+def _render_anchors(context: Context, facts: _BagFacts, views: Sequence[SlideView]) -> Markup:
     """Coverage of the anchors by the evidence of the whole bag: those that count for the prediction, then the others."""
     if not views:
         return EMPTY
@@ -311,7 +311,7 @@ def _format_number(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class BagFacts:
+class _BagFacts:
     """What is known of one bag besides its patches."""
 
     bag: BagKey
@@ -355,7 +355,7 @@ class BagFacts:
         }
 
 
-def collect_bag_facts(context: Context) -> list[BagFacts]:
+def collect_bag_facts(context: Context) -> list[_BagFacts]:
     """Every tested bag, in the order of the page."""
     run = context.run
     judged = {(record["fold"], record["bag_id"]): record for record in run.own_slides("snr")}
@@ -369,5 +369,5 @@ def collect_bag_facts(context: Context) -> list[BagFacts]:
         settings = fold.findings["snr"].settings if "snr" in fold.findings else {}
         outcome = outcomes.get((bag.fold, "|".join(bag.slide_ids)), {})
         record = judged.get((bag.fold, bag.bag_id))
-        found.append(BagFacts(bag, record, settings, outcome, failures.get(bag.bag_id)))
+        found.append(_BagFacts(bag, record, settings, outcome, failures.get(bag.bag_id)))
     return found

@@ -14,9 +14,9 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
 from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context
-from gcemil.report.sections.finding_tables import (
+from gcemil.report.sections.context import (
     RULE_HEADINGS,
+    Context,
     Naming,
     filter_rows,
     finding_table,
@@ -189,7 +189,7 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
     names = [*told, *SIZES]
     if not any(row.values.get(name) is not None for row in rows for name in names):
         return [paragraph(note, kind="note") for note in notes]
-    made = finding_table(
+    table = finding_table(
         [row for row in rows if any(row.values.get(name) is not None for name in names)],
         {"comparison": "Comparison"},
         names,
@@ -197,7 +197,7 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
         naming={"comparison": str},
         notes=notes,
     )
-    return [render_table(made)]
+    return [render_table(table)]
 
 
 @dataclass(frozen=True)

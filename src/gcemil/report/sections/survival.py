@@ -107,7 +107,7 @@ class RiskGroups:
 
 
 @dataclass(frozen=True, eq=False)
-class SurvivalCurve:
+class _SurvivalCurve:
     """Steps of S(t), from time 0."""
 
     times: Float[np.ndarray, "s"]
@@ -147,13 +147,13 @@ def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Axes, curve: SurvivalCurve, color: str, style: object, label: str) -> None:
+def _draw_curve(axes: Axes, curve: _SurvivalCurve, color: str, style: object, label: str) -> None:
     axes.step(curve.times, curve.survival, where="post", color=color, linestyle=style, label=label)
     heights = curve.survival[np.searchsorted(curve.times, curve.censored, side="right") - 1]
     axes.plot(curve.censored, heights, linestyle="", marker="|", markersize=5, color=color)
 
 
-def estimate_survival(times: Times, events: Events) -> SurvivalCurve:
+def estimate_survival(times: Times, events: Events) -> _SurvivalCurve:
     """The product-limit estimate; those censored at an event time are still at risk there."""
     if not len(times):
         raise UsageError("A survival curve needs at least one case.")
@@ -162,7 +162,7 @@ def estimate_survival(times: Times, events: Events) -> SurvivalCurve:
     died = np.array([(events & (times == moment)).sum() for moment in moments], dtype=float)
     survival = np.cumprod(1 - died / at_risk) if len(moments) else np.empty(0)
     last = float(times.max())
-    return SurvivalCurve(
+    return _SurvivalCurve(
         times=np.concatenate([[0.0], moments, [last]]),
         survival=np.concatenate([[1.0], survival, [survival[-1] if len(survival) else 1.0]]),
         censored=np.sort(times[~events]).astype(float),

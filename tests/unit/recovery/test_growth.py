@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gcemil.errors import UsageError
-from gcemil.recovery.rules import GrowthEnd, grow_until_sufficient, ranking, smallest_faithful_prefix, top_k
+from gcemil.recovery.growth import GrowthEnd, grow_until_sufficient, smallest_faithful_prefix
+from gcemil.recovery.recover import ranking, top_k
 
 SHARES = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
 
@@ -50,11 +51,6 @@ def test_a_start_beyond_the_cap_is_judged_but_not_cut():
 def test_a_reference_out_of_reach_exhausts_the_bag():
     growth = grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=2.0)
     assert (indices(growth.selected), growth.end) == ([0, 1, 2, 3], GrowthEnd.EXHAUSTED)
-
-
-def test_larger_steps_ask_the_model_less_often():
-    growth = grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=2.0, step=2)
-    assert growth.n_evaluated == 3
 
 
 def test_the_prefix_is_the_smallest_that_is_sufficient_and_necessary():
@@ -111,11 +107,6 @@ def test_an_empty_start_is_refused():
 def test_a_negative_tolerance_is_refused():
     with pytest.raises(UsageError, match="A tolerance is at least 0, got -0.1"):
         grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=1.0, tolerance=-0.1)
-
-
-def test_a_step_of_no_patches_is_refused():
-    with pytest.raises(UsageError, match="at least 1, got 0"):
-        grow_until_sufficient(top_k(SHARES, 1), ranking(SHARES), shown, reference=1.0, step=0)
 
 
 def test_a_step_beyond_the_cap_is_refused():

@@ -1,8 +1,4 @@
-"""Subsets by one score per patch: ranking, top-k, threshold, random, and growth down a ranking.
-
-Ties go to the lower index, everywhere. A fraction of a bag is one number of patches, everywhere: max(1, round(f N)).
-
-Growth ends when the model itself is satisfied, instead of when anchors are covered:
+"""Growth down a ranking until the model itself is satisfied, instead of until anchors are covered.
 
   sufficient         |Phi(X_pi) - Phi(X_S)| <= tolerance                 the check of the paper's Mechanism 6
   adaptive size      the smallest prefix of the ranking, in steps of 1 % of the bag, that is sufficient and necessary
@@ -20,60 +16,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gcemil.errors import BagError, UsageError
-from gcemil.shapes import Scores, Selected
-
-
-def subset_size(n_patches: int, fraction: float) -> int:
-    """The number of patches that a fraction of the bag stands for, at least one."""
-    if not 0.0 < fraction <= 1.0:
-        raise UsageError(f"A fraction of the bag lies in (0, 1], got {fraction}.")
-    return max(1, round(fraction * n_patches))
-
-
-def ranking(scores: Scores) -> Int[Tensor, "n"]:
-    """Patch indices by decreasing score."""
-    check_ranked(scores)
-    return scores.sort(descending=True, stable=True).indices
-
-
-def top_k(scores: Scores, k: int) -> Selected:
-    """The k patches of highest score."""
-    check_size(k, n_patches=len(scores))
-    return members(ranking(scores)[:k], n_patches=len(scores))
-
-
-def above_threshold(scores: Scores, threshold: float) -> Selected:
-    """Patches strictly above the threshold or, when there are none, the single best one."""
-    check_ranked(scores)
-    above = scores > threshold
-    return above if bool(above.any()) else members(scores.argmax().unsqueeze(0), n_patches=len(scores))
-
-
-def random_k(n_patches: int, k: int, *, generator: torch.Generator) -> Selected:
-    """k patches drawn without replacement."""
-    check_size(k, n_patches=n_patches)
-    order = torch.randperm(n_patches, generator=generator, device=generator.device)
-    return members(order[:k], n_patches=n_patches)
-
-
-def members(patches: Int[Tensor, "k"], *, n_patches: int) -> Selected:
-    """Patch indices as a mask over the bag."""
-    selected = torch.zeros(n_patches, dtype=torch.bool, device=patches.device)
-    selected[patches] = True
-    return selected
-
-
-def check_ranked(scores: Scores) -> None:
-    if bool(scores.isnan().any()):
-        wrong = int(scores.isnan().nonzero()[0])
-        raise BagError(f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked.")
-
-
-def check_size(k: int, *, n_patches: int) -> None:
-    if not 1 <= k <= n_patches:
-        raise UsageError(f"A subset of {n_patches} patches holds 1 to {n_patches} of them, got k = {k}.")
-
+from gcemil.errors import UsageError
+from gcemil.recovery.recover import members, subset_size
+from gcemil.shapes import Selected
 
 OutputOf = Callable[[Tensor], float]
 """Phi(X_S) of a selection: a class probability or a standardised risk."""
@@ -111,20 +56,16 @@ def grow_until_sufficient(
     reference: float,
     tolerance: float = 0.01,
     max_fraction: float = 1.0,
-    step: int = 1,
 ) -> Growth:
-    """Add `step` patches at a time by rank until the output lies within the tolerance of the reference."""
+    """Add patches one by one by rank until the output lies within the tolerance of the reference."""
     check_tolerance(tolerance)
-    if step < 1:
-        raise UsageError(f"step is a number of patches to add at a time, at least 1, got {step}.")
     if not bool(initial.any()):
         raise UsageError("Growth starts from at least one patch. Take the patch of highest score.")
     waiting = ranking[~initial[ranking]]
     # A subset that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(0, subset_size(len(initial), max_fraction) - int(initial.sum()))
-    sizes = [*range(0, room, step), room]
     return _first_that_holds(
-        (initial | members(waiting[:size], n_patches=len(initial)) for size in sizes),
+        (initial | members(waiting[:size], n_patches=len(initial)) for size in range(room + 1)),
         lambda selected: abs(reference - output_of(selected)) <= tolerance,
     )
 
@@ -168,5 +109,6 @@ def _first_that_holds(subsets: Iterator[Tensor], holds: Holds) -> Growth:
 
 
 def check_tolerance(tolerance: float) -> None:
+    """UsageError for a tolerance below 0, or NaN."""
     if not tolerance >= 0.0:
         raise UsageError(f"A tolerance is at least 0, got {tolerance}.")

@@ -1,0 +1,260 @@
+"""What a cohort is made of: gcemil inspect, import, validate, split and repack."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from gcemil.cli.options import Task, seed_option
+
+
+def inspect(
+    path: Path = typer.Argument(help="Any file or folder."),
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+) -> None:
+    """Say what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, ours), and the command to use it with.
+
+    Example: gcemil inspect trident_job/20x_256px_0px_overlap/features_uni_v1
+    """
+    from gcemil.bags.foreign.inspect import PLACEHOLDERS
+    from gcemil.bags.foreign.inspect import inspect as inspect_path
+    from gcemil.cli.console import print_json, print_table, say
+
+    found = inspect_path(path)
+    if as_json:
+        print_json(asdict(found))
+        return
+    print_table(f"{path}: {found.title}", ("what", "value"), list(found.facts))
+    for problem in found.problems:
+        say(f"problem: {problem}")
+    if found.next_command:
+        missing = [name for name in PLACEHOLDERS if name in found.next_command.split()]
+        hint = f" ({'; '.join(PLACEHOLDERS[name] for name in missing)})" if missing else ""
+        say(f"next{hint}: {found.next_command}")
+
+
+def import_(
+    source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
+    out: Path = typer.Option(..., help="The cohort folder to write."),
+    labels: Path | None = typer.Option(
+        None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
+    ),
+    slide_table: Path | None = typer.Option(None, help="STAMP: the table that joins patients and files."),
+    recipe: str | None = typer.Option(
+        None, help="A dataset of the paper, such as bracs: its official table and classes."
+    ),
+    task: Task | None = typer.Option(None, help="Where the table allows both."),
+    target: str | None = typer.Option(None, help="The label column, where there are several."),
+    time: str | None = typer.Option(None, help="The time column, where there are several."),
+    event: str | None = typer.Option(None, help="The event column, where there are several."),
+    endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
+    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
+    official_split: bool = typer.Option(
+        False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
+    ),
+    copy: bool = typer.Option(False, "--copy", help="Copy features instead of linking to them."),
+    patch_size: int | None = typer.Option(
+        None, min=1, help="Patch size in level-0 pixels, where no file tells."
+    ),
+    mpp: str | None = typer.Option(
+        None,
+        help="Micrometres per level-0 pixel, or a table of slide_id, mpp; for coordinates in micrometres.",
+    ),
+    encoder: str | None = typer.Option(
+        None, help="Which features, where a job has those of several encoders."
+    ),
+    coords_dir: Path | None = typer.Option(None, help="CLAM: the folder of coordinate files."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Write a cohort from another tool's features and labels; every assumption is printed and recorded.
+
+    Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
+    """
+    from gcemil.bags.foreign.cohort_import import import_cohort
+    from gcemil.bags.foreign.recipes import import_recipe
+    from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.cli.console import print_json, say
+    from gcemil.errors import UsageError
+
+    resolution = None if mpp is None else parse_mpp(mpp)
+    if recipe is not None:
+        report = import_recipe(
+            recipe,
+            source,
+            out,
+            labels=labels,
+            splits=splits,
+            official_split=official_split,
+            copy=copy,
+            patch_size=patch_size,
+            mpp=resolution,
+            encoder=encoder,
+            coords_dir=coords_dir,
+        )
+    elif official_split:
+        raise UsageError("--official-split is that of a dataset of the paper: add --recipe camelyon16.")
+    else:
+        report = import_cohort(
+            source,
+            out,
+            labels=labels,
+            slide_table=slide_table,
+            task=None if task is None else task.value,
+            target=target,
+            time=time,
+            event=event,
+            endpoint=endpoint,
+            classes=None if classes is None else classes.split(","),
+            splits=splits,
+            copy=copy,
+            patch_size=patch_size,
+            mpp=resolution,
+            encoder=encoder,
+            coords_dir=coords_dir,
+        )
+    if as_json:
+        print_json(asdict(report))
+        return
+    for line in report.lines():
+        say(line)
+    folder = shlex.quote(str(out))
+    say(
+        f"next: gcemil train {folder} --out runs/{out.resolve().name}"
+        if report.n_folds
+        else f"next: gcemil split {folder}"
+    )
+
+
+def validate(
+    cohort: Path = typer.Argument(help="A cohort folder."),
+    as_json: bool = typer.Option(False, "--json", help="Print the problems as JSON."),
+) -> None:
+    """Find everything that would spoil training: files, values, ids, labels, leakage, survival coding.
+
+    Exits with 1 when there is an error; warnings alone exit with 0.
+
+    Example: gcemil validate cohorts/bracs
+    """
+    from gcemil.bags import guards
+    from gcemil.bags.cohort import read_card
+    from gcemil.cli.console import print_json, print_table, progress, say
+
+    if not (cohort / "cohort.yaml").is_file():
+        # A table of problems is for cohorts; what is none is told in one sentence.
+        read_card(cohort)
+    with progress("checking slides") as advance:
+        problems = guards.validate(cohort, advance)
+    errors = guards.select_errors(problems)
+    if as_json:
+        print_json([asdict(problem) for problem in problems])
+    elif problems:
+        rows = [
+            (group.problem.level, group.where, group.problem.what, group.problem.remedy)
+            for group in guards.group_problems(problems)
+        ]
+        print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
+    if not as_json:
+        say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")
+    raise typer.Exit(1 if errors else 0)
+
+
+class Unit(StrEnum):
+    """What is never divided between parts of a fold."""
+
+    case = "case"
+    slide = "slide"
+
+
+def split(
+    cohort: Path = typer.Argument(help="A cohort folder."),
+    folds: int = typer.Option(5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."),
+    unit: Unit = typer.Option(
+        Unit.case, help="What stays together. 'slide' may put one case into train and test."
+    ),
+    seed: int = seed_option("which case goes where"),
+    force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
+    parts: str | None = typer.Option(
+        None,
+        help="One fold of so many cases to train, validate and test on, such as 90,30,300, in place of --folds.",
+    ),
+    official: bool = typer.Option(
+        False,
+        "--official",
+        help="Make no folds: declare those that are there as published splits, which need not test every slide once.",
+    ),
+) -> None:
+    """Write splits/fold_<k>.csv: whole cases, stratified by label or by event and time.
+
+    Example: gcemil split cohorts/bracs --folds 5
+    """
+    import numpy as np
+
+    from gcemil.bags import folds as fold_maker
+    from gcemil.bags.cohort import Cohort
+    from gcemil.cli.console import print_table, say
+    from gcemil.cli.options import parse_parts
+    from gcemil.errors import CohortError, UsageError
+
+    loaded = Cohort.load(cohort)
+    if official:
+        found = [fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)]
+        if not found:
+            raise UsageError(f"{cohort / 'splits'} holds no folds that could be official.")
+        numbers = tuple(fold.index for fold in found)
+        fold_maker.write_split_card(cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers))
+        typer.echo(f"{cohort}: {len(found)} folds declared as published splits.")
+        return
+    if fold_maker.fold_indices(cohort) and not force:
+        raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
+    if parts is not None:
+        new_folds = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
+    else:
+        new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
+    if leaks := sorted({case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}):
+        raise CohortError(
+            f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
+            "so the test set would not be unseen. Use --unit case."
+        )
+    fold_maker.write_folds(loaded, new_folds, kind="partition" if parts is None else "official")
+    rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in new_folds]
+    print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)
+    say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
+
+
+def repack(
+    path: Path = typer.Argument(help="A feature file, or a folder of them (a cohort works too)."),
+) -> None:
+    """Rewrite HDF5 files that hold one row per chunk, or are compressed, as contiguous ones; values stay the same.
+
+    CLAM and TRIDENT write such files; they read an order of magnitude slower. A link is never rewritten.
+
+    Example: gcemil repack cohorts/bracs
+    """
+    from gcemil.bags import store
+    from gcemil.bags.untrusted import untrusted_files
+    from gcemil.cli.console import progress, say
+    from gcemil.errors import InputError
+
+    files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
+    if not files:
+        said = "holds no .h5 file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {said}. Give a feature file, or a folder of them.")
+    links = [file for file in files if file.is_symlink()]
+    done = 0
+    with untrusted_files(), progress("repacking") as advance:
+        for index, file in enumerate(files, start=1):
+            if not file.is_symlink():
+                done += store.repack(file)
+            advance(index, len(files))
+    say(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
+    if links:
+        sources = sorted({str(file.resolve().parent) for file in links})
+        typed = " ".join(f"'gcemil repack {shlex.quote(source)}'" for source in sources)
+        say(
+            f"Links point to another tool's files: run {typed} if they may be changed, or import again with --copy."
+        )

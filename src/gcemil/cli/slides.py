@@ -1,0 +1,268 @@
+"""From slides to a cohort: gcemil encode, patch and annotate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gcemil.cli.options import DEVICE, Task, jobs_option
+
+if TYPE_CHECKING:
+    from gcemil.bags.annotations.shapes import Role
+    from gcemil.features.cohort_tables import CohortTables
+
+
+class Dtype(StrEnum):
+    """Types of features on disk."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+def encode(
+    slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
+    out: Path = typer.Option(..., help="The cohort folder to write."),
+    encoder: str = typer.Option(
+        "efficientnet_lite0", help="An encoder of docs/features.md, or any model of timm as timm:<name>."
+    ),
+    batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
+    jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
+    dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
+    device: str | None = DEVICE,
+    weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
+    ),
+    patch_size: int | None = typer.Option(
+        None, min=8, help="Side of a patch in pixels: that of the patches in --out, else the encoder's own."
+    ),
+    target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x."),
+    mpp: float | None = typer.Option(
+        None, help="Micrometres per level-0 pixel for slides that do not state it."
+    ),
+    labels: Path | None = typer.Option(
+        None, help="The label table (CSV, TSV, XLSX); makes the folder a cohort."
+    ),
+    task: Task | None = typer.Option(None, help="Where the table allows both."),
+    target: str | None = typer.Option(None, help="The label column, where there are several."),
+    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
+    as_json: bool = typer.Option(False, "--json", help="Print the outcome of every slide as JSON."),
+) -> None:
+    """Turn the patches of every slide into feature vectors; slides without patches are patched first.
+
+    A slide that fails is listed at the end and does not stop the others; the command then exits with 1. Run again, it
+    goes on where it stopped. One folder never mixes encoders.
+
+    Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
+    """
+    from gcemil.bags.foreign.dialects import Choice
+    from gcemil.bags.patching import PatchingRules, find_slides
+    from gcemil.cli.console import print_json, print_table, progress, say
+    from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
+    from gcemil.features.encoders import find_encoder_spec, load_encoder
+    from gcemil.features.extract import EncodeSettings
+    from gcemil.features.loaders import WeightSource
+    from gcemil.files import working_in
+    from gcemil.runs.environment import pick_device
+
+    if device is not None:
+        device = str(pick_device(device))
+    found = find_slides(slides)
+    patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
+    # The weights come first: a missing licence should be known before hours of patching.
+    network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
+    source = None
+    if labels is not None:
+        choice = Choice(task=None if task is None else task.value, target=target)
+        source = LabelSource(labels, choice, None if classes is None else classes.split(","))
+    with working_in(out):
+        encoded = encode_cohort(
+            found,
+            out,
+            network,
+            PatchingRules(patches=patches, mpp=mpp),
+            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
+            labels=source,
+            force=force,
+            progress=progress,
+        )
+    report, failures, tables = encoded.report, encoded.failures, encoded.tables
+    if as_json:
+        rows = [{**asdict(slide), "message": failures.get(slide.slide_id, "")} for slide in report.slides]
+        cohort = None if tables is None else asdict(tables)
+        print_json({"slides": rows, "notes": encoded.notes, "cohort": cohort})
+    else:
+        total = sum(slide.patches for slide in report.slides)
+        say(f"{out}: {total} patches of {len(report.usable)} slides as {network.name} features.")
+        if failures:
+            print_table(
+                f"Slides without features: {len(failures)}",
+                ("slide", "why and what to do"),
+                [*failures.items()],
+            )
+        for line in (*encoded.notes, *(tables.lines if tables else ())):
+            say(line)
+        say(_describe_next_step(out, slides, tables))
+    raise typer.Exit(1 if encoded.has_troubles else 0)
+
+
+def _describe_next_step(out: Path, slides: list[Path], tables: CohortTables | None) -> str:
+    if tables is not None or (out / "cohort.yaml").is_file():
+        return f"next: gcemil validate {out}, then gcemil split {out}"
+    given = " ".join(str(path) for path in slides)
+    return f"next: gcemil encode {given} --out {out} --labels labels.csv   (features are kept; this adds the labels)"
+
+
+def patch(
+    slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
+    out: Path = typer.Option(..., help="The folder to write: a cohort's, or any other."),
+    patch_size: int = typer.Option(256, min=8, help="Side of a patch in pixels of the encoder's image."),
+    target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x, 0.25 is 40x."),
+    overlap: int = typer.Option(0, min=0, help="Pixels that neighbouring patches share."),
+    min_tissue: float = typer.Option(0.25, help="Smallest share of tissue in a patch that is kept."),
+    mpp: str | None = typer.Option(
+        None,
+        help="Micrometres per level-0 pixel for slides that do not state it, or a table of slide_id, mpp that overrules them.",
+    ),
+    masks: Path | None = typer.Option(
+        None,
+        help="A folder of masks, <slide>.png or <slide>.geojson, used in place of the tissue segmenter.",
+    ),
+    force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
+    as_json: bool = typer.Option(False, "--json", help="Print the outcome of every slide as JSON."),
+) -> None:
+    """Find the tissue of every slide and write where its patches lie, with pictures to check.
+
+    Patches have a physical size, whatever the scanner. Coordinates are written in TRIDENT's layout. A slide that
+    fails is listed at the end and does not stop the others; the command then exits with 1. Run again, it goes on
+    where it stopped.
+
+    Example: gcemil patch slides/ --out cohorts/mine
+    """
+    from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.bags.patching import PatchingRules, patch_slides
+    from gcemil.cli.console import print_json, print_table, progress, say
+    from gcemil.errors import UsageError
+    from gcemil.files import working_in
+    from gcemil.slides.grid import PatchSettings
+
+    if masks is not None and not masks.is_dir():
+        raise UsageError(f"{masks} is no folder of masks. It should hold <slide>.png or <slide>.geojson.")
+    rules = PatchingRules(
+        patches=PatchSettings(patch_size, target_mpp, overlap, min_tissue),
+        masks=masks,
+        mpp=None if mpp is None else parse_mpp(mpp),
+    )
+    with working_in(out), progress("patching slides") as advance:
+        report = patch_slides(slides, out, rules, force=force, on_slide=advance)
+    if as_json:
+        print_json({"slides": [asdict(slide) for slide in report.slides], "notes": report.notes})
+    else:
+        total = sum(slide.patches for slide in report.slides)
+        fine = len(report.slides) - len(report.problems)
+        say(f"{out}: {total} patches of {fine} slides. Look at {out / 'contact_sheets'}.")
+        if report.problems:
+            rows = [(slide.slide_id, slide.status, slide.message) for slide in report.problems]
+            print_table(
+                f"Slides without patches: {len(rows)}", ("slide", "status", "why and what to do"), rows
+            )
+        for note in report.notes:
+            say(note)
+    raise typer.Exit(1 if report.problems or report.notes else 0)
+
+
+def annotate(
+    cohort: Path = typer.Argument(help="A cohort folder with coordinates."),
+    annotations: Path = typer.Argument(
+        help="A folder with <slide>.xml (ASAP), <slide>.geojson (QuPath), or <slide>_mask or <slide> as .tif, .tiff or .png."
+    ),
+    negative_class: str | None = typer.Option(
+        None, help="The class whose slides have no lesion, such as normal; their files may be missing."
+    ),
+    min_overlap: float = typer.Option(
+        0.01, help="Share of a patch inside the annotation that makes it evidence."
+    ),
+    group: list[str] = typer.Option(
+        [],
+        help="What a group of an ASAP file or a class of a GeoJSON file means, as name=tumour or name=exclusion; may be repeated. "
+        "All classes of a GeoJSON file are tumour until one is named so.",
+    ),
+    downsample: float | None = typer.Option(
+        None, help="Level-0 pixels per pixel of a mask; a pyramid knows it by itself."
+    ),
+    tumour_values: str | None = typer.Option(
+        None, help="Values of a mask that mean tumour, such as 2 or 1,2; white on black needs none."
+    ),
+    mpp: str | None = typer.Option(
+        None,
+        help="Micrometres per level-0 pixel, or a table of slide_id, mpp; by default what the feature files say.",
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace truth that exists already."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
+) -> None:
+    """Write truth/<slide>.h5 from annotations, so that 'gcemil diagnose' can say whether evidence lies on the lesions.
+
+    Training never reads it. Slides without a file are left without truth, unless their label is the negative class; they
+    are listed, and the command then exits with 1.
+
+    Example: gcemil annotate cohorts/camelyon16 annotations/ --negative-class normal
+    """
+    from gcemil.bags.annotations.truth import MaskReading, write_truth
+    from gcemil.bags.cohort import Cohort
+    from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.cli.console import print_json, say
+
+    report = write_truth(
+        Cohort.load(cohort),
+        annotations,
+        negative_class=negative_class,
+        min_overlap=min_overlap,
+        roles=_parse_groups(group),
+        masks=MaskReading(downsample, _parse_mask_values(tumour_values)),
+        microns_per_pixel=None if mpp is None else parse_mpp(mpp),
+        replace=force,
+    )
+    if as_json:
+        print_json(asdict(report))
+    else:
+        for note in report.notes:
+            say(note)
+        say(
+            f"{cohort}: {len(report.annotated)} slides annotated, {len(report.normal)} without a lesion, "
+            f"{len(report.missing)} without truth."
+        )
+        if report.missing:
+            say(f"Neither annotated nor of the negative class: {', '.join(report.missing)}.")
+    raise typer.Exit(1 if report.missing else 0)
+
+
+def _parse_groups(texts: list[str]) -> dict[str, Role]:
+    """Groups by name, each with one of the two meanings."""
+    from gcemil.errors import UsageError
+
+    roles: dict[str, Role] = {}
+    for text in texts:
+        name, _, meaning = text.rpartition("=")
+        if meaning == "tumour" and name:
+            roles[name] = "tumour"
+        elif meaning == "exclusion" and name:
+            roles[name] = "exclusion"
+        else:
+            raise UsageError(f"A group is written name=tumour or name=exclusion, got '{text}'.")
+    return roles
+
+
+def _parse_mask_values(text: str | None) -> tuple[int, ...] | None:
+    from gcemil.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--tumour-values are whole numbers such as 2 or 1,2; got '{text}'.") from error

@@ -1,0 +1,242 @@
+"""What the page asks of an opened slide: layers to lay over it, the set under test judged, and that set as files.
+
+  heat   attention, gate, evidence score, marginal gain, one layer per anchor      a colour scale from low to high
+  set    evidence, truth                                                           1 = member
+  group  disjoint sufficient subsets, numbered from 1; computed when asked for, because a host that does not pool
+         linearly needs seconds for them
+
+Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner, then float32 values layer
+by layer.
+
+  S  the set under test    X_S and X_notS of the whole bag, and with X and X_pi its three verdicts
+  P  the patches present   what is left after any number of "keep only" and "remove"; the live prediction is of P
+
+The bag was embedded when it was opened; a question only pools again, and one asked before is remembered. S and P arrive as
+bits over the bag, least significant bit first. Files are written without asking the network, so a large one does not hold
+up other questions.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gcemil.bags.cohort import read_slide_bounds
+from gcemil.diagnostics.regions import find_regions
+from gcemil.diagnostics.snr import BagOutcome, Tolerances, bag_outputs, output
+from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
+from gcemil.diagnostics.trained_fold import network_view
+from gcemil.errors import UsageError
+from gcemil.evidence.coverage import anchor_coverage
+from gcemil.exports.certificate import VERDICTS
+from gcemil.exports.explain import judge_outputs, name_output, name_prediction
+from gcemil.exports.geojson import PatchClass, PatchCollection
+from gcemil.exports.slide_export import EvidenceList, SlideExport
+from gcemil.recovery.recover import ranking
+from gcemil.shapes import Logits, Selected
+from gcemil.viewer.session import OpenedSlide
+
+Values = Float[np.ndarray, "n"]
+EVIDENCE_LABELS = {
+    False: "evidence: what the model found",
+    True: "found by the model, no evidence",
+}
+"""By whether the slide has no evidence."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One number per patch of the slide."""
+
+    key: str
+    label: str
+    kind: Literal["heat", "set"]
+    values: Values
+    natural: tuple[float, float] | None = None
+    """Ends of the scale; None where a score has none, so that its own extremes serve."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to draw it."""
+        low, high = self.natural or (float(self.values.min()), float(self.values.max()))
+        return {"key": self.key, "label": self.label, "kind": self.kind, "low": low, "high": high}
+
+
+def slide_layers(slide: OpenedSlide) -> list[_Layer]:
+    """Every layer the slide has, in the order of the page."""
+    share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
+    layers = [
+        _Layer("attention", "attention of the host", "heat", _to_float32(slide.full.scores.numpy()[rows]))
+    ]
+    if evidence is not None:
+        layers += [
+            _Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
+            _Layer("evidence_score", "evidence score", "heat", _to_float32(evidence.evidence_scores)),
+            _Layer("marginal_gain", "marginal gain", "heat", _to_float32(evidence.marginal_gain)),
+        ]
+        layers += [
+            _Layer(
+                f"anchor_{index}",
+                f"concept: {prompt}",
+                "heat",
+                _to_float32(evidence.responses[:, index]),
+                share,
+            )
+            for index, prompt in enumerate(evidence.prompts)
+        ]
+    label = EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
+    layers.append(_Layer("evidence", label, "set", _to_float32(slide.chosen.numpy()[rows]), share))
+    truth = slide.bench.truth
+    if truth is not None and len(truth) == len(slide.bench):
+        layers.append(_Layer("truth", "annotated truth", "set", _to_float32(truth.numpy()[rows]), share))
+    return layers
+
+
+def patch_arrays(slide: OpenedSlide) -> bytes:
+    """Corners and all layers of the slide in one answer."""
+    frame = slide.tiles.frame
+    corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
+    return corners.tobytes() + b"".join(layer.values.astype("<f4").tobytes() for layer in slide_layers(slide))
+
+
+def region_numbers(slide: OpenedSlide) -> list[int]:
+    """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
+    found = slide.bench.explanation
+    scores = slide.full.scores if found is None else found.output.scores
+    regions = find_regions(slide.bench.bag, slide.chosen, scores)
+    return [] if regions is None else regions.number[slide.chosen].tolist()
+
+
+@torch.no_grad()
+def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
+    """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
+    view = network_view(slide.fold, slide.bench, "wrapped")
+    judge = Sufficiency(slide.fold.answers("wrapped"))
+    order = ranking(view.full.scores)
+    groups = np.zeros(len(slide.bench), dtype=np.uint8)
+    for number, one in enumerate(
+        disjoint_candidates(view, order, judge, k=SIZES[0], steps=MAX_STEPS), start=1
+    ):
+        if one.is_sufficient:
+            groups[one.patches.numpy()] = number
+    return groups[slide.rows]
+
+
+def _to_float32(values: np.ndarray) -> Values:
+    return np.asarray(values, dtype=np.float32)
+
+
+def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
+    """As many bool masks over the bag as the body must hold."""
+    length = (n_patches + 7) // 8
+    if len(body) != count * length:
+        raise UsageError(
+            f"{count} sets of {n_patches} patches are {count * length} bytes of bits, got {len(body)} bytes."
+        )
+    bits = np.unpackbits(np.frombuffer(body, np.uint8).reshape(count, length), axis=1, bitorder="little")
+    return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
+
+
+def judge_set(
+    slide: OpenedSlide, selected: Selected, present: Selected, tolerances: Tolerances
+) -> dict[str, Any]:
+    """The live prediction of P and the certificate of S."""
+    start = time.perf_counter()
+    outcome = _outcome(slide, selected)
+    return {
+        "n_selected": int(selected.sum()),
+        "n_present": int(present.sum()),
+        "output_name": name_output(slide.fold.task, slide.full.logits),
+        "live": _prediction(slide, slide.kept(present)),
+        "predictions": _predictions(slide, outcome),
+        "verdicts": [] if outcome is None else _verdicts(slide, outcome, tolerances),
+        "is_evidence": bool((selected == slide.chosen).all()),
+        "coverage": _measure_coverage(slide, selected),
+        "milliseconds": 1000 * (time.perf_counter() - start),
+    }
+
+
+def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
+    """How surely S shows each anchor; None without anchors."""
+    found = slide.bench.explanation
+    if found is None:
+        return None
+    responses = found.output.responses
+    with torch.no_grad():
+        covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
+    return covered
+
+
+def _outcome(slide: OpenedSlide, selected: Selected) -> BagOutcome | None:
+    """The four predictions; None for an empty S, which has none."""
+    kept = slide.kept(selected)
+    if kept is None:
+        return None
+    fraction = float(selected.double().mean())
+    return BagOutcome(slide.full.logits, kept, slide.kept(~selected), slide.gated, fraction)
+
+
+def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | None:
+    if logits is None:
+        return None
+    fold = slide.fold
+    return {
+        "values": name_prediction(fold.task, logits),
+        "output": output(slide.full.logits, logits, fold.task, fold.scale),
+    }
+
+
+def _predictions(slide: OpenedSlide, outcome: BagOutcome | None) -> dict[str, Any]:
+    """X, X_pi, X_S and X_notS by name; None where one does not exist."""
+    return {
+        "full": _prediction(slide, slide.full.logits),
+        "gated": _prediction(slide, slide.gated),
+        "kept": _prediction(slide, None if outcome is None else outcome.kept),
+        "removed": _prediction(slide, None if outcome is None else outcome.removed),
+    }
+
+
+def _verdicts(slide: OpenedSlide, outcome: BagOutcome, tolerances: Tolerances) -> list[dict[str, Any]]:
+    outputs = bag_outputs(outcome, slide.fold.task, slide.fold.scale)
+    verdicts = judge_outputs(outputs, tolerances)
+    return [
+        {"name": name, "held": verdicts[name].held, "sentence": verdicts[name].sentence(name)}
+        for name in VERDICTS
+    ]
+
+
+EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
+"""Never the class of recovered evidence: the model did not choose these patches."""
+
+
+def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> EvidenceList:
+    """The set in the layout of `gcemil explain`; an unchanged set keeps the name of its rule."""
+    return _edit_export(slide, selected).to_list()
+
+
+def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> PatchCollection:
+    """The set as QuPath tiles."""
+    bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
+    return _edit_export(slide, selected).to_collection(bounds=bounds, selected_class=EDITED)
+
+
+def _edit_export(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> SlideExport:
+    """What the files show of a set that may have been changed by hand."""
+    untouched = bool((selected == slide.chosen.numpy()[slide.rows]).all())
+    stop_reason = slide.evidence.stop_reason if slide.evidence is not None and untouched else None
+    return SlideExport(
+        slide_id=slide.slide_id,
+        selected=selected,
+        coords=slide.coords if slide.has_coords else None,
+        patch_size=slide.patch_size if slide.has_coords else None,
+        rule=slide.rule if untouched else f"{slide.rule}, edited by hand",
+        stop_reason=stop_reason,
+        scores=slide.full.scores.numpy()[slide.rows],
+        evidence=slide.evidence,
+        hashes=slide.hashes,
+    )
