@@ -195,7 +195,7 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
         f"Written by `{command}`; `gcemil tables` prints the tables themselves, all cells of both sides.",
         "",
         "The paper's figures are its authors', on real cohorts. **Ours are on simulated cohorts**, whose difficulty was set by the "
-        "paper's baselines at the size `default`: levels of task metrics are calibrated and say nothing, differences between "
+        "test metric of plain ABMIL, so as to come near the paper's baselines: levels of task metrics are calibrated and say nothing, differences between "
         f"rules on the same slides do. {describe_levels(found)} What cannot be measured without the real slides is said to be so.",
         "",
         "A verdict is a rule, not an opinion. An effect is *reproduced* when ours has the same sign and at least half of the size, "
