@@ -13,6 +13,8 @@ from gcemil.features.loaders import _resolve_layers, import_timm
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28, "patch_size": 14}
 
 LAYOUTS = {
+    "vit_s": ("vit_small_patch16_224", {}),
+    "vit_s_lunit": ("vit_small_patch16_224", {}),
     "uni": ("vit_large_patch16_224", {"init_values": 1e-5, "dynamic_img_size": True}),
     "uni2_h": (
         "vit_giant_patch14_224",

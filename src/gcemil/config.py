@@ -120,6 +120,8 @@ class RecoverySettings(Settings):
     )
 
 
+RANDOM_PREFIX = "random:"
+"""Before the name of a patch encoder: its architecture, untrained (features/encoders.py)."""
 SUPPORT_GATES = {"sparsemax", "entmax15"}
 """They select where p > 0, however small."""
 
@@ -387,6 +389,10 @@ class TrainSettings(Settings):
     )
     chosen_by: Literal["metric", "loss"] = Field(
         "metric", description="What is better on validation: the task's metric, or the loss."
+    )
+    keep_epochs: bool = Field(
+        False,
+        description="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Numbers in which the network computes.")
     device: str = Field(

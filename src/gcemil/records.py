@@ -2,6 +2,8 @@
 
 evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any
 representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON lists in the same order
+epochs/epoch_<n>.h5      the same after each epoch, full and soft, where training kept them
+adapter.h5               cosine of patches before and after the feature adapter, whether each is evidence, singular values of U V^T
 """
 
 from __future__ import annotations
@@ -227,4 +229,35 @@ def write_representations(path: Path, found: Representations) -> None:
         path,
         found.by_mode,
         {name: json.dumps(getattr(found, name)) for name in ("bag_ids", "parts", "groups")},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterFigures:
+    """How the low-rank adapter of a selector changes the patches of some bags."""
+
+    cosines: Float[np.ndarray, "n"]
+    """Of each patch before and after, both normalised as the selector reads them."""
+    selected: Bool[np.ndarray, "n"]
+    strengths: Float[np.ndarray, "r"]
+    """Singular values of U V^T, largest first; the identity beside it has 1."""
+
+
+def read_adapter(path: Path) -> AdapterFigures:
+    """Figures as `write_adapter` wrote them."""
+    cosines = _read_numbers(path, "cosines", (None,))
+    selected = _read_numbers(path, "selected", (len(cosines),)).astype(bool)
+    return AdapterFigures(cosines, selected, _read_numbers(path, "strengths", (None,)))
+
+
+def write_adapter(path: Path, found: AdapterFigures) -> None:
+    """adapter.h5 of a fold."""
+    store.write(
+        path,
+        {
+            "cosines": found.cosines.astype(np.float32),
+            "selected": found.selected.astype(np.uint8),
+            "strengths": found.strengths.astype(np.float32),
+        },
+        {},
     )

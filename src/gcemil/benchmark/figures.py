@@ -58,6 +58,11 @@ class CohortFacts:
         return self.record is not None and "simulator" in self.record["provenance"]
 
     @property
+    def is_stand_in(self) -> bool:
+        """Whether no encoder was run: the features themselves were simulated."""
+        return self.record is not None and str(self.record["encoder"]).startswith("simulated-")
+
+    @property
     def description(self) -> str:
         if self.record is None:
             return f"{self.name} (no record of it)"
@@ -117,12 +122,11 @@ class MeasuredResults:
 
     @cached_property
     def main_encoders(self) -> dict[str, str | None]:
-        """Per dataset the encoder whose cohorts a table about other things takes: None, unless it comes from several."""
+        """Per dataset the encoder whose cohorts a table about other things takes: the unnamed, else the last that is named."""
         found: dict[str, str | None] = {}
         for name in {cohort.dataset for cohort in self.cohorts}:
             encoders = [cohort.encoder for cohort in self.dataset(name)]
-            several = None not in encoders and len(set(encoders)) > 1
-            found[name] = encoders[-1] if several else None
+            found[name] = None if None in encoders else encoders[-1]
         return found
 
     def dataset(self, name: str) -> tuple[CohortFacts, ...]:

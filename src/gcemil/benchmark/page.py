@@ -5,13 +5,16 @@ Every table of figures is asked for the one number that the paper's text makes o
   effect   reproduced: the same sign and at least half as large; weaker: the same sign and smaller; else not reproduced
   bound    reproduced: not above the paper's; weaker: not above twice that; else not reproduced
 
-A number that the results do not have, and a table of text, cannot be compared.
+The number is that of some cells, by default their mean, or the difference of two such numbers. A number that the results do
+not have, and a table of text, cannot be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -20,12 +23,18 @@ from gcemil.benchmark.figures import MeasuredResults, PaperFigures, read_seconds
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.files import write_text
-from gcemil.tables import Cell, Line, Origin, Table, render_tables
+from gcemil.tables import Line, Origin, Table, render_tables
 
 Verdict = Literal["reproduced", "weaker", "not reproduced", "cannot be compared"]
-Number = Callable[[Table, Origin], float | None]
+Labels = tuple[str, ...]
+"""Row labels that a line must all have; * stands for anything."""
 HALF = 0.5
 SIGNIFICANT = 0.05
+
+
+def share_significant(found: list[float]) -> float:
+    """How many of the p-values are below 0.05."""
+    return fmean(p < SIGNIFICANT for p in found)
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,37 @@ class Check:
     """What a table is asked: a number of the paper's lines and of ours, and how the two are compared."""
 
     question: str
-    number: Number
+    column: str = "*"
+    """Key of the columns whose cells count."""
+    rows: Labels = ()
+    minus: Labels | None = None
+    """Given, the same number of these rows is subtracted."""
+    combine: Callable[[list[float]], float] = fmean
     kind: Literal["effect", "bound"] = "effect"
     remark: str = ""
     """What a reader must know to read the verdict."""
+    without: str = ""
+    """Lines with this label do not count."""
+
+    def number(self, table: Table, origin: Origin) -> float | None:
+        """The number by the lines of one origin; None where a part of it was not measured."""
+        parts = [
+            list(self._values(table, origin, rows)) for rows in (self.rows, self.minus) if rows is not None
+        ]
+        if not all(parts):
+            return None
+        first, *second = (self.combine(values) for values in parts)
+        return first - sum(second)
+
+    def _values(self, table: Table, origin: Origin, wanted: Labels) -> Iterator[float]:
+        for line in table.lines:
+            own = line.row_labels
+            is_asked = all(any(fnmatchcase(label, one) for label in own) for one in wanted)
+            if line.origin != origin or not is_asked or self.without in own:
+                continue
+            for column, cell in zip(table.columns, line.cells, strict=True):
+                if fnmatchcase(column.key, self.column) and cell.value is not None:
+                    yield cell.value
 
 
 def judge(check: Check, paper: float | None, ours: float | None) -> Verdict:
@@ -50,138 +86,59 @@ def judge(check: Check, paper: float | None, ours: float | None) -> Verdict:
     return "reproduced" if abs(ours) >= HALF * abs(paper) else "weaker"
 
 
-def find_cell(table: Table, origin: Origin, column: str, *labels: str) -> Cell | None:
-    """The cell of the first line of this origin that has all these row labels."""
-    position = [one.key for one in table.columns].index(column)
-    for line in table.lines:
-        if line.origin == origin and set(labels) <= set(line.row_labels):
-            return line.cells[position]
-    return None
-
-
-def value_at(column: str, *labels: str) -> Number:
-    """The number of one cell."""
-
-    def read(table: Table, origin: Origin) -> float | None:
-        found = find_cell(table, origin, column, *labels)
-        return None if found is None else found.value
-
-    return read
-
-
-def difference(column: str, first: Sequence[str], second: Sequence[str]) -> Number:
-    """What one line has more than another."""
-
-    def read(table: Table, origin: Origin) -> float | None:
-        one, other = value_at(column, *first)(table, origin), value_at(column, *second)(table, origin)
-        return None if one is None or other is None else one - other
-
-    return read
-
-
-def over_cells(
-    combine: Callable[[list[float]], float], is_chosen: Callable[[Line], bool], column: Callable[[str], bool]
-) -> Number:
-    """A number of many cells, such as their mean; None where there is none."""
-
-    def read(table: Table, origin: Origin) -> float | None:
-        found = [
-            cell.value
-            for line in table.lines
-            if line.origin == origin and is_chosen(line)
-            for own, cell in zip(table.columns, line.cells, strict=True)
-            if column(own.key) and cell.value is not None
-        ]
-        return combine(found) if found else None
-
-    return read
-
-
-def is_gain(line: Line) -> bool:
-    """Whether a line is a host's change by GCE."""
-    return line.row_labels[0].endswith("+GCE Δ")
-
-
-def is_wrapped(line: Line) -> bool:
-    """Whether a line is a wrapped host."""
-    return line.row_labels[0].endswith("+GCE")
-
-
-def significant_share(found: list[float]) -> float:
-    """How many of the p-values are below 0.05."""
-    return fmean(p < SIGNIFICANT for p in found)
-
-
 ALONE = (
     "By default the evidence leaves its host alone, so the full bag is the plain host's by construction and only gating "
     "can change a prediction."
 )
+GAIN: Labels = ("*+GCE Δ",)
+WRAPPED: Labels = ("*+GCE",)
+ATTENTION: Labels = ("Attention top-k",)
+HOLM = "paired t, Holm"
 CHECKS: dict[str, Check] = {
-    "classification": Check(
-        "mean gain in Macro-F1 by GCE", over_cells(fmean, is_gain, lambda key: key.endswith("macro_f1")), remark=ALONE
-    ),
-    "survival": Check("mean gain in C-index by GCE", over_cells(fmean, is_gain, lambda key: True), remark=ALONE),
+    "classification": Check("mean gain in Macro-F1 by GCE", "*.macro_f1", GAIN, remark=ALONE),
+    "survival": Check("mean gain in C-index by GCE", rows=GAIN, remark=ALONE),
     "components": Check(
-        "C-D gap of the naive selector minus that of the full method",
-        difference("cd_gap", ["Naive selector"], ["Full GCE"]),
+        "C-D gap of the naive selector minus that of the full method", "cd_gap", ("Naive selector",), ("Full GCE",),
         remark="Our components differ from the paper's where its text is silent (grids/component.yaml).",
     ),
     "intervention": Check(
-        "keep-only change of GCE minus that of attention",
-        difference("keep_only", ["GCE evidence"], ["Attention top-k"]),
+        "keep-only change of GCE minus that of attention", "keep_only", ("GCE evidence",), ATTENTION,
         remark="Attention is that of the same host, which is no worse here than the evidence needs.",
     ),
-    "same_budget_short": Check(
-        "Macro-F1 of 5 % of the patches, GCE minus attention",
-        difference("macro_f1", ["GCE discrete"], ["Attention top-k"]),
-    ),
+    "same_budget_short": Check("Macro-F1 of 5 % of the patches, GCE minus attention", "macro_f1", ("GCE discrete",), ATTENTION),
     "same_budget": Check(
-        "complement degradation at 5 %, GCE minus attention",
-        difference("complement_degradation", ["GCE discrete evidence"], ["Attention top-k"]),
+        "complement degradation at 5 %, GCE minus attention", "complement_degradation", ("GCE discrete evidence",), ATTENTION,
         remark="On one host nearly all of the prediction falls with either set, so there is little left to differ in.",
     ),
     "diagnostics_bracs": Check(
-        "largest C-D gap of a host",
-        over_cells(max, is_wrapped, lambda key: key.endswith("cd_gap")),
-        "bound",
+        "largest C-D gap of a host", "*cd_gap", WRAPPED, combine=max, kind="bound",
         remark="Gates are read cold, and repair may not move the output, so gates and set agree by construction.",
     ),
-    "diagnostics": Check(
-        "mean complement degradation over hosts and datasets",
-        over_cells(fmean, is_wrapped, lambda key: key.endswith("complement_degradation")),
-    ),
+    "diagnostics": Check("mean complement degradation over hosts and datasets", "*.complement_degradation", WRAPPED),
     "stability": Check(
-        "Jaccard across seeds, GCE minus attention",
-        difference("jaccard", ["GCE discrete recovered", "seeds"], ["Attention top-k", "seeds"]),
+        "Jaccard across seeds, GCE minus attention", "jaccard", ("GCE discrete recovered", "seeds"), (*ATTENTION, "seeds")
     ),
-    "posthoc": Check(
-        "keep-only metric, GCE minus occlusion",
-        difference("keep_only_macro_f1", ["GCE discrete"], ["Occlusion top-k"]),
-    ),
+    "posthoc": Check("keep-only metric, GCE minus occlusion", "keep_only_macro_f1", ("GCE discrete",), ("Occlusion top-k",)),
     "minimal_subsets": Check(
-        "per cent of slides with two disjoint sufficient subsets of 8", value_at("slides_with_2", "8", "Sufficient-prefix")
+        "per cent of slides with two disjoint sufficient subsets of 8", "slides_with_2", ("8", "Sufficient-prefix")
     ),
-    "localisation": Check(
-        "mean gain in Dice", over_cells(fmean, lambda line: line.row_labels[0].endswith(" Δ"), lambda key: key == "dice")
-    ),
-    "significance_classification": Check(
-        "share of p-values below 0.05", over_cells(significant_share, lambda line: "paired t, Holm" not in line.row_labels, lambda key: True)
-    ),
-    "significance_survival": Check(
-        "share of p-values below 0.05", over_cells(significant_share, lambda line: "paired t, Holm" not in line.row_labels, lambda key: True)
-    ),
-    "budget": Check("Macro-F1 at a budget of 0.05 minus that at 0.01", difference("macro_f1", ["0.05"], ["0.01"])),
+    "localisation": Check("mean gain in Dice", "dice", ("* Δ",)),
+    "significance_classification": Check("share of p-values below 0.05", combine=share_significant, without=HOLM),
+    "significance_survival": Check("share of p-values below 0.05", combine=share_significant, without=HOLM),
+    "budget": Check("Macro-F1 at a budget of 0.05 minus that at 0.01", "macro_f1", ("0.05",), ("0.01",)),
     "selector": Check(
-        "C-D gap of hard top-k minus that of the consecutive selector",
-        difference("cd_gap", ["Top-k hard (k=5%)"], ["Consecutive selector (ours)"]),
+        "C-D gap of hard top-k minus that of the consecutive selector", "cd_gap", ("Top-k hard (k=5%)",), ("Consecutive selector (ours)",),
         remark="Hard gates are their own set, so a top-k without repair has no gap to close.",
     ),
     "grounding": Check(
-        "complement degradation of the full method minus that without grounding",
-        difference("complement_degradation", ["TITAN + constrained bridge (Full)"], ["No grounding"]),
+        "complement degradation of the full method minus that without grounding", "complement_degradation",
+        ("TITAN + constrained bridge (Full)",), ("No grounding",),
     ),
-    "encoders": Check("mean gain over encoders, hosts and both datasets", over_cells(fmean, lambda line: True, lambda key: key == "delta")),
-    "cost": Check("MIL aggregation from a known subset, relative to the full bag", value_at("aggregation_time", "GCE discrete, cached features"), "bound"),
+    "encoders": Check(
+        "mean gain over encoders, hosts and both datasets", "delta",
+        remark="Ours are other encoders than the paper's, two of them untrained, on a few dozen drawn slides.",
+    ),
+    "cost": Check("MIL aggregation from a known subset, relative to the full bag", "aggregation_time", ("GCE discrete, cached features",), kind="bound"),
 }  # fmt: skip
 """By table. One that is not here is text, or its figures hang on thresholds that the paper does not give."""
 TEXT_REMARKS = {
@@ -191,6 +148,8 @@ TEXT_REMARKS = {
     "failure_audit": "The paper gives no thresholds for its kinds of failure, so rates cannot be held against each other.",
     "capacity": "Questions and answers: the figures behind them are those of the cost and grounding tables.",
 }
+LEVELS = {"classification": ("Macro-F1", "*.macro_f1"), "survival": ("C-index", "*")}
+"""Of the tables with plain hosts, the metric whose level is told."""
 
 
 @dataclass(frozen=True)
@@ -204,59 +163,62 @@ class Finding:
     verdict: Verdict
     remark: str
 
+    @property
+    def sentence(self) -> str:
+        """What was asked and answered, and what a reader must know."""
+        if not self.question:
+            return self.remark
+        asked = self.question[:1].upper() + self.question[1:]
+        return f"{asked}: paper {_print(self.paper)}, ours {_print(self.ours)}. {self.remark}".rstrip()
+
 
 def judge_tables(measured: MeasuredResults, paper: PaperFigures) -> list[Finding]:
     """Every table of the paper, judged."""
-    found = []
-    for name in TABLES:
-        table, check = build_table(name, measured, paper), CHECKS.get(name)
-        if check is None:
-            found.append(Finding(table, "", None, None, "cannot be compared", TEXT_REMARKS[name]))
-            continue
-        theirs, ours = check.number(table, "paper"), check.number(table, "ours")
-        verdict = judge(check, theirs, ours)
-        remark = check.remark
-        if ours is None:
-            remark = f"Not measured here: {table.reason}."
-        found.append(Finding(table, check.question, theirs, ours, verdict, remark))
-    return found
+    return [judge_table(build_table(name, measured, paper)) for name in TABLES]
+
+
+def judge_table(table: Table) -> Finding:
+    check = CHECKS.get(table.name)
+    if check is None:
+        return Finding(table, "", None, None, "cannot be compared", TEXT_REMARKS[table.name])
+    theirs, ours = check.number(table, "paper"), check.number(table, "ours")
+    remark = f"Not measured here: {table.reason}." if ours is None else check.remark
+    return Finding(table, check.question, theirs, ours, judge(check, theirs, ours), remark)
 
 
 def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str) -> str:
     """The page as Markdown."""
     found = judge_tables(measured, paper)
-    counts = {
-        verdict: sum(one.verdict == verdict for one in found)
-        for verdict in dict.fromkeys(one.verdict for one in found)
-    }
-    missing = sum(one.table.n_missing for one in found)
-    cells = sum(len(line.cells) for one in found for line in one.table.lines if line.origin == "ours")
     lines = [
         "# The paper's tables",
         "",
         f"Written by `{command}`; `gcemil tables` prints the tables themselves, all cells of both sides.",
         "",
-        "The paper's figures are its authors', on real cohorts. **Ours are on simulated cohorts**, whose difficulty was set so that "
-        "plain hosts come near the paper's baselines: levels of task metrics are calibrated and say nothing, differences between "
-        "rules on the same slides do. What cannot be measured without the real slides is said to be so.",
+        "The paper's figures are its authors', on real cohorts. **Ours are on simulated cohorts**, whose difficulty was set by the "
+        "test metric of plain ABMIL, so as to come near the paper's baselines: levels of task metrics are calibrated and say nothing, differences between "
+        f"rules on the same slides do. {describe_levels(found)} What cannot be measured without the real slides is said to be so.",
         "",
         "A verdict is a rule, not an opinion. An effect is *reproduced* when ours has the same sign and at least half of the size, "
         "*weaker* when it is smaller, *not reproduced* when it is zero or the other way round; a bound when ours is not above the "
-        "paper's, *weaker* up to twice that. "
-        + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        + f". Of {cells} cells of ours {missing} are empty, for the reasons given.",
+        f"paper's, *weaker* up to twice that. {count_verdicts(found)}",
         "",
     ]
     if (seconds := read_seconds(measured.folder)) is not None:
         lines += [f"All runs and diagnostics took {seconds / 60:.0f} minutes of one worker.", ""]
-    lines += ["| table | asked | paper | ours | verdict |", "|---|---|---|---|---|"]
+    lines += ["| table | asked | paper | ours | verdict | empty |", "|---|---|---|---|---|---|"]
     lines += [
-        f"| {one.table.name} | {one.question or 'text'} | {_print(one.paper)} | {_print(one.ours)} | {one.verdict} |"
+        f"| {one.table.name} | {one.question or 'text'} | {_print(one.paper)} | {_print(one.ours)} | {one.verdict} | {one.table.n_missing} |"
         for one in found
     ]
     lines += ["", render_tables([headline_table(measured, paper)], "markdown"), ""]
     for one in found:
-        lines += _render_finding(one)
+        lines += [
+            f"## {one.table.name}: {one.verdict}",
+            "",
+            one.sentence,
+            "",
+            *describe_empty_cells(one.table),
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -265,15 +227,52 @@ def write_page(measured: MeasuredResults, paper: PaperFigures, path: Path, *, co
     return write_text(path, render_page(measured, paper, command=command))
 
 
-def _render_finding(one: Finding) -> list[str]:
-    """A heading, one sentence, and how many cells are empty and why."""
-    said = one.remark
-    if one.question:
-        said = f"{one.question.capitalize()}: paper {_print(one.paper)}, ours {_print(one.ours)}. {one.remark}".rstrip()
-    lines = [f"## {one.table.name}: {one.verdict}", "", said]
-    if one.table.n_missing:
-        lines.append(f"{one.table.n_missing} cells are empty: {one.table.reason}.")
-    return [*lines, ""]
+def describe_levels(found: list[Finding]) -> str:
+    """How well plain hosts predict on both sides: where ours are near chance, nothing that follows says much."""
+    parts = []
+    for one in found:
+        metric, column = LEVELS.get(one.table.name, ("", ""))
+        plain = [line for line in one.table.lines if not line.row_labels[0].endswith("Δ")]
+        table = replace(one.table, lines=tuple(plain))
+        paper, ours = (Check("", column).number(table, origin) for origin in ("paper", "ours"))
+        if metric and ours is not None:
+            parts.append(f"{metric} {_print(ours)} here and {_print(paper)} in the paper")
+    return f"Plain hosts reach, on average, {'; '.join(parts)}." if parts else ""
+
+
+def count_verdicts(found: list[Finding]) -> str:
+    """How often each verdict was given, and how much is empty."""
+    counts = Counter(one.verdict for one in found)
+    missing = sum(one.table.n_missing for one in found)
+    cells = sum(len(line.cells) for one in found for line in one.table.lines if line.origin == "ours")
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return (
+        f"{said[:1].upper()}{said[1:]}. Of {cells} cells of ours {missing} are empty, for the reasons given."
+    )
+
+
+def describe_empty_cells(table: Table) -> list[str]:
+    """How many cells are empty and why, and below which of them, lines with the same gaps together."""
+    if not table.n_missing:
+        return []
+    gaps: dict[Labels, list[str]] = {}
+    for line in table.lines:
+        if empty := _list_empty(table, line):
+            # The last label says whose figures a line has, and empty ones are always ours.
+            gaps.setdefault(empty, []).append(" · ".join(line.row_labels[:-1]))
+    rows = [
+        f"- {', '.join(empty) if len(empty) < len(table.columns) else 'all columns'} of {'; '.join(names)}"
+        for empty, names in gaps.items()
+    ]
+    return [f"{table.n_missing} cells are empty: {table.reason}.", "", *rows, ""]
+
+
+def _list_empty(table: Table, line: Line) -> Labels:
+    return tuple(
+        f"{column.group} {column.header}".strip()
+        for column, cell in zip(table.columns, line.cells, strict=True)
+        if cell.state == "missing"
+    )
 
 
 def _print(value: float | None) -> str:

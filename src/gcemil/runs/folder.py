@@ -120,6 +120,20 @@ class FoldFolder:
         """What the head sees of every bag."""
         return self.path / "representations.h5"
 
+    def epoch_representations(self, epoch: int) -> Path:
+        """The same after one epoch of training, where the run keeps them."""
+        return self.path / "epochs" / f"epoch_{epoch:04d}.h5"
+
+    def kept_epochs(self) -> list[int]:
+        """Epochs whose representations lie here."""
+        names = (path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    @property
+    def adapter(self) -> Path:
+        """How far the feature adapter moves patches, where the selector has one."""
+        return self.path / "adapter.h5"
+
     @property
     def diagnostics(self) -> Path:
         """The folder of this fold's findings."""

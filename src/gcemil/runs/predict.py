@@ -19,9 +19,15 @@ from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
-from gcemil.records import Representations, SlideEvidence, write_representations
+from gcemil.records import (
+    AdapterFigures,
+    Representations,
+    SlideEvidence,
+    write_adapter,
+    write_representations,
+)
 from gcemil.runs.checkpoint import LoadedNetwork, load_network
-from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
+from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
@@ -178,50 +184,81 @@ def _predict_bag(
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
     """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
-    folds = [RunFolder(run).trained_folds()[0] for run in runs]
-    cohorts = [open_cohort(run)[1] for run in runs]
     todo = []
-    for fold, cohort in zip(folds, cohorts, strict=True):
-        parts = fold_parts(cohort, read_fold(cohort, fold.number))
-        todo.append((fold, cohort, [*parts.val, *parts.test], len(parts.val)))
-    total, done = sum(len(specs) for _, _, specs, _ in todo), 0
-    for fold, cohort, specs, n_val in todo:
+    for run in runs:
+        fold, cohort = RunFolder(run).trained_folds()[0], open_cohort(run)[1]
+        todo.append((fold, cohort, fold_parts(cohort, read_fold(cohort, fold.number))))
+    total, done = sum(len(parts.val) + len(parts.test) for _, _, parts in todo), 0
+    for fold, cohort, parts in todo:
         shift = done
         report = None if on_bag is None else lambda count, shift=shift: on_bag(shift + count, total)
-        by_mode = _represent_bags(fold, cohort, specs, report)
-        parts_of = tuple("val" if place < n_val else "test" for place in range(len(specs)))
-        found = Representations(
-            by_mode,
-            tuple(spec.bag_id for spec in specs),
-            parts_of,
-            tuple(_name_group(spec, cohort) for spec in specs),
-        )
-        write_representations(fold.representations, found)
-        done += len(specs)
+        loaded, _ = load_network(fold.checkpoint)
+        write_representations(fold.representations, represent_bags(loaded, cohort, parts, on_bag=report))
+        if (found := measure_adapter(loaded, cohort, parts)) is not None:
+            write_adapter(fold.adapter, found)
+        done += len(parts.val) + len(parts.test)
 
 
 @torch.no_grad()
-def _represent_bags(
-    fold: FoldFolder, cohort: Cohort, specs: Sequence[BagSpec], on_bag: Callable[[int], None] | None
-) -> dict[str, np.ndarray]:
-    """Bag features (bags, d) by mode, all patches of every bag."""
-    loaded, _ = load_network(fold.checkpoint)
+def represent_bags(
+    loaded: LoadedNetwork,
+    cohort: Cohort,
+    parts: FoldParts,
+    *,
+    recovers: bool = True,
+    on_bag: Callable[[int], None] | None = None,
+) -> Representations:
+    """What the head sees of the validation and test bags, all patches of each; `recovers` adds the evidence alone."""
+    specs = [*parts.val, *parts.test]
+    loaded.network.eval()
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
-        for mode, feature in _read_bag_features(loaded, bag).items():
+        for mode, feature in _read_bag_features(loaded, bag, recovers=recovers).items():
             rows.setdefault(mode, []).append(feature)
         if on_bag:
             on_bag(done)
-    return {mode: np.stack(found) for mode, found in rows.items()}
+    return Representations(
+        {mode: np.stack(found) for mode, found in rows.items()},
+        tuple(spec.bag_id for spec in specs),
+        ("val",) * len(parts.val) + ("test",) * len(parts.test),
+        tuple(_name_group(spec, cohort) for spec in specs),
+    )
 
 
-def _read_bag_features(loaded: LoadedNetwork, bag: Bag) -> dict[str, np.ndarray]:
+def _read_bag_features(loaded: LoadedNetwork, bag: Bag, *, recovers: bool) -> dict[str, np.ndarray]:
     """What the head sees of all patches, of the gated ones, and of the evidence alone."""
+    features = bag_tensors(bag, next(loaded.network.parameters()).device)
     if loaded.model is None:
-        return {"full": loaded.host(*bag_tensors(bag)).bag_feature.flatten().numpy()}
-    found = explain_bag(loaded.model, bag)
-    outputs = {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}
-    return {mode: output.bag_feature.flatten().numpy() for mode, output in outputs.items()}
+        outputs = {"full": loaded.host(*features)}
+    elif recovers:
+        found = explain_bag(loaded.model, bag)
+        outputs = {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}
+    else:
+        output = loaded.model(*features, step=bag.patch_size)
+        outputs = {"full": output.full, "soft": output.soft}
+    return {mode: output.bag_feature.flatten().float().cpu().numpy() for mode, output in outputs.items()}
+
+
+ADAPTED_BAGS = 12
+"""Bags whose patches say how far the adapter moves them."""
+
+
+@torch.no_grad()
+def measure_adapter(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts) -> AdapterFigures | None:
+    """The patches of some test bags before and after the feature adapter; None where the selector has none."""
+    model = loaded.model
+    if model is None or model.selector.morphology is None:
+        return None
+    adapter = model.selector.morphology.adapter
+    cosines, selected = [], []
+    for _, bag in load_bags(cohort, parts.test[:ADAPTED_BAGS], rule=SampleRule()):
+        features = bag_tensors(bag, adapter.up.device)[0].float()
+        cosines.append(torch.cosine_similarity(adapter.norm(features), adapter(features), dim=1).cpu())
+        selected.append(explain_bag(model, bag).recovery.selected.cpu())
+    strengths = torch.linalg.svdvals(adapter.up @ adapter.down.T)[: adapter.up.shape[1]]
+    return AdapterFigures(
+        torch.cat(cosines).numpy(), torch.cat(selected).numpy(), strengths.float().cpu().numpy()
+    )
 
 
 def _name_group(spec: BagSpec, cohort: Cohort) -> str:

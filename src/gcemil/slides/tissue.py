@@ -91,7 +91,7 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
     smooth = ndimage.median_filter(saturation, size=3)
     threshold = _saturation_threshold(smooth, value, rules)
     per_pixel = (rules.mpp / 1000) ** 2
-    ink = _is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
+    ink = is_ink(hue, saturation, value) | (value < rules.darkest_tissue)
     rejected = ndimage.binary_dilation(
         drop_small_pieces(ink, rules.smallest_ink / per_pixel), disk(rules.ink_margin / rules.mpp)
     )
@@ -146,7 +146,7 @@ def otsu_threshold(values: Channel) -> float:
     return float(edges[1 + int(np.argmax(between))])
 
 
-def _is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
+def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
     """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
     green = (hue > 60) & (hue < 190) & (saturation > 0.18)
     # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.

@@ -33,6 +33,7 @@ from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost
 from gcemil.model import Evidence
+from gcemil.records import write_representations
 from gcemil.runs.checkpoint import (
     TRAIN_AGAIN,
     LoadedNetwork,
@@ -44,8 +45,8 @@ from gcemil.runs.checkpoint import (
     refuse_misfit,
     save_tensors,
 )
-from gcemil.runs.folder import FoldParts
-from gcemil.runs.predict import Mode, evaluate_bags
+from gcemil.runs.folder import FoldFolder, FoldParts
+from gcemil.runs.predict import Mode, evaluate_bags, represent_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.directions import find_class_directions
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
@@ -135,6 +136,8 @@ def train(
                 # The wrapper has no part in a preparing stage.
                 judged = LoadedNetwork(loaded.host, None, None) if stage.prepares else loaded
                 record |= validate(judged, cohort, parts.val, task)
+                if settings.keep_epochs and is_last_stage:
+                    _keep_epoch(loaded, cohort, parts, folder, epoch)
                 if epoch + 1 >= math.ceil(settings.chosen_from * settings.epochs):
                     best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
@@ -301,6 +304,13 @@ def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], tas
         **{f"val_{name}": value for name, value in metrics[modes[0]].items()},
         "val": fmean(found[task.task_metric] for found in metrics.values()),
     }
+
+
+def _keep_epoch(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, folder: Path, epoch: int) -> None:
+    """What the head sees after this epoch; nothing of it reaches the training, nor its random numbers."""
+    with torch.random.fork_rng(devices=[]):
+        found = represent_bags(loaded, cohort, parts, recovers=False)
+    write_representations(FoldFolder(folder).epoch_representations(epoch), found)
 
 
 def _move_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from gcemil.benchmark.figures import paper_figures
+from gcemil.benchmark.figures import TIMES, paper_figures, read_results
 from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, N_OUTPUTS
+from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.findings import Row
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
 from gcemil.simulation.profile import SIZES
@@ -148,6 +150,58 @@ def test_encoders_are_told_apart_by_what_the_grid_says(folder):
     assert texts(made, "BRACS", "ResNet-50 (ImageNet)", "ABMIL") == ["0.400", "0.500", "+0.100"]
     assert texts(made, "BRACS", "UNI (foundation)", "ABMIL") == ["0.700", "0.800", "+0.100"]
     assert texts(made, "BRACS", "ViT-S (SSL pathology)", "ABMIL") == ["missing"] * 3
+
+
+def test_an_untrained_encoder_and_a_stand_in_say_so_in_the_table(folder):
+    folder.grid(
+        "encoders",
+        drawn={"profile": "bracs", "encoder": "random:vit_s"},
+        dialled={"profile": "bracs", "encoder": "uni"},
+        own={"profile": "bracs", "encoder": "efficientnet_lite0"},
+    )
+    for cohort, value, encoder in (("drawn", 0.4, "random:vit_s"), ("dialled", 0.7, "simulated-64"), ("own", 0.5, "efficientnet_lite0")):  # fmt: skip
+        folder.cohort(cohort, encoder=encoder)
+        folder.run(cohort, "abmil", "host", host_folds(value))
+        folder.run(cohort, "abmil", "gce", gce_folds(value + 0.1))
+    made = made_table(folder, "encoders")
+    assert texts(made, "BRACS", "ViT-S, random weights", "ABMIL") == ["0.400", "0.500", "+0.100"]
+    assert texts(made, "BRACS", "UNI (foundation), stand-in", "ABMIL") == ["0.700", "0.800", "+0.100"]
+    assert texts(made, "BRACS", "efficientnet_lite0", "ABMIL") == ["0.500", "0.600", "+0.100"]
+    own = [line.row_labels[:3] for line in made.lines if line.origin == "ours"]
+    assert ("BRACS", "UNI (foundation)", "ABMIL") not in own
+
+
+def test_cohorts_that_name_an_encoder_stay_out_of_the_tables_about_other_things(folder):
+    before = texts(made_table(folder, "classification"), "ABMIL")
+    folder.grid("encoders", drawn={"profile": "bracs", "encoder": "random:vit_s"})
+    folder.cohort("drawn")
+    folder.run("drawn", "abmil", "host", host_folds(0.1))
+    assert texts(made_table(folder, "classification"), "ABMIL") == before
+
+
+def test_cost_is_that_of_the_runs_whose_prefilter_was_timed_where_there_are_any(folder):
+    def rows(aggregation, *, timed=False):
+        found = [Row({"mode": "discrete"}, {"aggregation_time": aggregation})]
+        return (
+            [*found, Row({"mode": "prefilter"}, {"end_to_end_time": 0.2, "relative_utility": 0.99})]
+            if timed
+            else found
+        )
+
+    diagnose(gce_run(folder), "cost", rows(0.5))
+    made = made_table(folder, "cost")
+    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.50{TIMES}"
+    folder.grid("encoders", drawn={"profile": "bracs", "encoder": "efficientnet_lite0"})
+    folder.cohort("drawn")
+    diagnose(folder.run("drawn", "abmil", "gce", gce_folds(0.5)), "cost", rows(0.3, timed=True))
+    made = made_table(folder, "cost")
+    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.30{TIMES}"
+    assert texts(made, "GCE discrete + tile prefilter")[column(made, "end_to_end_time")] == f"0.20{TIMES}"
+    headline = headline_table(read_results(folder.folder), paper_figures())
+    assert texts(headline, "Inference with tile prefilter, faster") == [
+        f"5.00{TIMES}",
+        "1 pair of host and cohort",
+    ]
 
 
 def test_an_ablation_compares_hosts_that_have_the_variants(folder):

@@ -73,7 +73,13 @@ def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_
     finding = measure_inference_cost(
         counted_fold(classification_runs, watch), budget=0.1, clock=watch, repeats=2
     )
-    assert [row.labels["mode"] for row in finding.rows] == ["full", "attention", "occlusion"]
+    assert [row.labels["mode"] for row in finding.rows] == [
+        "full",
+        "attention",
+        "random",
+        "oracle",
+        "occlusion",
+    ]
     for mode in ("attention", "occlusion"):
         for slide in (one for one in finding.slides if one["mode"] == mode):
             n, k = slide["n_patches"], max(1, round(0.1 * slide["n_patches"]))
@@ -100,6 +106,8 @@ def test_a_wrapped_run_has_every_row_but_the_prefilter(classification_runs: Trai
         ("attention", "plain"),
         ("occlusion_closed_form", "plain"),
         ("integrated_gradients", "plain"),
+        ("random", "plain"),
+        ("oracle", "plain"),
         ("occlusion", "plain"),
     ]
     assert any("No prefilter" in note for note in finding.notes)
@@ -135,8 +143,18 @@ def test_with_an_encoder_before_it_every_way_is_timed_from_patch_to_answer(
     assert slides["full"]["end_to_end_time"] == pytest.approx(1)
     assert slides["attention"]["end_to_end_time"] == pytest.approx((9 * n + n + k) / (10 * n))
     assert slides["occlusion"]["end_to_end_time"] == pytest.approx((9 * n + n + n * (n - 1) + k) / (10 * n))
-    with pytest.raises(UsageError, match="Unknown architecture 'uni'"):
-        time_encoder("uni", repeats=1, clock=watch)
+    with pytest.raises(UsageError, match="'virchow2' cannot be built without its weights"):
+        time_encoder("virchow2", repeats=1, clock=watch)
+
+
+def test_controls_have_a_worth_and_no_time_of_their_own(classification_runs: TrainedRuns):
+    fold = TrainedFold.open(classification_runs.gce, 0)
+    finding = measure_inference_cost(fold, repeats=1, timed_bags=1)
+    for mode in ("random", "oracle"):
+        found = row(finding, mode).values
+        assert found["relative_utility"] is not None
+        assert found["explained_time"] is None
+        assert found["patch_ratio"] == pytest.approx(row(finding, "discrete").values["patch_ratio"])
 
 
 def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):

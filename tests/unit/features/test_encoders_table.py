@@ -108,6 +108,29 @@ def test_any_model_of_timm_brings_its_own_preparation():
     assert spec.colours == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_time(monkeypatch, tmp_path):
+    spec = find_encoder_spec("random:vit_s")
+    assert (spec.dim, spec.input_px, spec.licence) == (384, 224, "none: untrained")
+    timm = import_timm()
+    tiny = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28, "patch_size": 14}
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, **options: build(name, **{**tiny, **options}))
+    state = torch.get_rng_state()
+    first, second = (
+        prepare_encoder("random:vit_s", replace(spec, dim=16, input_px=28), device="cpu") for _ in range(2)
+    )
+    assert first.fingerprint == second.fingerprint
+    assert torch.equal(torch.get_rng_state(), state)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="takes no weights"):
+        spec.load(WeightSource(tmp_path))
+
+
+def test_an_encoder_that_is_no_model_of_timm_cannot_be_built_without_weights():
+    with pytest.raises(UsageError, match=r"'conch' cannot be built without its weights.*random:vit_s"):
+        find_encoder_spec("random:conch")
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_local_copy_of_the_page_gives_the_features_of_its_own_model(tmp_path, name):
     network = write_timm_folder(tmp_path, name)

@@ -9,7 +9,7 @@ import torch
 from gcemil.bags.cohort import Cohort
 from gcemil.explain import explain_bag
 from gcemil.prefilter.certificate import answer_from_kept, is_changed, measure_doubt, scale_budget
-from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, write_cost
+from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, time_prefilter, write_cost
 from gcemil.runs.checkpoint import load_network
 from run_builders import TrainedRuns
 
@@ -86,6 +86,19 @@ def test_a_measurement_sums_seconds_and_is_read_back_as_written(tmp_path):
     cost = PrefilterCost(0, 0.1, 1, "hash", 0.8, 0.6, slides)
     assert cost.end_to_end_time == pytest.approx(7 / 20)
     assert cost.extraction_time == pytest.approx(4 / 16)
+    # Two slides of 10 patches: with a second per patch 20 against 4 encoded, and the predictions as they were.
+    assert cost.times_with_encoder(1.0) == pytest.approx(
+        {"extraction_time": 4 / 20, "end_to_end_time": (4 + 3) / (20 + 4)}
+    )
+    # Encoding took 16 s and prediction 4 s; explained three times as long.
+    assert cost.unfiltered_time(3.0) == pytest.approx((16 + 12) / 20)
+    (row,) = time_prefilter(cost, {"vit_s": 1.0})
+    assert (row.labels["mode"], row.labels["encoder"], row.labels["timing"]) == (
+        "prefilter",
+        "vit_s",
+        "computed",
+    )
+    assert time_prefilter(None, {"vit_s": 1.0}) == []
     assert cost.relative_utility == pytest.approx(0.75)
     assert (cost.fall_back, cost.encoded) == pytest.approx((0.5, 0.2))
     assert cost.mean_change == pytest.approx(0.05)

@@ -12,6 +12,7 @@ from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import read_own_thumbnail
+from gcemil.records import AdapterFigures
 from gcemil.report.sections.controls import (
     RuleBar,
     RuleCurve,
@@ -26,10 +27,16 @@ from gcemil.report.sections.examples import (
     number_subsets,
     rank_evidence_patches,
 )
-from gcemil.report.sections.grid import HostGain, draw_relative_performance
+from gcemil.report.sections.grid import (
+    GateHistory,
+    HostGain,
+    draw_motivation,
+    draw_relative_performance,
+)
 from gcemil.report.sections.mechanism import (
     accumulate_coverage,
     describe_method,
+    draw_adapter,
     draw_anchor_coverage,
     draw_gate_histograms,
     draw_mechanism,
@@ -364,6 +371,20 @@ FIGURES = {
             [HostGain("abmil", "x", 0.5, 0.6), HostGain("abmil", "y", 0.0, 0.6)], label="F1"
         ),
         "abmil",
+    ),
+    "motivation": (
+        lambda: draw_motivation(
+            {"random": 0.2, "gce_discrete": 0.7},
+            GateHistory((0, 4), np.array([[0.5, 0.5], [0.9, 0.1]])),
+            [HostGain("abmil", "x", 0.5, 0.6)],
+        ),
+        "abmil",
+    ),
+    "adapter": (
+        lambda: draw_adapter(
+            AdapterFigures(np.array([0.9, 0.99]), np.array([True, False]), np.array([0.2, 0.1]))
+        ),
+        "median 0.945",
     ),
     "representations": (
         lambda: draw_representations({"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])),

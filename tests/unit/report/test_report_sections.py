@@ -29,13 +29,14 @@ from gcemil.report.sections import (
 )
 from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder, finding_table, order_rows
 from gcemil.report.sections.examples import choose_examples
-from gcemil.report.sections.grid import pair_hosts
+from gcemil.report.sections.grid import find_hosts_left_alone, pair_hosts, read_kept_metric
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
 from gcemil.report.sections.slides import render_section as render_slides
 from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
+from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
-from results_builders import toy_results
+from results_builders import ResultsFolder, diagnose, gce_folds, toy_results
 
 
 def context_of(run: Path, against: Path | None = None) -> Context:
@@ -342,10 +343,28 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
         found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
         made = Representations(found, ids, ("test",) * 10, groups)
         write_representations(folder / "fold_0" / "representations.h5", made)
-    text = representations.render_section(context_of(toy_run.folder, host.folder)).body
-    assert "no view over epochs" in text
+    context = context_of(toy_run.folder, host.folder)
+    text = representations.render_section(context).body
+    assert "--keep-epochs" in str(context.render_missing().body)
+    assert "after each of these epochs" not in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
     assert drawn.count('<g id="axes_') == 2, "the plain host, and host + GCE gated"
+
+
+def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
+    draws = np.random.default_rng(0)
+    ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
+    fold = FoldFolder(toy_run.folder / "fold_0")
+    for path in (fold.representations, *(fold.epoch_representations(epoch) for epoch in range(7))):
+        found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in ("full", "soft")}
+        made = Representations(found, ids, ("test",) * 10, groups)
+        write_representations(path, made)
+    context = context_of(toy_run.folder)
+    assert "after each of these epochs" in representations.render_section(context).body
+    drawn = (toy_run.folder / "figures" / "representations_epochs.svg").read_text()
+    assert drawn.count('<g id="axes_') == 4
+    assert representations.choose_epochs(range(7)) == [0, 2, 4, 6]
+    assert representations.choose_epochs([3]) == [3]
 
 
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
@@ -502,6 +521,34 @@ def test_a_grid_shows_its_runs_and_what_the_wrapper_changed(tmp_path):
     assert "Simulated, not tissue: bracs, kirc" in text
     assert text.count('<td class="name">kirc</td>') == 2 + 4, "two arms in view, four folds folded"
     assert "Name it under diagnostics" in text
+
+
+def test_a_host_left_alone_is_its_own_plain_arm_in_the_figures_of_a_grid(tmp_path):
+    results = ResultsFolder(tmp_path / "results")
+    results.grid(bracs={"profile": "bracs"})
+    results.cohort("bracs")
+    run = results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
+    rows = [
+        Row({"rule": rule, "network": "wrapped", "budget": "0.05"}, {"evidence_sufficiency": value})
+        for rule, value in (("random", 0.2), ("attention", 0.5), ("gce_discrete", 0.7))
+    ]
+    diagnose(run, "budget", rows)
+    grid = results.folder / "grids" / "toy.yaml"
+    grid.write_text(grid.read_text().replace("diagnostics: []", "diagnostics: [budget]"))
+    summary = write_summary(Results(results.folder))
+    alone = find_hosts_left_alone(summary["runs"], results.folder)
+    assert alone == {("bracs", "abmil")}
+    assert list(pair_hosts(summary["means"], "macro_f1")) == []
+    # Full is a tenth below soft.
+    assert [gain.relative for gain in pair_hosts(summary["means"], "macro_f1", alone)] == pytest.approx(
+        [0.7 / 0.6]
+    )
+    assert read_kept_metric(summary["diagnostic_means"]) == pytest.approx(
+        {"random": 0.2, "attention": 0.5, "gce_discrete": 0.7}
+    )
+    text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")
+    assert "Is attention evidence?" in text
+    assert (results.folder / "figures" / "motivation.svg").is_file()
 
 
 def test_a_grid_is_compared_within_itself(tmp_path):

@@ -2,14 +2,18 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from builders import make_cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import read_json
 from gcemil.hosts.mhim import Mhim
+from gcemil.records import read_adapter, read_representations
+from gcemil.runs.folder import FoldFolder
+from gcemil.runs.predict import represent_runs
 from gcemil.training import loop
 from gcemil.training.run import train_run
 
@@ -101,3 +105,34 @@ def test_gradients_are_clipped_only_where_the_settings_say_so(cohort, tmp_path):
         lines = (folder / "fold_0" / "history.jsonl").read_text().splitlines()
         shares[clip] = {json.loads(line)["host_clipped"] for line in lines}
     assert shares == {1e-9: {1.0}, 1e9: {0.0}, None: {0.0}}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "gce"])
+def test_kept_epochs_are_stored_and_change_nothing_of_the_training(cohort, tmp_path, wrapped):
+    folds = []
+    for keeps in (False, True):
+        chosen = settings("abmil", wrapped=wrapped, keep_epochs=keeps)
+        train_run(cohort, tmp_path / str(keeps), chosen, folds=[0], jobs=1)
+        folds.append(FoldFolder(tmp_path / str(keeps) / "fold_0"))
+    plain, kept = folds
+    assert plain.kept_epochs() == []
+    assert kept.kept_epochs() == [0, 1, 2, 3, 4]
+    assert kept.metrics.read_bytes() == plain.metrics.read_bytes()
+    assert kept.history.read_bytes() == plain.history.read_bytes()
+    first, last = (read_representations(kept.epoch_representations(epoch)) for epoch in (0, 4))
+    mode = "soft" if wrapped else "full"
+    assert set(first.parts) == {"val", "test"}
+    assert not np.array_equal(first.by_mode[mode], last.by_mode[mode])
+
+
+def test_the_adapter_is_measured_for_a_recipe_that_has_one(cohort, tmp_path):
+    for name, evidence in (("ours", EvidenceSettings()), ("paper", PAPER)):
+        chosen = settings("abmil").model_copy(update={"evidence": evidence, "epochs": 1})
+        train_run(cohort, tmp_path / name, chosen, folds=[0], jobs=1)
+        represent_runs([tmp_path / name])
+    assert not FoldFolder(tmp_path / "ours" / "fold_0").adapter.is_file()
+    found = read_adapter(FoldFolder(tmp_path / "paper" / "fold_0").adapter)
+    assert len(found.cosines) == len(found.selected)
+    # One epoch from near zero: patches are still about where the encoder put them.
+    assert np.median(found.cosines) > 0.9
+    assert (np.diff(found.strengths) <= 0).all()

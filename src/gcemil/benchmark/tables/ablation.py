@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
 from gcemil.benchmark.tables.comparison import (
+    ANY_ENCODER,
     PAPER_MARK,
     Query,
     TableColumn,
@@ -24,6 +25,7 @@ from gcemil.benchmark.tables.comparison import (
 )
 from gcemil.benchmark.tables.evidence import EVIDENCE, control_rows
 from gcemil.hosts.table import HOSTS
+from gcemil.rules import CONTROLS
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
@@ -136,10 +138,16 @@ def _ablation_column(key: str) -> TableColumn:
 
 
 PREFILTER = "prefilter"
+COST = Query(source="cost", encoder=ANY_ENCODER)
 MODES = ("full", "soft", "discrete", PREFILTER, "attention", "occlusion")
 """Rows of the paper; the diagnostic calls them the same."""
 CLOSED_FORM, GRADIENTS = "occlusion_closed_form", "integrated_gradients"
-OWN_MODES = {CLOSED_FORM: "Occlusion in closed form", GRADIENTS: "Integrated gradients"}
+OWN_MODES = {
+    CLOSED_FORM: "Occlusion in closed form",
+    GRADIENTS: "Integrated gradients",
+    "random": "Random-k (control)",
+    "oracle": "Oracle, truth first (control)",
+}
 """Rows that the paper does not have."""
 TIMED_ENCODERS = {"efficientnet_lite0": "EfficientNet-Lite0", "vit_s": "ViT-S"}
 TIMES_OF = {
@@ -160,8 +168,15 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """What each way to predict costs."""
     table = paper.table("cost")
     names = {row.key: row.name for row in table.rows} | OWN_MODES
+    measured = keep_costed(measured)
     rows = [
-        TableRow(key, (names[key],), Query(source="cost", labels={"mode": key}), comparison=None)
+        TableRow(
+            key,
+            (names[key],),
+            COST.where(labels={"mode": key}),
+            comparison=None,
+            undefined=_undefined_costs(key),
+        )
         for key in (*MODES, *OWN_MODES)
     ]
     columns = [
@@ -197,6 +212,25 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )
 
 
+def keep_costed(measured: MeasuredResults) -> MeasuredResults:
+    """The runs whose prefilter was timed, where there are any: ways to predict are compared on the same slides."""
+    timed = tuple(
+        run
+        for run in measured.runs
+        if any(row.labels.get("mode") == PREFILTER for _, row in run.rows(COST.source))
+    )
+    return replace(measured, runs=timed) if timed else measured
+
+
+def _undefined_costs(mode: str) -> frozenset[str]:
+    """A prefilter finds its subset while it encodes; a control is no way to predict, only what a subset is worth."""
+    if mode == PREFILTER:
+        return frozenset({"explained_time"})
+    if mode in CONTROLS:
+        return frozenset({*TIMES_OF, *(f"end_to_end.{encoder}" for encoder in TIMED_ENCODERS)})
+    return frozenset()
+
+
 CAPACITY_COLUMNS = (
     Column("evidence", "Supporting evidence"),
     Column("value", "Key value"),
@@ -224,7 +258,7 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """Parameters and time that the wrapper adds."""
     table = paper.table("capacity_overhead")
     answers = {
-        "soft_runtime": _cost_cell(measured, "soft", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
+        "soft_runtime": _cost_cell(measured, "soft", {"end_to_end_time": "end-to-end", "aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
         "discrete_cost": _cost_cell(measured, "discrete", {"aggregation_time": "MIL aggregation", "peak_memory": "peak memory"}),
         "capacity_alone": _grounding_cell(measured, ("random", "shuffled"), "/"),
         "grounding_quality": _grounding_cell(measured, ("generic", "full"), "→"),
@@ -258,14 +292,14 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
 
 
 def _cost_cell(measured: MeasuredResults, mode: str, metrics: dict[str, str]) -> Cell:
-    """Several ratios of one mode of inference in one cell."""
-    found = [
-        estimate(find_values(measured, Query(metric, source="cost", labels={"mode": mode})))
-        for metric in metrics
-    ]
-    return _join_parts([
-        None if one is None else f"{title} {one.mean:.2f}{TIMES}" for title, one in zip(metrics.values(), found, strict=True)
-    ])  # fmt: skip
+    """Those of several ratios of one mode of inference that were measured, in one cell."""
+    measured = keep_costed(measured)
+    found = {
+        title: estimate(find_values(measured, COST.where(metric=metric, labels={"mode": mode})))
+        for metric, title in metrics.items()
+    }
+    parts = [f"{title} {one.mean:.2f}{TIMES}" for title, one in found.items() if one is not None]
+    return Cell("; ".join(parts)) if parts else MISSING
 
 
 def _grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str) -> Cell:

@@ -27,6 +27,7 @@ from gcemil.benchmark.figures import MeasuredResults, PaperTable, Run, deviation
 from gcemil.findings import Labels, Row
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Origin, Table
 
+ANY_ENCODER = "*"
 WantedLabels = Mapping[str, str | tuple[str, ...]]
 
 
@@ -52,6 +53,7 @@ class Query:
     task: str | None = None
     host: str | None = None
     encoder: str | None = None
+    """None asks about the main encoder of each dataset."""
 
     def where(self, **changes: Any) -> Query:
         """The same question about less; labels are added to those there."""
@@ -91,8 +93,11 @@ def _is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
         (query.dataset, cohort.dataset),
         (query.host, run.host),
         (query.task, cohort.task),
-        (query.encoder or measured.main_encoders[cohort.dataset], cohort.encoder),
     )
+    if query.encoder != ANY_ENCODER and cohort.encoder != (
+        query.encoder or measured.main_encoders[cohort.dataset]
+    ):
+        return False
     return all(wanted is None or (own is not None and _is_same_label(own, wanted)) for wanted, own in asked)
 
 

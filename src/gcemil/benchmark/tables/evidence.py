@@ -426,6 +426,7 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         TableRow(key, (name,), query.where(dataset=None if key == "all" else key), comparison=None)
         for key, name in names.items()
     ]
+    rows += control_rows(query, ", all datasets", frozenset({"slides"}))
     slides = TableColumn(
         Column("slides", "Slides", "audited_slides"), {"metric": "audited_slides"}, decimals=0
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from gcemil.benchmark.figures import TIMES, CohortFacts, MeasuredResults, PaperFigures, PaperTable
-from gcemil.benchmark.tables.ablation import PREFILTER
+from gcemil.benchmark.tables.ablation import COST, PREFILTER, keep_costed
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
     Query,
@@ -163,7 +163,7 @@ def _ratio_cells(above: Mapping[Unit, float], below: Mapping[Unit, float]) -> tu
 
 def _speed_cells(metric: str, mode: str, measured: MeasuredResults) -> tuple[Cell, Cell]:
     """A ratio of the cost table; a time is turned over, so that more is faster."""
-    found = find_values(measured, Query(metric, source="cost", labels={"mode": mode}))
+    found = find_values(keep_costed(measured), COST.where(metric=metric, labels={"mode": mode}))
     if metric == "relative_utility":
         return cell(found, unit=TIMES), _count_pairs(found)
     mean = estimate(found)

@@ -27,6 +27,7 @@ from gcemil.benchmark.tables.comparison import (
     paper_cell,
     subtract_paired,
 )
+from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.paired_tests import holm, paired_t
 from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
@@ -192,26 +193,36 @@ ENCODER_COLUMNS = (
 )
 
 
+ENCODERS_NOTE = (
+    "Ours are encoders that were run on drawn slides: 'random weights' is the architecture without training, where its weights "
+    "cannot be had; 'stand-in' is no encoder at all but simulated features of that width."
+)
+
+
 def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """The paper's rows with ours of the same encoder, then encoders of ours alone."""
+    """The paper's rows, each above ours of the same architecture, then encoders of ours alone."""
     table = paper.table("backbone_generalization")
-    labels_of_key: dict[EncoderKey, EncoderKey] = {}
-    for row in table.rows:
-        (dataset, encoder, host), (title, encoder_title, host_title) = (
-            row.key.split("."),
-            row.name.split(" · "),
-        )
-        labels_of_key[dataset, encoder, host] = (title, encoder_title, host_title)
-    labels_of_key |= {key: key for key in _measured_encoders(measured) if key not in labels_of_key}
+    left = _measured_encoders(measured)
     lines = []
-    for key, row_labels in labels_of_key.items():
-        if table.row(".".join(key)) is not None:
-            theirs = tuple(paper_cell(table.cell(".".join(key), column.key)) for column in ENCODER_COLUMNS)
-            lines.append(Line((*row_labels, PAPER_MARK), "paper", theirs))
-        lines.append(_encoder_line(measured, key, row_labels))
+    for row in table.rows:
+        dataset, encoder, host = row.key.split(".")
+        title, printed, host_title = row.name.split(" · ")
+        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in ENCODER_COLUMNS)
+        lines.append(Line((title, printed, host_title, PAPER_MARK), "paper", theirs))
+        own = [
+            key for key in left if (key[0], _find_architecture(key[1]), key[2]) == (dataset, encoder, host)
+        ]
+        for key in own or [(dataset, encoder, host)]:
+            labels = (title, _describe_encoder(measured, key, printed), host_title)
+            lines.append(_encoder_line(measured, key, labels))
+        left = [key for key in left if key not in own]
+    for key in left:
+        labels = (key[0].upper(), _describe_encoder(measured, key, key[1]), host_name(key[2]))
+        lines.append(_encoder_line(measured, key, labels))
     return Table(
         "encoders", "patch encoders, Macro-F1 or C-index", table.label, ("dataset", "encoder", "method", "figures"),
-        ENCODER_COLUMNS, tuple(lines), legend=legend(measured), notes=tuple(f"In the paper: {note}" for note in table.notes),
+        ENCODER_COLUMNS, tuple(lines), legend=legend(measured),
+        notes=(ENCODERS_NOTE, *(f"In the paper: {note}" for note in table.notes)),
     )  # fmt: skip
 
 
@@ -221,6 +232,21 @@ def _measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     return list(
         dict.fromkeys((dataset, encoder, host) for dataset, encoder, host in named if encoder is not None)
     )
+
+
+def _find_architecture(encoder: str) -> str:
+    """Its name without the word that says it is untrained."""
+    return encoder.removeprefix(RANDOM_PREFIX)
+
+
+def _describe_encoder(measured: MeasuredResults, key: EncoderKey, printed: str) -> str:
+    """The encoder as it was run: trained, untrained, or none at all."""
+    dataset, encoder, _ = key
+    if encoder.startswith(RANDOM_PREFIX):
+        return f"{printed.partition(' (')[0].removeprefix(RANDOM_PREFIX)}, random weights"
+    if any(cohort.is_stand_in for cohort in measured.dataset(dataset) if cohort.encoder == encoder):
+        return f"{printed}, stand-in"
+    return printed
 
 
 def _encoder_line(measured: MeasuredResults, key: EncoderKey, row_labels: EncoderKey) -> Line:

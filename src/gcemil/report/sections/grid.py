@@ -1,13 +1,18 @@
-"""A grid of runs: every arm of every host on every cohort, what the wrapper changed, and what is still missing."""
+"""A grid of runs: every arm of every host on every cohort, what the wrapper changed, and what is still missing.
+
+Its first figure is the paper's first, assembled from the whole grid: the task metric of 5 % of the patches by every rule, the gates
+of a run at the first and last epoch, and the wrapped over the plain host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -37,12 +42,15 @@ from gcemil.report.style import (
     INK,
     MARKERS,
     MODE_NAMES,
+    MUTED,
     WIDTH,
     apply_style,
     draw_grid,
     new_figure,
     shorten_label,
 )
+from gcemil.rules import find_rule
+from gcemil.runs.folder import FoldFolder, RunFolder, read_history, read_run
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 
 Record = dict[str, Any]
@@ -54,14 +62,18 @@ SNR = (
     "necessary_share", "evidence_fraction", "precision", "recall",
 )  # fmt: skip
 SOFT = ("cd_gap", "recoverable_share")
+BUDGET = "0.05"
+SHOWN_RULES = ("random", "attention", "saliency", "occlusion", "gce_discrete", "oracle")
 
 
 def render_grid_page(summary: Record, results: Path, figures: FigureFolder) -> str:
     """The page of a results folder."""
     try:
         means, diagnostics = summary["means"], summary["diagnostic_means"]
+        alone = find_hosts_left_alone(summary["runs"], results)
         sections = [
-            _render_performance(means, figures),
+            _render_motivation(summary, alone, results, figures),
+            _render_performance(means, alone, figures),
             _render_runs(means, summary["runs"]),
             _render_snr(diagnostics, results),
             _render_unfinished(summary["unfinished"], results),
@@ -88,11 +100,79 @@ def _render_lead(summary: Record, results: Path) -> Markup:
     return join_markup(parts)
 
 
-def _render_performance(means: list[Record], figures: FigureFolder) -> Section:
+Pair = tuple[str, str]
+"""A cohort and a host."""
+
+
+def find_hosts_left_alone(runs: list[Record], results: Path) -> set[Pair]:
+    """Where the wrapped host learned as if there were no wrapper, so that its full bag is the plain host's."""
+    found = set()
+    for row in runs:
+        if (row["arm"], row["variant"]) != ("gce", None) or not RunFolder(results / row["run"]).is_begun:
+            continue
+        settings = read_run(results / row["run"]).settings
+        if (
+            settings.evidence is not None
+            and not settings.evidence.teaches_host
+            and not settings.host.is_frozen
+        ):
+            found.add((row["cohort"], row["host"]))
+    return found
+
+
+def _render_motivation(summary: Record, alone: set[Pair], results: Path, figures: FigureFolder) -> Section:
+    """The paper's first figure, from as many of its three panels as the grid has."""
+    rules = read_kept_metric(summary["diagnostic_means"])
+    gates = read_gate_history(summary["runs"], results)
+    gains = [gain for metric in MAIN for gain in pair_hosts(summary["means"], metric, alone)]
+    title = "Is attention evidence?"
+    if not rules and gates is None and not gains:
+        return Section("motivation", title, paragraph("No finished fold to draw from yet.", kind="missing"))
+    figure = figures.save(
+        "motivation",
+        draw_motivation(rules, gates, gains),
+        alt="Task metric of a few patches by rule, gates at the first and last epoch, wrapped over plain host",
+        caption="Left: the task metric when only 5 % of the patches are kept, mean over the cohorts and hosts of the diagnostic budget. "
+        "Middle: gates of the training bags of one run. Right: host + GCE (gated) over the plain host, mean over cohorts.",
+    )
+    return Section("motivation", title, figure)
+
+
+def read_kept_metric(diagnostics: list[Record]) -> dict[str, float]:
+    """The task metric of 5 % of the patches by rule: rivals of the host that is asked, controls, and the evidence."""
+    found: dict[str, list[float]] = {}
+    for row in diagnostics:
+        labels = row["labels"]
+        if (row["diagnostic"], row["arm"], row["variant"]) != ("budget", "gce", None) or labels.get(
+            "budget"
+        ) != BUDGET:
+            continue
+        value = row["values"].get("evidence_sufficiency", {}).get("mean")
+        if labels.get("rule") in SHOWN_RULES and labels.get("network") == "wrapped" and value is not None:
+            found.setdefault(labels["rule"], []).append(value)
+    return {rule: float(np.mean(found[rule])) for rule in SHOWN_RULES if rule in found}
+
+
+def read_gate_history(runs: list[Record], results: Path) -> GateHistory | None:
+    """The gates of the first wrapped fold that recorded them."""
+    for row in runs:
+        folder = results / row["run"] / f"fold_{row['fold']}"
+        if (row["arm"], row["variant"]) != ("gce", None) or not FoldFolder(folder).history.is_file():
+            continue
+        records = [record for record in read_history(folder) if record.get("gate_histogram")]
+        if records:
+            ends = [records[0], records[-1]]
+            return GateHistory(
+                tuple(int(one["epoch"]) for one in ends), np.array([one["gate_histogram"] for one in ends])
+            )
+    return None
+
+
+def _render_performance(means: list[Record], alone: set[Pair], figures: FigureFolder) -> Section:
     """Host against host + GCE over the grid."""
     parts = []
     for metric in MAIN:
-        gains = list(pair_hosts(means, metric))
+        gains = list(pair_hosts(means, metric, alone))
         if gains:
             label = f"{METRICS[metric].label} of host + GCE (gated) over that of the plain host"
             parts.append(
@@ -108,8 +188,8 @@ def _render_performance(means: list[Record], figures: FigureFolder) -> Section:
     return Section("performance", "Relative performance per host", join_markup(parts))
 
 
-def pair_hosts(means: list[Record], metric: str) -> Iterator[HostGain]:
-    """Pairs of arms `host` and `gce` of one host on one cohort, ablations aside."""
+def pair_hosts(means: list[Record], metric: str, alone: Collection[Pair] = ()) -> Iterator[HostGain]:
+    """Pairs of arms `host` and `gce` of one host on one cohort, ablations aside; a host left `alone` is its own plain arm."""
     plain = {
         (row["cohort"], row["host"]): found
         for row in means
@@ -119,8 +199,9 @@ def pair_hosts(means: list[Record], metric: str) -> Iterator[HostGain]:
     for row in means:
         key = (row["cohort"], row["host"])
         found = _read_mean(row, "soft", metric)
-        if (row["arm"], row["variant"]) == ("gce", None) and key in plain and found is not None:
-            yield HostGain(row["host"], row["cohort"], plain[key], found)
+        before = plain.get(key, _read_mean(row, "full", metric) if key in alone else None)
+        if (row["arm"], row["variant"]) == ("gce", None) and before is not None and found is not None:
+            yield HostGain(row["host"], row["cohort"], before, found)
 
 
 def _read_mean(row: Record, mode: str, metric: str) -> float | None:
@@ -263,6 +344,54 @@ class HostGain:
     def relative(self) -> float | None:
         """Wrapped over plain; None where plain is 0."""
         return self.gce_value / self.host_value if self.host_value else None
+
+
+@dataclass(frozen=True, eq=False)
+class GateHistory:
+    """Shares of gates by value at some epochs."""
+
+    epochs: tuple[int, ...]
+    histograms: Float[np.ndarray, "epochs bins"]
+
+
+@apply_style
+def draw_motivation(
+    rules: Mapping[str, float], gates: GateHistory | None, gains: Sequence[HostGain]
+) -> Figure:
+    """Three panels; one without figures says so."""
+    figure = new_figure(WIDTH, 2.7)
+    kept, bimodal, hosts = figure.subplots(1, 3)
+    draw_grid(kept, grid="x")
+    places = np.arange(len(rules))[::-1]
+    kept.barh(places, list(rules.values()), color=[find_rule(rule).color for rule in rules], height=0.62)
+    kept.set_yticks(places, [find_rule(rule).label for rule in rules])
+    kept.set_title("Kept alone, 5 % of patches")
+    draw_grid(bimodal)
+    if gates is not None:
+        bins = gates.histograms.shape[1]
+        middles = (np.arange(bins) + 0.5) / bins
+        for epoch, row, color in zip(gates.epochs, gates.histograms, (MUTED, EVIDENCE_COLOR), strict=True):
+            bimodal.step(middles, row, where="mid", color=color, label=f"epoch {epoch}")
+        bimodal.set_yscale("log")
+        bimodal.minorticks_off()
+        bimodal.legend(loc="upper center")
+    bimodal.set_xlabel("gate")
+    bimodal.set_title("Gates" if gates is not None else "Gates: not recorded")
+    draw_grid(hosts, grid="x")
+    names = list(dict.fromkeys(gain.host for gain in gains))
+    means = [
+        float(
+            np.mean(
+                [one.relative for one in gains if one.host == name and one.relative is not None] or [np.nan]
+            )
+        )
+        for name in names
+    ]
+    hosts.axvline(1.0, color=INK, linewidth=0.9)
+    hosts.plot(means, np.arange(len(names))[::-1], linestyle="", marker="D", color=EVIDENCE_COLOR)
+    hosts.set_yticks(np.arange(len(names))[::-1], names)
+    hosts.set_title("Host + GCE over host")
+    return figure
 
 
 @apply_style

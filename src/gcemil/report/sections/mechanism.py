@@ -6,8 +6,10 @@
   threshold           gates sorted; those above the threshold open
   greedy repair       coverage of every anchor before and after patches were added
 
-These are the mechanisms of the paper's appendix, drawn from an evidence file. The first one, the feature adapter, is not
-drawn: it exists only where the selector reads features, and an evidence file does not hold features.
+These are the mechanisms of the paper's appendix, drawn from an evidence file. The first one, the feature adapter, exists only
+where the selector reads morphology; 'gcemil report --representations' measures it there:
+
+  feature adaptation  cos(norm h, norm (I + U V^T) h) of evidence and other patches, and the singular values of U V^T
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from matplotlib.figure import Figure
 from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
-from gcemil.records import SlideEvidence
+from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
 from gcemil.report.html import (
     EMPTY,
     Section,
@@ -53,6 +55,7 @@ from gcemil.report.style import (
     shorten_label,
     spread_positions,
 )
+from gcemil.runs.folder import FoldFolder
 
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
@@ -67,7 +70,12 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
     """None for a plain host, which has neither gates nor anchors."""
     if not context.run.is_wrapped:
         return None
-    parts = [_render_method(context), _render_gates(context), _render_anchors(context)]
+    parts = [
+        _render_method(context),
+        _render_adapter(context),
+        _render_gates(context),
+        _render_anchors(context),
+    ]
     if example is not None:
         parts.append(
             context.figures.save(
@@ -75,7 +83,7 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
                 draw_mechanism(example.evidence, threshold=read_threshold(context.run)),
                 alt="Responses, gates, coverage, threshold and repair of one slide",
                 caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only "
-                "where it reads morphology, and is not drawn.",
+                "where it reads morphology.",
             )
         )
     return Section("mechanism", "How the evidence came about", join_markup(parts))
@@ -93,6 +101,25 @@ def _render_method(context: Context) -> Markup:
             if evidence.teaches_host
             else "Nothing of the evidence reached the host's weights."
         ),
+    )
+
+
+def _render_adapter(context: Context) -> Markup:
+    """The paper's Mechanism 1, for a recipe that has it."""
+    if not EvidenceSettings.model_validate(context.run.settings["evidence"]).morphology_term:
+        return EMPTY
+    fold = FoldFolder(context.run.folds[0].folder)
+    if not fold.adapter.is_file():
+        return context.list_missing(
+            "The feature adapter of this run was not measured.",
+            f"gcemil report {quote_path(context.run.folder)} --representations",
+        )
+    return context.figures.save(
+        "adapter",
+        draw_adapter(read_adapter(fold.adapter)),
+        alt="Cosine of patches before and after the feature adapter, and its singular values",
+        caption=f"Fold {fold.number}, patches of some test slides. At a cosine of 1 the selector reads the encoder's own space; "
+        "singular values well below 1 leave that space nearly as it was.",
     )
 
 
@@ -302,6 +329,34 @@ def draw_gate_histograms(
     ends.set_xlabel("gate")
     ends.set_title("First and last")
     ends.legend(loc="upper center")
+    return figure
+
+
+@apply_style
+def draw_adapter(found: AdapterFigures) -> Figure:
+    """Left, how near patches stay to where the encoder put them; right, how strong the adapter is."""
+    figure = new_figure(WIDTH, 2.4)
+    near, strength = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    draw_grid(near)
+    edges = np.linspace(min(0.0, float(found.cosines.min())), 1.0, 41)
+    for chosen, color, label in (
+        (~found.selected, RANDOM_COLOR, "other patches"),
+        (found.selected, EVIDENCE_COLOR, "evidence"),
+    ):
+        if chosen.any():
+            weights = np.full(int(chosen.sum()), 1 / chosen.sum())
+            near.hist(
+                found.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
+            )
+    near.set_xlabel("cosine of a patch before and after")
+    near.set_ylabel("share of patches")
+    near.set_title(f"Feature adaptation: median {np.median(found.cosines):.3f}")
+    near.legend(loc="upper left")
+    draw_grid(strength)
+    strength.bar(np.arange(1, len(found.strengths) + 1), found.strengths, color=INK, alpha=0.8)
+    strength.axhline(1.0, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
+    strength.set_xlabel("direction")
+    strength.set_title("Singular values, identity dashed")
     return figure
 
 

@@ -3,6 +3,8 @@
 full, soft, discrete (bags, d)    what the head sees of every validation and test bag
 attributes: bag_ids, parts, groups as JSON lists in the same order
 
+epochs/epoch_<n>.h5 holds the same after each epoch of a run that was trained with --keep-epochs: how groups part over training.
+
 t-SNE keeps neighbours together; distances between groups and sizes of groups mean nothing in it.
 """
 
@@ -22,7 +24,7 @@ from gcemil.records import (
     Representations,
     read_representations,
 )
-from gcemil.report.html import Section, paragraph
+from gcemil.report.html import EMPTY, Section, join_markup, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.style import (
@@ -59,7 +61,8 @@ def render_section(context: Context) -> Section | None:
             f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
         )
         return Section("representations", title, paragraph(text, kind="missing"))
-    return Section("representations", title, _render_figure(context, found, fold.number))
+    parts = [_render_figure(context, found, fold.number), _render_epochs(context, FoldFolder(fold.folder))]
+    return Section("representations", title, join_markup(parts))
 
 
 def _render_figure(context: Context, found: Representations, fold: int) -> Markup:
@@ -77,8 +80,39 @@ def _render_figure(context: Context, found: Representations, fold: int) -> Marku
         draw_representations(panels, found.groups, is_test=is_test),
         alt="t-SNE of slide representations, coloured by class",
         caption=f"Fold {fold}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; distances "
-        f"between groups mean nothing. Seed {context.seed}. A run keeps its best epoch only, so there is no view over epochs.",
+        f"between groups mean nothing. Seed {context.seed}.",
     )
+
+
+def _render_epochs(context: Context, fold: FoldFolder) -> Markup:
+    """The gated bags, or the full ones of a plain host, after some epochs; nothing where the run kept none."""
+    epochs = fold.kept_epochs()
+    if not epochs:
+        context.list_missing(
+            "The run kept no epochs, so there is no view of its slides over training.",
+            f"gcemil train COHORT --out {quote_path(context.run.folder)} --keep-epochs",
+        )
+        return EMPTY
+    mode = "soft" if context.run.is_wrapped else "full"
+    kept = {epoch: read_representations(fold.epoch_representations(epoch)) for epoch in choose_epochs(epochs)}
+    panels = {
+        f"Epoch {epoch}": embed_slides(found.by_mode[mode], seed=context.seed)
+        for epoch, found in kept.items()
+    }
+    last = kept[epochs[-1]]
+    return context.figures.save(
+        "representations_epochs",
+        draw_representations(panels, last.groups, is_test=np.array([part == "test" for part in last.parts])),
+        alt="t-SNE of slide representations after some epochs of training",
+        caption=f"Fold {fold.number}, {MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
+        "not those of the others.",
+    )
+
+
+def choose_epochs(epochs: Sequence[int], most: int = 4) -> list[int]:
+    """The first, the last, and some between them, evenly."""
+    places = np.linspace(0, len(epochs) - 1, min(most, len(epochs))).round().astype(int)
+    return [epochs[place] for place in dict.fromkeys(places.tolist())]
 
 
 def _read_rival(run: RunData, fold: int) -> Representations | None:
