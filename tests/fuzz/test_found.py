@@ -20,13 +20,15 @@ from builders import make_cohort
 from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.inspect import inspect
+from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.recipes import _read_camelyon16
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
-from gcemil.errors import CohortError, InputError, RunError, StoreError
+from gcemil.benchmark.results import Results, read_log
+from gcemil.errors import CohortError, ConfigError, InputError, RunError, StoreError
 from gcemil.files import parse_json, parse_yaml, write_json
 from gcemil.findings import Row, join_rows, read_finding
 from gcemil.report.run_data import _named_slides
@@ -180,3 +182,23 @@ def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: 
     fold = SimpleNamespace(folder=tmp_path, findings={"snr": SimpleNamespace(slides=slides)})
     with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
         _named_slides(fold, "snr")  # type: ignore[arg-type]
+
+
+def test_a_table_of_patients_without_a_row_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("case_id,label\n")
+    with pytest.raises(CohortError, match="labels.csv has no row below its header"):
+        read_labels(table, slide_ids=["a"])
+
+
+def test_a_null_character_in_a_folder_of_a_grid_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text('name: x\ncohorts: {ours: {folder: "a\\0b"}}\nhosts: [abmil]\n')
+    with pytest.raises(ConfigError, match="a folder has no null character"):
+        Grid.load(path)
+
+
+def test_rubbish_in_the_log_of_a_grid_is_not_read_as_records(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.log.write_text('{"key": "a", "event": "start"}\n' + "a,b,c\n" * 3 + '{"key": "b", "event": "sta')
+    assert [record["key"] for record in read_log(results)] == ["a"]

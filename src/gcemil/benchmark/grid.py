@@ -81,6 +81,8 @@ class CohortSettings(Settings):
     def _is_one_or_the_other(self) -> CohortSettings:
         if (self.folder is None) == (self.profile is None):
             raise ValueError("a cohort has either a folder or a profile")
+        if self.folder is not None and "\0" in str(self.folder):
+            raise ValueError(f"a folder has no null character in its name, got {str(self.folder)!r}")
         simulation = [name for name in SIMULATION if getattr(self, name) != SIMULATION[name]]
         if self.folder is not None and simulation:
             raise ValueError(f"a cohort folder is not simulated: remove {', '.join(simulation)}")

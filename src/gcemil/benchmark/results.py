@@ -143,6 +143,9 @@ def read_log(results: Results) -> list[Record]:
         return []
     records = []
     for line in read_text(results.log).split("\n"):
+        # A million lines of rubbish must not take a refusal each.
+        if not line.startswith("{"):
+            continue
         with suppress(InputError):
             record = checked(parse_json(line, results.log), Record, results.log)
             checked(record, Ended if record.get("event") == "end" else Event, results.log)

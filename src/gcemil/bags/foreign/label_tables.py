@@ -234,6 +234,8 @@ def _join_slide_table(
 
 def _join_cases(table: RawTable, case: str, slide_ids: Sequence[str]) -> tuple[RawTable, list[str]]:
     """A table of patients with one row per slide: a slide belongs to the patient its name begins with."""
+    if not table.rows:
+        raise CohortError(f"{table.path} has no row below its header. Give one row per slide or patient.")
     by_case = {row[case]: row for row in table.rows if not is_missing(row[case])}
     if len(by_case) != len(table.rows):
         raise CohortError(f"{table.path}: a {case} is empty or stands twice. Keep one row per patient.")
