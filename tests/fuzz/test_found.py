@@ -202,3 +202,11 @@ def test_rubbish_in_the_log_of_a_grid_is_not_read_as_records(tmp_path: Path) -> 
     results = Results(tmp_path)
     results.log.write_text('{"key": "a", "event": "start"}\n' + "a,b,c\n" * 3 + '{"key": "b", "event": "sta')
     assert [record["key"] for record in read_log(results)] == ["a"]
+
+
+def test_a_fold_folder_without_its_parts_is_named(tmp_path: Path) -> None:
+    for name in ("k=0", "k=1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "k=0" / "train.csv").write_text("slide_id\na\n")
+    with pytest.raises(CohortError, match=r"k=1 holds none of train.csv, val.csv and test.csv"):
+        read_splits(tmp_path)
