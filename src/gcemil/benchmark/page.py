@@ -2,7 +2,7 @@
 
 Every table of figures is asked for the one number that the paper's text makes of it, from the paper's lines and from ours:
 
-  effect   reproduced: the same sign and at least half as large; weaker: the same sign and smaller; else not reproduced
+  effect   reproduced: the same sign and at least half as large; weaker: at least a tenth; else not reproduced
   bound    reproduced: not above the paper's; weaker: not above twice that; else not reproduced
 
 The number is that of some cells, by default their mean, or the difference of two such numbers. A number that the results do
@@ -28,7 +28,7 @@ from gcemil.tables import Line, Origin, Table, render_tables
 Verdict = Literal["reproduced", "weaker", "not reproduced", "cannot be compared"]
 Labels = tuple[str, ...]
 """Row labels that a line must all have; * stands for anything."""
-HALF = 0.5
+HALF, TENTH = 0.5, 0.1
 SIGNIFICANT = 0.05
 
 
@@ -81,7 +81,7 @@ def judge(check: Check, paper: float | None, ours: float | None) -> Verdict:
         return "cannot be compared"
     if check.kind == "bound":
         return "reproduced" if ours <= paper else "weaker" if ours <= 2 * paper else "not reproduced"
-    if ours * paper <= 0:
+    if ours * paper <= 0 or abs(ours) < TENTH * abs(paper):
         return "not reproduced"
     return "reproduced" if abs(ours) >= HALF * abs(paper) else "weaker"
 
@@ -199,7 +199,7 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
         f"rules on the same slides do. {describe_levels(found)} What cannot be measured without the real slides is said to be so.",
         "",
         "A verdict is a rule, not an opinion. An effect is *reproduced* when ours has the same sign and at least half of the size, "
-        "*weaker* when it is smaller, *not reproduced* when it is zero or the other way round; a bound when ours is not above the "
+        "*weaker* down to a tenth of it, *not reproduced* when it is less or the other way round; a bound when ours is not above the "
         f"paper's, *weaker* up to twice that. {count_verdicts(found)}",
         "",
     ]

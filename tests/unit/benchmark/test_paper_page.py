@@ -28,6 +28,7 @@ KEPT = ROOT / "results" / "paper_small"
         ("effect", 0.10, "reproduced"),
         ("effect", 0.05, "reproduced"),
         ("effect", 0.04, "weaker"),
+        ("effect", 0.009, "not reproduced"),
         ("effect", 0.0, "not reproduced"),
         ("effect", -0.2, "not reproduced"),
         ("effect", None, "cannot be compared"),
