@@ -102,12 +102,12 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
         if found := _find_numbered(folder, pattern):
             return [[path] for path in found]
     if subfolders := _find_numbered(folder, r"k=(\d+)$"):
-        found = [_find_part_files(subfolder) for subfolder in subfolders]
-        if bare := [place for place, files in zip(subfolders, found, strict=True) if not files]:
+        folds = [_find_part_files(subfolder) for subfolder in subfolders]
+        if bare := [place for place, files in zip(subfolders, folds, strict=True) if not files]:
             raise CohortError(
                 f"{bare[0]} holds none of train.csv, val.csv and test.csv. Put them back, or remove the folder."
             )
-        return found
+        return folds
     if parts := _find_part_files(folder):
         return [parts]
     tables = sorted(folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
