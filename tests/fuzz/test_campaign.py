@@ -86,7 +86,7 @@ def test_memory_is_counted_for_each_input_alone(watched: Worker, monkeypatch: py
     before = watched.outcome("read").bytes
     grown = watched.outcome("grow").bytes
     assert grown - before > 32 * 2**20
-    # A busy system may count pages as held a little after they were given back.
+    # Once, on a busy machine, the peak had not fallen at the very next input; the cause was not found.
     assert any(grown - watched.outcome("read").bytes > 32 * 2**20 for _ in range(5))
     monkeypatch.setattr(limits, "LIMIT_BYTES", (grown + before) // 2)
     assert watched.outcome("grow").kind == "memory"
