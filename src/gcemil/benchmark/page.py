@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from gcemil.benchmark.figures import MeasuredResults, PaperFigures, read_seconds
+from gcemil.benchmark.figures import MeasuredResults, PaperFigures
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.files import write_text
@@ -203,8 +203,8 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
         f"paper's, *weaker* up to twice that. {count_verdicts(found)}",
         "",
     ]
-    if (seconds := read_seconds(measured.folder)) is not None:
-        lines += [f"All runs and diagnostics took {seconds / 60:.0f} minutes of one worker.", ""]
+    if measured.seconds:
+        lines += [f"All runs and diagnostics took {measured.seconds / 60:.0f} minutes of one worker.", ""]
     lines += ["| table | asked | paper | ours | verdict | empty |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.table.name} | {one.question or 'text'} | {_print(one.paper)} | {_print(one.ours)} | {one.verdict} | {one.table.n_missing} |"

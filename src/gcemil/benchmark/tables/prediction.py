@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-import numpy as np
-
 from gcemil.benchmark.figures import MeasuredResults, PaperFigures, PaperTable, paper_figures
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
@@ -28,7 +26,6 @@ from gcemil.benchmark.tables.comparison import (
     subtract_paired,
 )
 from gcemil.config import RANDOM_PREFIX
-from gcemil.diagnostics.paired_tests import holm, paired_t
 from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, Cell, Column, Line, Table
@@ -138,6 +135,9 @@ def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) 
 
 
 def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+    # Loaded here, since no other table tests anything.
+    from gcemil.diagnostics.paired_tests import holm
+
     datasets = list_datasets(task, paper, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
@@ -167,6 +167,10 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
 
 def _paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
     """None where fewer than two folds are paired, or where they all differ alike."""
+    import numpy as np
+
+    from gcemil.diagnostics.paired_tests import paired_t
+
     soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
     plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
     return paired_t(np.array(_average_by_fold(subtract_paired(soft, plain))))
