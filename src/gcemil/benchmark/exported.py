@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from gcemil.benchmark.results import CohortRecord
 from gcemil.errors import RunError
@@ -75,9 +75,7 @@ class ExportedRun(_Closed):
     seed: int
     holds_host: bool = False
     """Whether its rows stand for the plain host too."""
-    sources: dict[str, list[Block]] = Field(default_factory=dict)
-    rows: dict[str, list[tuple[int | None, dict[str, str], dict[str, float | None]]]] | None = None
-    """As it was written before: a row with the names of its labels and values."""
+    sources: dict[str, list[Block]]
 
 
 class ExportedCohort(_Closed):

@@ -323,11 +323,7 @@ def _read_exported_results(folder: Path) -> MeasuredResults:
             run.seed,
             None,
             holds_host=run.holds_host,
-            exported=run.sources or {name: [] for name in run.rows or {}},
-            _own={
-                name: [(fold, Row(labels, values)) for fold, labels, values in rows]
-                for name, rows in (run.rows or {}).items()
-            },
+            exported=run.sources,
         )
         for run in found.runs
     )

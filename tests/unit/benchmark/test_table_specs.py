@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.benchmark.figures import TIMES, paper_figures, read_results
-from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, N_OUTPUTS
+from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, FULL_WIDTH, N_OUTPUTS
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings
@@ -225,6 +225,7 @@ def test_the_dataset_card_comes_from_the_cohorts(folder):
 
 def test_printed_parameters_are_those_of_the_hosts_and_the_wrapper():
     size, n_anchors = SIZES["full"], EvidenceSettings().n_prototypes
+    assert size.feature_dim == FULL_WIDTH
     bank = AnchorBank(torch.ones(n_anchors, size.anchor_dim), ("anchor",) * n_anchors, "for counting")
     for name, spec in HOSTS.items():
         own = spec.parameters
