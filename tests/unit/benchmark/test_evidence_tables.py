@@ -1,5 +1,7 @@
 """Tables of evidence diagnostics on findings written by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from gcemil.benchmark.figures import TIMES
@@ -147,12 +149,29 @@ def test_the_soft_row_is_the_prediction_under_the_gates(folder):
 
 
 def test_explanations_are_taken_at_the_size_of_the_evidence(folder):
-    diagnose(gce_run(folder), "posthoc", budget_rows(0.1, 0.2))
+    oracle = Row({"rule": "oracle", "network": "plain"}, {"complement_degradation": 0.3})
+    diagnose(gce_run(folder), "posthoc", [*budget_rows(0.1, 0.2), oracle])
     made = made_table(folder, "posthoc")
     assert texts(made, "Gradient saliency")[column(made, "remove_drop")] == "0.200"
     assert texts(made, "Attention top-k")[column(made, "runtime")] == f"1.00{TIMES}"
     assert texts(made, "Integrated gradients")[column(made, "runtime")] == "missing"
     assert texts(made, "Oracle (truth first)")[column(made, "runtime")] == "-"
+
+
+def test_rows_and_columns_of_ours_stand_where_they_have_a_figure(folder):
+    diagnose(gce_run(folder), "posthoc", budget_rows(0.1, 0.2))
+    made = made_table(folder, "posthoc")
+    shown = {line.row_labels[0] for line in made.lines}
+    # The paper has integrated gradients and no oracle; nobody asked for either.
+    assert "Integrated gradients" in shown
+    assert "Oracle (truth first)" not in shown
+    without_gap = [
+        replace(row, values={name: value for name, value in row.values.items() if name != "full_kept_gap"})
+        for row in budget_rows(0.1, 0.2)
+    ]
+    diagnose(gce_run(folder), "posthoc", without_gap)
+    fewer = made_table(folder, "posthoc")
+    assert [one.key for one in made.columns if one not in fewer.columns] == ["full_kept_gap"]
 
 
 def test_costs_are_multiples_of_the_full_bag(folder):

@@ -273,3 +273,10 @@ def test_the_literal_paper_is_held_against_a_host_of_its_own_schedule(folder):
     assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.150±0.071"
     folder.run("bracs", "abmil", "host_paper", host_folds(0.3, 0.4))
     assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.350±0.071"
+
+
+def test_a_control_stands_below_the_hosts_that_were_run_with_it(folder):
+    folder.run("bracs", "dsmil", "gce", gce_folds(0.6, 0.6))
+    folder.run("bracs", "abmil", "gce_random_anchors", gce_folds(0.7, 0.7))
+    shown = [line.row_labels[0] for line in made_table(folder, "classification").lines]
+    assert [name for name in shown if "random anchors" in name] == ["ABMIL +GCE with random anchors Δ"]

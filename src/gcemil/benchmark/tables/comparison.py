@@ -237,11 +237,19 @@ def build_comparison(
     columns: Sequence[TableColumn],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Both lines of every row."""
+    """Both lines of every row; rows and columns that the paper does not have are shown where they have a figure."""
+    asked = [(row, [_read_values(measured, row, ask) for ask in columns]) for row in rows]
+    asked = [(row, answers) for row, answers in asked if paper.row(row.key) or any(answers)]
+    shown = [
+        position
+        for position, ask in enumerate(columns)
+        if ask.paper_key in paper.columns or any(answers[position] for _, answers in asked)
+    ]
+    columns = [columns[position] for position in shown]
     lines, used = [], set()
-    for row in rows:
-        answers = [_read_values(measured, row, ask) for ask in columns]
-        used |= {unit.cohort for found in answers for unit in found or ()}
+    for row, found in asked:
+        answers = [found[position] for position in shown]
+        used |= {unit.cohort for values in answers for unit in values or ()}
         lines += [line for line in (_paper_line(paper, row, columns),) if line is not None]
         lines.append(_our_line(measured, row, columns, answers))
     return Table(
