@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gcemil.benchmark.results import CohortRecord
 from gcemil.errors import RunError
@@ -87,6 +87,19 @@ class ExportedCohort(_Closed):
     record: CohortRecord | None = None
 
 
+class SlideTest(_Closed):
+    """A permutation test over test slides: the gated prediction of a host against its full bag."""
+
+    dataset: str
+    host: str
+    difference: float
+    """Of the task metric, averaged over folds."""
+    p: float = Field(ge=0, le=1)
+    slides: int
+    moved: int
+    """Slides whose two predictions differ; where there is none, p is 1."""
+
+
 class ExportedFigures(_Closed):
     """All of it, and what it took to make."""
 
@@ -94,6 +107,7 @@ class ExportedFigures(_Closed):
     seconds: float
     """Of all executions, on one worker each."""
     cohorts: list[ExportedCohort]
+    slide_tests: list[SlideTest] = Field(default_factory=list)
     runs: list[ExportedRun]
 
     @model_validator(mode="after")

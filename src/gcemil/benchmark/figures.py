@@ -26,6 +26,7 @@ from gcemil.benchmark.exported import (
     ExportedFigures,
     ExportedRun,
     FoldRow,
+    SlideTest,
     pack_rows,
     read_exported,
     write_exported,
@@ -163,6 +164,15 @@ class MeasuredResults:
         return sum(line["seconds"] for line in read_log(Results(self.folder)) if line["event"] == "end")
 
     @cached_property
+    def slide_tests(self) -> list[SlideTest]:
+        """Permutation tests over test slides, by dataset and host."""
+        if self.exported:
+            return self.exported.slide_tests
+        from gcemil.benchmark.slide_tests import run_slide_tests
+
+        return run_slide_tests(self)
+
+    @cached_property
     def cohorts(self) -> tuple[CohortFacts, ...]:
         return tuple({run.cohort.name: run.cohort for run in self.runs}.values())
 
@@ -278,6 +288,7 @@ def export_figures(measured: MeasuredResults, folder: Path) -> Path:
         grids=measured.grids,
         seconds=round(measured.seconds, 1),
         cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
+        slide_tests=measured.slide_tests,
         runs=[_export_run(run) for run in measured.runs],
     )
     return write_exported(folder, exported)

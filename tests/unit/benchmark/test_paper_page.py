@@ -96,7 +96,7 @@ def test_a_number_is_that_of_the_lines_and_columns_asked_for():
         Line(("A+GCE", "paper"), "paper", (Cell("7", 7.0), Cell("7", 7.0))),
     )
     table = Table("toy", "", "", ("rule",), (Column("x.gap", "A"), Column("y.gap", "B")), lines)
-    assert Check("", "*.gap", ("*+GCE",), without="Holm").number(table, "ours") == pytest.approx(1.5)
+    assert Check("", "*.gap", ("*+GCE",), without=("Holm",)).number(table, "ours") == pytest.approx(1.5)
     assert Check("", "x.gap", ("B",), ("*+GCE",), combine=max).number(table, "ours") == pytest.approx(-5)
     assert Check("", "y.gap", ("B",)).number(table, "ours") is None
     assert Check("", "x.gap", ("B",), ("nobody",)).number(table, "ours") is None

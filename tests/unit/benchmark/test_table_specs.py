@@ -261,7 +261,7 @@ def test_a_table_says_why_cells_are_missing(folder):
     folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
     text = render_tables([made_table(folder, "significance_classification")], "markdown")
     assert (
-        "cells are missing: a paired test needs two folds or more of the host on the dataset. Add them"
+        "cells are missing: a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
         in text
     )
 
