@@ -106,6 +106,8 @@ class ExportedFigures(_Closed):
     grids: list[str]
     seconds: float
     """Of all executions, on one worker each."""
+    expected_seconds: float = 0.0
+    """What `gcemil benchmark --dry-run` expected before the first of them; 0 where that is not known."""
     cohorts: list[ExportedCohort]
     slide_tests: list[SlideTest] = Field(default_factory=list)
     runs: list[ExportedRun]

@@ -164,6 +164,15 @@ class MeasuredResults:
         return sum(line["seconds"] for line in read_log(Results(self.folder)) if line["event"] == "end")
 
     @cached_property
+    def expected_seconds(self) -> float:
+        """What they were expected to take before the first of them; 0 where that is not known."""
+        if self.exported:
+            return self.exported.expected_seconds
+        from gcemil.benchmark.progress import expected_seconds
+
+        return expected_seconds(Results(self.folder))
+
+    @cached_property
     def slide_tests(self) -> list[SlideTest]:
         """Permutation tests over test slides, by dataset and host."""
         if self.exported:
@@ -287,6 +296,7 @@ def export_figures(measured: MeasuredResults, folder: Path) -> Path:
     exported = ExportedFigures(
         grids=measured.grids,
         seconds=round(measured.seconds, 1),
+        expected_seconds=round(measured.expected_seconds, 1),
         cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
         slide_tests=measured.slide_tests,
         runs=[_export_run(run) for run in measured.runs],

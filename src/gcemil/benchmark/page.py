@@ -210,7 +210,7 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
         "",
     ]
     if measured.seconds:
-        lines += [f"All runs and diagnostics took {measured.seconds / 60:.0f} minutes of one worker.", ""]
+        lines += [describe_time(measured.seconds, measured.expected_seconds), ""]
     lines += ["| table | asked | paper | ours | verdict | empty |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.table.name} | {one.question or 'text'} | {_print(one.paper)} | {_print(one.ours)} | {one.verdict} | {one.table.n_missing} |"
@@ -226,6 +226,12 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
             *describe_empty_cells(one.table),
         ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def describe_time(seconds: float, expected: float) -> str:
+    """What all of it took, beside the estimate where it is known."""
+    taken = f"All runs and diagnostics took {seconds / 60:.0f} minutes of one worker"
+    return f"{taken}; `gcemil benchmark --dry-run` expected {expected / 60:.0f}." if expected else f"{taken}."
 
 
 def write_page(measured: MeasuredResults, paper: PaperFigures, path: Path, *, command: str) -> Path:

@@ -106,7 +106,7 @@ def _print_plan(
     """What would run, how long it would take, and what it needs on disk."""
     from gcemil.benchmark.engines import affordable_workers
     from gcemil.benchmark.grid import RunKey
-    from gcemil.benchmark.progress import cohort_shape, duration
+    from gcemil.benchmark.progress import cohort_shape, duration, model_seconds, taken_seconds
     from gcemil.cli.console import print_json, print_table, say
 
     left = set(todo)
@@ -135,6 +135,12 @@ def _print_plan(
         f"{len(todo)} of {len(expected)} steps left: about {duration(seconds)} for one worker, "
         f"{duration(seconds / workers)} for {workers}."
     )
+    if taken := taken_seconds(expected, results):
+        done = [seconds for key, seconds in model_seconds(grid, results).items() if key not in left]
+        say(
+            f"{len(done)} steps done: they took {duration(taken)} of one worker, and {duration(sum(done))} were expected "
+            "before the first."
+        )
 
 
 def _print_results(

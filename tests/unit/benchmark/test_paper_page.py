@@ -10,6 +10,7 @@ from gcemil.benchmark.page import (
     TEXT_REMARKS,
     Check,
     describe_empty_cells,
+    describe_time,
     judge,
     judge_tables,
     render_page,
@@ -66,6 +67,14 @@ def test_the_page_says_what_was_found_and_what_is_missing(tmp_path):
     assert "Plain hosts reach, on average, Macro-F1 0.550 here and" in text
     assert "## cost: cannot be compared" in text
     assert "Not measured here: encoding and the prefilter are timed on slides" in text
+
+
+def test_the_time_taken_stands_beside_the_estimate_where_it_is_known():
+    assert describe_time(6757.0, 0.0) == "All runs and diagnostics took 113 minutes of one worker."
+    said = (
+        "All runs and diagnostics took 113 minutes of one worker; `gcemil benchmark --dry-run` expected 66."
+    )
+    assert describe_time(6757.0, 3960.0) == said
 
 
 def test_empty_cells_are_told_by_line_and_column_with_their_reason():
