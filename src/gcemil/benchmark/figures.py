@@ -163,14 +163,10 @@ class MeasuredResults:
             return self.exported.seconds
         return sum(line["seconds"] for line in read_log(Results(self.folder)) if line["event"] == "end")
 
-    @cached_property
+    @property
     def expected_seconds(self) -> float:
-        """What they were expected to take before the first of them; 0 where that is not known."""
-        if self.exported:
-            return self.exported.expected_seconds
-        from gcemil.benchmark.progress import expected_seconds
-
-        return expected_seconds(Results(self.folder))
+        """What they were expected to take before the first of them; 0 where no export says so."""
+        return self.exported.expected_seconds if self.exported else 0.0
 
     @cached_property
     def slide_tests(self) -> list[SlideTest]:
@@ -291,12 +287,12 @@ def finding_rows(run: Path, name: str) -> list[FoldRow]:
     return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
 
 
-def export_figures(measured: MeasuredResults, folder: Path) -> Path:
+def export_figures(measured: MeasuredResults, folder: Path, *, expected_seconds: float = 0.0) -> Path:
     """<folder>/figures.json, from which the same tables are printed."""
     exported = ExportedFigures(
         grids=measured.grids,
         seconds=round(measured.seconds, 1),
-        expected_seconds=round(measured.expected_seconds, 1),
+        expected_seconds=round(expected_seconds or measured.expected_seconds, 1),
         cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
         slide_tests=measured.slide_tests,
         runs=[_export_run(run) for run in measured.runs],

@@ -205,7 +205,11 @@ def tables(
     from gcemil.tables import render_tables
 
     if export is not None:
-        say(f"wrote {export_figures(read_results(results), export)}")
+        from gcemil.benchmark.progress import expected_seconds
+        from gcemil.benchmark.results import Results
+
+        measured, expected = read_results(results), expected_seconds(Results(results))
+        say(f"wrote {export_figures(measured, export, expected_seconds=expected)}")
         return
     if page is not None:
         from gcemil.benchmark.page import write_page
