@@ -206,7 +206,10 @@ def test_a_finished_grid_is_shown_and_nothing_is_done(gcemil, finished, undistur
     assert code == 0
     assert "lung" in output
     assert "macro_f1" in output
-    assert "0 of 7 steps left" in gcemil("--out", finished, "--dry-run")[1]
+    plan = " ".join(gcemil("--out", finished, "--dry-run")[1].split())
+    assert "0 of 7 steps left" in plan
+    assert "7 steps done: they took" in plan
+    assert "were expected before the first" in plan
     assert (finished / "log.jsonl").read_bytes() == before
     assert (finished / "summary.json").read_bytes() == undisturbed
 

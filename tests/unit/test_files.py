@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
+    cache_folders,
     checked,
     locked_folder,
     parse_json,
@@ -269,3 +271,15 @@ def test_a_folder_in_use_is_waited_for_as_long_as_was_said(tmp_path):
     ):
         pass
     assert time.monotonic() - started >= 0.3
+
+
+def test_fetched_files_are_looked_for_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GCEMIL_CACHE", str(tmp_path / "named"))
+    named, here, *others = cache_folders()
+    assert (named, here) == (tmp_path / "named", Path(".cache"))
+    # The checkout that the code runs from, and the home of whoever has none.
+    assert Path(__file__).parents[2] / ".cache" in others
+    assert others[-1] == Path.home() / ".cache" / "gcemil"
+    monkeypatch.delenv("GCEMIL_CACHE")
+    assert cache_folders() == [here, *others]

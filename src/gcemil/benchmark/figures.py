@@ -11,28 +11,38 @@ figures are read from there: the metrics of the full bag, and what the wrapped h
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from gcemil.benchmark.grid import CohortSettings
-from gcemil.benchmark.results import CohortRecord, Record, Results, read_cohort_record, read_log
-from gcemil.config import TrainSettings
+from gcemil.benchmark.exported import (
+    FIGURES,
+    Block,
+    ExportedCohort,
+    ExportedFigures,
+    ExportedRun,
+    FoldRow,
+    SlideTest,
+    pack_rows,
+    read_exported,
+    write_exported,
+)
+from gcemil.benchmark.results import Record, Results, read_cohort_record, read_log
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.files import is_file, read_record, write_text
+from gcemil.files import is_file, parse_yaml
 from gcemil.findings import Row, read_finding
+from gcemil.resources import HERE as RESOURCES
 from gcemil.rules import find_rule
-from gcemil.runs.folder import RunFolder, read_metrics, read_run
 
-FoldRow = tuple[int | None, Row]
-"""A row and its fold; None for a row about the whole run."""
+# What reads run folders is loaded where one is read: figures.json needs none of it.
+if TYPE_CHECKING:
+    from gcemil.benchmark.grid import CohortSettings
+    from gcemil.config import TrainSettings
+
 HOST, GCE = "host", "gce"
 """The two arms that every table compares."""
 TASK_METRIC = {"classification": "macro_f1", "survival": "c_index"}
@@ -80,11 +90,13 @@ class Run:
     """The arm, or the ablation's name."""
     seed: int
     folder: Path | None
-    """None: all of its rows were read when it was made."""
+    """None: its rows were exported, or read when it was made."""
     settings: TrainSettings | None = None
     holds_host: bool = False
     """Whether it stands for the plain host too, since no plain arm was trained."""
-    _read: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
+    exported: Mapping[str, Sequence[Block]] = field(default_factory=dict, compare=False, repr=False)
+    _own: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
+    _all: dict[str, list[FoldRow]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -93,12 +105,28 @@ class Run:
 
     def rows(self, source: str) -> list[FoldRow]:
         """All rows of a source, fold by fold; empty when nobody made it."""
+        if source not in self._all:
+            own = self.own_rows(source)
+            self._all[source] = with_plain_rows(own) if self.holds_host else own
+        return self._all[source]
+
+    def own_rows(self, source: str) -> list[FoldRow]:
+        """Those that were measured under this label."""
+        if source not in self._own:
+            self._own[source] = self._read_rows(source)
+        return self._own[source]
+
+    def _read_rows(self, source: str) -> list[FoldRow]:
         if self.folder is None:
-            return self._read.get(source, [])
-        if source not in self._read:
-            found = task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
-            self._read[source] = with_plain_rows(found) if self.holds_host else found
-        return self._read[source]
+            return [row for block in self.exported.get(source, ()) for row in block.unpack()]
+        return task_rows(self.folder) if source == "task" else finding_rows(self.folder, source)
+
+    def sources(self) -> list[str]:
+        """The task, and every diagnostic that the run, or a fold of it, has."""
+        if self.folder is None:
+            return list(dict.fromkeys((*self._own, *self.exported)))
+        found = [*self.folder.glob("fold_*/diagnostics/*.json"), *self.folder.glob("diagnostics/*.json")]
+        return ["task", *sorted({path.stem for path in found})]
 
     @property
     def leaves_host_alone(self) -> bool:
@@ -115,6 +143,39 @@ class MeasuredResults:
 
     folder: Path
     runs: tuple[Run, ...]
+    exported: ExportedFigures | None = None
+    """The file they were read from, where that is not run folders."""
+
+    @cached_property
+    def answers(self) -> dict[Hashable, Any]:
+        """What was found for questions that may be asked again (tables/comparison.py)."""
+        return {}
+
+    @property
+    def grids(self) -> list[str]:
+        """The names of the grids."""
+        return self.exported.grids if self.exported else [grid.name for grid in Results(self.folder).grids()]
+
+    @cached_property
+    def seconds(self) -> float:
+        """What all executions took, on one worker each; 0 where no record of it is left."""
+        if self.exported:
+            return self.exported.seconds
+        return sum(line["seconds"] for line in read_log(Results(self.folder)) if line["event"] == "end")
+
+    @property
+    def expected_seconds(self) -> float:
+        """What they were expected to take before the first of them; 0 where no export says so."""
+        return self.exported.expected_seconds if self.exported else 0.0
+
+    @cached_property
+    def slide_tests(self) -> list[SlideTest]:
+        """Permutation tests over test slides, by dataset and host."""
+        if self.exported:
+            return self.exported.slide_tests
+        from gcemil.benchmark.slide_tests import run_slide_tests
+
+        return run_slide_tests(self)
 
     @cached_property
     def cohorts(self) -> tuple[CohortFacts, ...]:
@@ -138,11 +199,13 @@ def read_results(folder: Path) -> MeasuredResults:
     """The runs of a results folder, by cohort, host, label and seed."""
     configs = sorted((folder / "runs").glob("*/*/*/seed_*/config.yaml"))
     if not configs and is_file(folder / FIGURES):
-        return read_exported(folder)
+        return _read_exported_results(folder)
     if not configs:
         if not folder.exists():
             raise RunError(f"{folder} does not exist. Give the results folder of 'gcemil benchmark'.")
         raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
+    from gcemil.runs.folder import read_run
+
     results = Results(folder)
     planned = {name: cohort for grid in results.grids() for name, cohort in grid.cohorts.items()}
     facts: dict[str, CohortFacts] = {}
@@ -165,11 +228,11 @@ def add_plain_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
         if run.place in trained or not run.leaves_host_alone:
             found.append(run)
             continue
-        found.append(replace(run, holds_host=True, _read={}))
+        found.append(replace(run, holds_host=True, _own={}, _all={}))
         if run.label == GCE:
             # A plain host has no gated prediction and no evidence.
             full = [(fold, row) for fold, row in run.rows("task") if row.labels["mode"] == "full"]
-            found.append(replace(run, label=HOST, folder=None, settings=None, _read={"task": full}))
+            found.append(replace(run, label=HOST, folder=None, settings=None, _own={"task": full}, _all={}))
     return tuple(found)
 
 
@@ -203,6 +266,8 @@ def cohort_facts(results: Results, name: str, planned: CohortSettings | None) ->
 
 def task_rows(run: Path) -> list[FoldRow]:
     """metrics.json of every fold: one row per mode, with the task's own metric under `task_metric` too."""
+    from gcemil.runs.folder import RunFolder, read_metrics
+
     rows: list[FoldRow] = []
     for fold in RunFolder(run).finished_folds():
         for mode, values in read_metrics(fold.path).modes.items():
@@ -213,6 +278,8 @@ def task_rows(run: Path) -> list[FoldRow]:
 
 def finding_rows(run: Path, name: str) -> list[FoldRow]:
     """A diagnostic's rows: of every fold that has it, or of the whole run where it is about that."""
+    from gcemil.runs.folder import RunFolder
+
     folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
     if folds:
         return [(fold.number, row) for fold in folds for row in read_finding(fold.finding(name)).rows]
@@ -220,61 +287,20 @@ def finding_rows(run: Path, name: str) -> list[FoldRow]:
     return [(None, row) for row in read_finding(whole).rows] if whole.is_file() else []
 
 
-FIGURES = "figures.json"
-DIGITS = 6
-"""Significant digits of an exported figure: more than any table prints."""
-
-
-class ExportedRun(BaseModel):
-    """One run in figures.json; a row is its fold, its labels and its values."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cohort: str
-    host: str
-    label: str
-    seed: int
-    rows: dict[str, list[tuple[int | None, dict[str, str], dict[str, float | None]]]]
-
-
-class ExportedCohort(BaseModel):
-    """One cohort in figures.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    dataset: str
-    encoder: str | None = None
-    record: CohortRecord | None = None
-
-
-class ExportedFigures(BaseModel):
-    """figures.json: everything tables read from a results folder, and what it took to make it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    grids: list[str]
-    seconds: float
-    """Of all executions, on one worker each."""
-    cohorts: list[ExportedCohort]
-    runs: list[ExportedRun]
-
-
-def export_figures(measured: MeasuredResults, folder: Path) -> Path:
+def export_figures(measured: MeasuredResults, folder: Path, *, expected_seconds: float = 0.0) -> Path:
     """<folder>/figures.json, from which the same tables are printed."""
-    results = Results(measured.folder)
     exported = ExportedFigures(
-        grids=[grid.name for grid in results.grids()],
-        seconds=round(count_seconds(results), 1),
-        cohorts=[export_cohort(cohort) for cohort in measured.cohorts],
-        runs=[export_run(run) for run in measured.runs],
+        grids=measured.grids,
+        seconds=round(measured.seconds, 1),
+        expected_seconds=round(expected_seconds or measured.expected_seconds, 1),
+        cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
+        slide_tests=measured.slide_tests,
+        runs=[_export_run(run) for run in measured.runs],
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    # Indented it would be twice as large, and nobody reads it line by line.
-    return write_text(folder / FIGURES, exported.model_dump_json(exclude_unset=True) + "\n")
+    return write_exported(folder, exported)
 
 
-def export_cohort(cohort: CohortFacts) -> ExportedCohort:
+def _export_cohort(cohort: CohortFacts) -> ExportedCohort:
     """Without what only this machine knows."""
     record = None if cohort.record is None else {**cohort.record, "settings": {}, "warnings": []}
     return ExportedCohort.model_validate(
@@ -282,34 +308,21 @@ def export_cohort(cohort: CohortFacts) -> ExportedCohort:
     )
 
 
-def export_run(run: Run) -> ExportedRun:
-    sources = {source: run.rows(source) for source in ("task", *list_findings(run))}
-    rows = {
-        source: [
-            (fold, row.labels, {name: shorten(value) for name, value in row.values.items()})
-            for fold, row in found
-        ]
-        for source, found in sources.items()
-    }
-    return ExportedRun(cohort=run.cohort.name, host=run.host, label=run.label, seed=run.seed, rows=rows)
+def _export_run(run: Run) -> ExportedRun:
+    sources = {source: pack_rows(run.own_rows(source)) for source in run.sources()}
+    return ExportedRun(
+        cohort=run.cohort.name,
+        host=run.host,
+        label=run.label,
+        seed=run.seed,
+        holds_host=run.holds_host,
+        sources=sources,
+    )
 
 
-def list_findings(run: Run) -> list[str]:
-    """Every diagnostic that a run, or a fold of it, has."""
-    if run.folder is None:
-        return [source for source in run._read if source != "task"]
-    found = [*run.folder.glob("fold_*/diagnostics/*.json"), *run.folder.glob("diagnostics/*.json")]
-    return sorted({path.stem for path in found})
-
-
-def shorten(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
-
-
-def read_exported(folder: Path) -> MeasuredResults:
+def _read_exported_results(folder: Path) -> MeasuredResults:
     """What `export_figures` wrote."""
-    remedy = "Write it again with 'gcemil tables RESULTS --export FOLDER'."
-    found = read_record(folder / FIGURES, ExportedFigures, error=RunError, remedy=remedy)
+    found = read_exported(folder)
     facts = {
         cohort.name: CohortFacts(
             cohort.name,
@@ -319,29 +332,19 @@ def read_exported(folder: Path) -> MeasuredResults:
         )
         for cohort in found.cohorts
     }
-    runs = []
-    for run in found.runs:
-        if run.cohort not in facts:
-            raise RunError(
-                f"{folder / FIGURES}: a run on '{run.cohort}', which is none of its cohorts. {remedy}"
-            )
-        rows = {
-            source: [(fold, Row(labels, values)) for fold, labels, values in rows]
-            for source, rows in run.rows.items()
-        }
-        runs.append(Run(facts[run.cohort], run.host, run.label, run.seed, None, _read=rows))
-    return MeasuredResults(folder, tuple(runs))
-
-
-def read_seconds(folder: Path) -> float | None:
-    """What all executions took, on one worker each; None where no record of it is left."""
-    if is_file(folder / FIGURES):
-        return read_record(folder / FIGURES, ExportedFigures, error=RunError).seconds or None
-    return count_seconds(Results(folder)) or None
-
-
-def count_seconds(results: Results) -> float:
-    return sum(line["seconds"] for line in read_log(results) if line["event"] == "end")
+    runs = tuple(
+        Run(
+            facts[run.cohort],
+            run.host,
+            run.label,
+            run.seed,
+            None,
+            holds_host=run.holds_host,
+            exported=run.sources,
+        )
+        for run in found.runs
+    )
+    return MeasuredResults(folder, runs, found)
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -425,13 +428,13 @@ class PaperFigures(_Closed):
 @cache
 def paper_figures() -> PaperFigures:
     """The figures that ship with the package."""
-    return read_figures(files("gcemil") / "resources" / "paper" / "figures.yaml")
+    return read_figures(RESOURCES / "paper" / "figures.yaml")
 
 
-def read_figures(path: Path | Traversable) -> PaperFigures:
+def read_figures(path: Path) -> PaperFigures:
     try:
-        return PaperFigures.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+        return PaperFigures.model_validate(parse_yaml(path.read_text(encoding="utf-8"), path))
+    except (OSError, InputError, ValidationError) as error:
         raise InputError(
             f"{path} does not hold the paper's figures: {error}. Install gcemil again."
         ) from error

@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from gcemil.benchmark.figures import MeasuredResults, PaperFigures, read_seconds
+from gcemil.benchmark.figures import MeasuredResults, PaperFigures
 from gcemil.benchmark.tables.overview import headline_table
+from gcemil.benchmark.tables.prediction import HOLM, SLIDE_TEST, T_TEST
 from gcemil.benchmark.tables.table import TABLES, build_table
 from gcemil.files import write_text
 from gcemil.tables import Line, Origin, Table, render_tables
@@ -51,8 +52,8 @@ class Check:
     kind: Literal["effect", "bound"] = "effect"
     remark: str = ""
     """What a reader must know to read the verdict."""
-    without: str = ""
-    """Lines with this label do not count."""
+    without: Labels = ()
+    """Lines with one of these labels do not count."""
 
     def number(self, table: Table, origin: Origin) -> float | None:
         """The number by the lines of one origin; None where a part of it was not measured."""
@@ -68,7 +69,7 @@ class Check:
         for line in table.lines:
             own = line.row_labels
             is_asked = all(any(fnmatchcase(label, one) for label in own) for one in wanted)
-            if line.origin != origin or not is_asked or self.without in own:
+            if line.origin != origin or not is_asked or set(own) & set(self.without):
                 continue
             for column, cell in zip(table.columns, line.cells, strict=True):
                 if fnmatchcase(column.key, self.column) and cell.value is not None:
@@ -93,7 +94,8 @@ ALONE = (
 GAIN: Labels = ("*+GCE Δ",)
 WRAPPED: Labels = ("*+GCE",)
 ATTENTION: Labels = ("Attention top-k",)
-HOLM = "paired t, Holm"
+OTHER_TESTS: Labels = (T_TEST, T_TEST + HOLM, SLIDE_TEST + HOLM)
+OVER_SLIDES = "Ours is the test over slides without correction, since the paper names none."
 CHECKS: dict[str, Check] = {
     "classification": Check("mean gain in Macro-F1 by GCE", "*.macro_f1", GAIN, remark=ALONE),
     "survival": Check("mean gain in C-index by GCE", rows=GAIN, remark=ALONE),
@@ -123,8 +125,12 @@ CHECKS: dict[str, Check] = {
         "per cent of slides with two disjoint sufficient subsets of 8", "slides_with_2", ("8", "Sufficient-prefix")
     ),
     "localisation": Check("mean gain in Dice", "dice", ("* Δ",)),
-    "significance_classification": Check("share of p-values below 0.05", combine=share_significant, without=HOLM),
-    "significance_survival": Check("share of p-values below 0.05", combine=share_significant, without=HOLM),
+    "significance_classification": Check(
+        "share of p-values below 0.05", combine=share_significant, without=OTHER_TESTS, remark=OVER_SLIDES
+    ),
+    "significance_survival": Check(
+        "share of p-values below 0.05", combine=share_significant, without=OTHER_TESTS, remark=OVER_SLIDES
+    ),
     "budget": Check("Macro-F1 at a budget of 0.05 minus that at 0.01", "macro_f1", ("0.05",), ("0.01",)),
     "selector": Check(
         "C-D gap of hard top-k minus that of the consecutive selector", "cd_gap", ("Top-k hard (k=5%)",), ("Consecutive selector (ours)",),
@@ -203,8 +209,8 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
         f"paper's, *weaker* up to twice that. {count_verdicts(found)}",
         "",
     ]
-    if (seconds := read_seconds(measured.folder)) is not None:
-        lines += [f"All runs and diagnostics took {seconds / 60:.0f} minutes of one worker.", ""]
+    if measured.seconds:
+        lines += [describe_time(measured.seconds, measured.expected_seconds), ""]
     lines += ["| table | asked | paper | ours | verdict | empty |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.table.name} | {one.question or 'text'} | {_print(one.paper)} | {_print(one.ours)} | {one.verdict} | {one.table.n_missing} |"
@@ -220,6 +226,12 @@ def render_page(measured: MeasuredResults, paper: PaperFigures, *, command: str)
             *describe_empty_cells(one.table),
         ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def describe_time(seconds: float, expected: float) -> str:
+    """What all of it took, beside the estimate where it is known."""
+    taken = f"All runs and diagnostics took {seconds / 60:.0f} minutes of one worker"
+    return f"{taken}; `gcemil benchmark --dry-run` expected {expected / 60:.0f}." if expected else f"{taken}."
 
 
 def write_page(measured: MeasuredResults, paper: PaperFigures, path: Path, *, command: str) -> Path:

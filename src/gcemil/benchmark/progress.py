@@ -7,7 +7,8 @@ A live table on a terminal, a line per run elsewhere. The expected seconds are
   diagnostic cost(host, plain) x width x passes x test patches / 3
 
 cost is in microseconds per patch of a training step at width 128, measured on one slow core (docs/benchmark.md) and
-kept in hosts/table.py; a pass without a gradient counts a third. Runs that are finished correct it: by the ratio of what
+kept in hosts/table.py; a pass without a gradient counts a third, and a token host that is narrower than its authors' costs as much
+less. Runs that are finished correct it: by the ratio of what
 they took to what was expected of them, for the same host and kind of arm where there are any, else over all. Before that it
 is good to a factor of about two.
 """
@@ -18,7 +19,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -42,6 +43,7 @@ from gcemil.benchmark.grid import (
 )
 from gcemil.benchmark.results import Results, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome
+from gcemil.config import HostSettings
 from gcemil.errors import printable
 from gcemil.hosts.table import host_cost
 from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
@@ -182,6 +184,9 @@ def duration(seconds: float) -> str:
 
 WIDTH_SHARE = 0.1
 """How much of a host's cost grows with the feature width."""
+TOKEN_WIDTHS = {"transmil": 512, "camil": 512}
+"""Width at which the cost of a token host was measured. It grows with `host.options.width`: at 64, with 16 landmarks in place of
+256, both took a tenth per patch."""
 PASSES: dict[str, float] = {"snr": 4, "budget": 40, "posthoc": 120, "subsets": 60, "stability": 20}
 """Passes over the test bags that a diagnostic makes, roughly; one that is not named makes OTHER_PASSES."""
 OTHER_PASSES = 5.0
@@ -213,14 +218,34 @@ class Shape:
 
 def estimate_seconds(grid: Grid, results: Results) -> dict[Key, float]:
     """Seconds on one worker for every cohort and fold of the grid."""
-    model = _model_seconds(grid, results)
+    model = model_seconds(grid, results)
     ratios = _read_ratios(model, results)
     return {key: seconds * correction(key, ratios) for key, seconds in model.items()}
 
 
-def _model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+def model_seconds(grid: Grid, results: Results) -> dict[Key, float]:
+    """The same by the model alone, as if nothing had been run."""
     shapes = {name: cohort_shape(grid, results, name) for name in grid.cohorts}
     return {key: _key_seconds(grid, key, shapes[key.cohort]) for key in plan_work(grid)}
+
+
+def expected_seconds(results: Results) -> float:
+    """What the work of all grids of a folder takes by the model, uncorrected: the estimate before any of it was done."""
+    expected: dict[Hashable, float] = {}
+    for grid in results.grids():
+        for key, seconds in model_seconds(grid, results).items():
+            # Two grids may ask for different diagnostics of one fold.
+            asked = fold_diagnostics(grid, key.run) if isinstance(key, DiagnosisKey) else ()
+            expected[key, asked] = seconds
+    return sum(expected.values())
+
+
+def taken_seconds(keys: Collection[Key], results: Results) -> float:
+    """What was spent on these keys so far."""
+    paths = {str(key.path) for key in keys}
+    return sum(
+        line["seconds"] for line in read_log(results) if line["event"] == "end" and line["key"] in paths
+    )
 
 
 def _key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
@@ -232,7 +257,8 @@ def _key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
         case DiagnosisKey(run):
             passes = sum(PASSES.get(name, OTHER_PASSES) for name in fold_diagnostics(grid, run))
             patches = passes * shape.parts[2] * shape.bags * shape.patches
-            return host_cost(run.host, wrapped=False) * 1e-6 * _width_factor(shape) * NO_GRADIENT * patches
+            cost = host_cost(run.host, wrapped=False) * _options_factor(run_settings(grid, run).host)
+            return cost * 1e-6 * _width_factor(shape) * NO_GRADIENT * patches
 
 
 def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
@@ -243,7 +269,14 @@ def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
     validated = validation * shape.bags * shape.patches
     evaluated = (validation + test) * shape.bags * shape.patches
     steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
-    return host_cost(run.host, wrapped=not run.is_plain) * 1e-6 * _width_factor(shape) * steps
+    cost = host_cost(run.host, wrapped=not run.is_plain) * _options_factor(settings.host)
+    return cost * 1e-6 * _width_factor(shape) * steps
+
+
+def _options_factor(host: HostSettings) -> float:
+    """What a host costs with its options, relative to its defaults."""
+    measured_at, width = TOKEN_WIDTHS.get(host.name), host.options.get("width")
+    return width / measured_at if measured_at and isinstance(width, int) else 1.0
 
 
 def _width_factor(shape: Shape) -> float:

@@ -23,17 +23,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gcemil.bags.cohort import Task
-from gcemil.benchmark.grid import Grid
 from gcemil.errors import BusyError, InputError, RunError
 from gcemil.files import checked, is_file, locked_file, parse_json, read_record, read_text
 
 if TYPE_CHECKING:
-    from gcemil.benchmark.grid import Key, RunKey
+    from gcemil.benchmark.grid import Grid, Key, RunKey
 
 Record = dict[str, Any]
 
@@ -111,6 +109,9 @@ class Results:
 
     def grids(self) -> list[Grid]:
         """Every grid of this folder, by name."""
+        # Who reads exported figures needs no grid, and a grid loads the simulator's profiles.
+        from gcemil.benchmark.grid import Grid
+
         return [Grid.from_yaml(path) for path in sorted((self.folder / "grids").glob("*.yaml"))]
 
 
@@ -172,7 +173,7 @@ class CohortRecord(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    task: Task
+    task: Literal["classification", "survival"]
     encoder: str
     feature_dim: int = Field(ge=1)
     slides: int = Field(ge=1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import Outcome
+    from gcemil.tables import Table
 
 
 class Engine(StrEnum):
@@ -105,7 +106,7 @@ def _print_plan(
     """What would run, how long it would take, and what it needs on disk."""
     from gcemil.benchmark.engines import affordable_workers
     from gcemil.benchmark.grid import RunKey
-    from gcemil.benchmark.progress import cohort_shape, duration
+    from gcemil.benchmark.progress import cohort_shape, duration, model_seconds, taken_seconds
     from gcemil.cli.console import print_json, print_table, say
 
     left = set(todo)
@@ -134,6 +135,12 @@ def _print_plan(
         f"{len(todo)} of {len(expected)} steps left: about {duration(seconds)} for one worker, "
         f"{duration(seconds / workers)} for {workers}."
     )
+    if taken := taken_seconds(expected, results):
+        done = [seconds for key, seconds in model_seconds(grid, results).items() if key not in left]
+        say(
+            f"{len(done)} steps done: they took {duration(taken)} of one worker, and {duration(sum(done))} were expected "
+            "before the first."
+        )
 
 
 def _print_results(
@@ -155,6 +162,10 @@ def _print_results(
     for key, outcome in outcomes.items():
         if outcome.ending == "failed":
             say(f"failed: {key.path}: {outcome.reason}")
+
+
+REVIEW = "review"
+"""The table about one run: what its reviewers said."""
 
 
 class Format(StrEnum):
@@ -187,24 +198,32 @@ def tables(
     Example: gcemil tables results/overnight --table classification --format latex
     """
     from gcemil.benchmark.figures import export_figures, paper_figures, read_results
-    from gcemil.benchmark.page import write_page
     from gcemil.benchmark.tables.overview import headline_table
     from gcemil.benchmark.tables.table import TABLES, build_table
     from gcemil.cli.console import say
-    from gcemil.diagnostics.agreement import REVIEW_TABLE, review_tables
-    from gcemil.runs.folder import RunFolder
+    from gcemil.files import is_file
     from gcemil.tables import render_tables
 
     if export is not None:
-        say(f"wrote {export_figures(read_results(results), export)}")
+        from gcemil.benchmark.progress import expected_seconds
+        from gcemil.benchmark.results import Results
+
+        measured, expected = read_results(results), expected_seconds(Results(results))
+        say(f"wrote {export_figures(measured, export, expected_seconds=expected)}")
         return
     if page is not None:
+        from gcemil.benchmark.page import write_page
+
         command = f"gcemil tables {results} --page {page}"
         say(f"wrote {write_page(read_results(results), paper_figures(), page, command=command)}")
         return
-    names = table or ([REVIEW_TABLE] if RunFolder(results).is_begun else ["headline", *TABLES])
-    chosen = review_tables(results) if REVIEW_TABLE in names else []
-    if others := [name for name in names if name != REVIEW_TABLE]:
+    names = table or ([REVIEW] if is_file(results / "config.yaml") else ["headline", *TABLES])
+    chosen: list[Table] = []
+    if REVIEW in names:
+        from gcemil.diagnostics.agreement import review_tables
+
+        chosen = review_tables(results)
+    if others := [name for name in names if name != REVIEW]:
         paper, measured = paper_figures(), read_results(results)
         chosen = [
             headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)

@@ -10,6 +10,7 @@ from gcemil.benchmark.page import (
     TEXT_REMARKS,
     Check,
     describe_empty_cells,
+    describe_time,
     judge,
     judge_tables,
     render_page,
@@ -68,6 +69,14 @@ def test_the_page_says_what_was_found_and_what_is_missing(tmp_path):
     assert "Not measured here: encoding and the prefilter are timed on slides" in text
 
 
+def test_the_time_taken_stands_beside_the_estimate_where_it_is_known():
+    assert describe_time(6757.0, 0.0) == "All runs and diagnostics took 113 minutes of one worker."
+    said = (
+        "All runs and diagnostics took 113 minutes of one worker; `gcemil benchmark --dry-run` expected 66."
+    )
+    assert describe_time(6757.0, 3960.0) == said
+
+
 def test_empty_cells_are_told_by_line_and_column_with_their_reason():
     table = Table(
         "toy", "", "", ("rule", "figures"), (Column("a", "A"), Column("b", "B", group="G")),
@@ -96,7 +105,7 @@ def test_a_number_is_that_of_the_lines_and_columns_asked_for():
         Line(("A+GCE", "paper"), "paper", (Cell("7", 7.0), Cell("7", 7.0))),
     )
     table = Table("toy", "", "", ("rule",), (Column("x.gap", "A"), Column("y.gap", "B")), lines)
-    assert Check("", "*.gap", ("*+GCE",), without="Holm").number(table, "ours") == pytest.approx(1.5)
+    assert Check("", "*.gap", ("*+GCE",), without=("Holm",)).number(table, "ours") == pytest.approx(1.5)
     assert Check("", "x.gap", ("B",), ("*+GCE",), combine=max).number(table, "ours") == pytest.approx(-5)
     assert Check("", "y.gap", ("B",)).number(table, "ours") is None
     assert Check("", "x.gap", ("B",), ("nobody",)).number(table, "ours") is None

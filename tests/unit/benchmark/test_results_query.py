@@ -1,7 +1,13 @@
 """Figures looked up in a results folder: what fits, how it is averaged, what is refused."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from gcemil.benchmark.exported import Block, pack_rows
 from gcemil.benchmark.figures import export_figures, paper_figures, read_results
 from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values
 from gcemil.benchmark.tables.table import build_table
@@ -145,3 +151,55 @@ def test_exported_figures_that_were_damaged_are_refused_with_the_remedy(tmp_path
     path.write_text(path.read_text().replace('"cohort":"bracs"', '"cohort":"panda"'))
     with pytest.raises(RunError, match="none of its cohorts.*--export"):
         read_results(folder)
+
+
+def test_exporting_exported_figures_changes_nothing(tmp_path):
+    measured = read_results(untrained_host(tmp_path).folder)
+    first = export_figures(measured, tmp_path / "small", expected_seconds=90.0)
+    assert read_results(tmp_path / "small").expected_seconds == 90.0
+    again = export_figures(read_results(tmp_path / "small"), tmp_path / "again")
+    assert again.read_text() == first.read_text()
+    assert json.loads(first.read_text())["grids"] == ["toy"]
+
+
+def test_rows_are_packed_in_their_order_and_without_single_classes():
+    rows = [
+        (0, Row({"class": "all", "rule": "a"}, {"precision": 0.123456789, "recall": None})),
+        (0, Row({"class": "N", "rule": "a"}, {"precision": 0.1, "recall": 0.2})),
+        (1, Row({"class": "all", "rule": "b"}, {"precision": 0.3, "recall": float("nan")})),
+        (None, Row({"rule": "c"}, {"precision": 0.4})),
+    ]
+    blocks = pack_rows(rows)
+    assert [block.rows for block in blocks] == [
+        [[0, "all", "a", 0.123457, None], [1, "all", "b", 0.3, None]],
+        [[None, "c", 0.4]],
+    ]
+    unpacked = [row for block in blocks for row in block.unpack()]
+    assert [fold for fold, _ in unpacked] == [0, 1, None]
+    assert unpacked[2] == rows[3]
+    assert unpacked[0][1].values == {"precision": 0.123457, "recall": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([0, "a"], "2 entries for 3 columns"),
+        (["0", "a", 0.1], "begins with its fold, not with '0'"),
+        ([0, 0.1, 0.1], "a label is no text"),
+        ([0, "a", "0.1"], "a value is no number"),
+    ],
+)
+def test_a_block_that_is_no_rectangle_of_labels_and_numbers_is_refused(row, said):
+    with pytest.raises(ValueError, match=said):
+        Block.model_validate({"labels": ["rule"], "values": ["precision"], "rows": [row]})
+
+
+def test_printing_exported_figures_loads_nothing_that_reads_runs():
+    code = (
+        "import sys, pathlib, gcemil.benchmark.tables.table as t, gcemil.benchmark.figures as f;"
+        "t.build_table('classification', f.read_results(pathlib.Path('results/paper_small')), f.paper_figures());"
+        "print({'torch', 'scipy', 'numpy', 'h5py', 'jaxtyping'} & set(sys.modules))"
+    )
+    root = Path(__file__).parents[3]
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

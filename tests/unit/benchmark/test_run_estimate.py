@@ -10,7 +10,7 @@ from rich.console import Console
 from builders import make_cohort
 from gcemil.benchmark import engines as local
 from gcemil.benchmark import progress as estimate
-from gcemil.benchmark.engines import affordable_workers, visible_accelerators
+from gcemil.benchmark.engines import affordable_workers, enter_grid, visible_accelerators
 from gcemil.benchmark.grid import CohortKey, CohortSettings, DiagnosisKey, Resources, RunKey, plan_work
 from gcemil.benchmark.progress import (
     Board,
@@ -18,7 +18,10 @@ from gcemil.benchmark.progress import (
     board,
     duration,
     estimate_seconds,
+    expected_seconds,
+    model_seconds,
     simulated_shape,
+    taken_seconds,
     training_seconds,
 )
 from gcemil.benchmark.results import Results, append_log
@@ -38,6 +41,38 @@ def test_training_time_is_patches_times_cost(monkeypatch):
     shape = Shape(bags=10, patches=100, width=128)
     assert training_seconds(grid, PLAIN, shape) == pytest.approx(passes * 100e-6)
     assert training_seconds(grid, WRAPPED, shape) == pytest.approx(passes * 300e-6)
+
+
+@pytest.mark.parametrize("host", ["transmil", "camil"])
+def test_a_narrow_token_host_is_expected_to_cost_as_much_less(host):
+    shape = Shape(bags=10, patches=100, width=128)
+    runs = [RunKey("lung", host, arm, None, 0, 0) for arm in ("host", "gce")]
+    wide = small_grid(hosts=[host], diagnostics=["snr"])
+    narrow = small_grid(
+        hosts=[host], diagnostics=["snr"], settings_by_host={host: {"host.options": {"width": 64}}}
+    )
+    for run in runs:
+        # 64 of 512.
+        assert training_seconds(narrow, run, shape) == pytest.approx(training_seconds(wide, run, shape) / 8)
+    key = DiagnosisKey(runs[1])
+    before, after = (estimate_seconds(grid, Results(Path("nowhere")))[key] for grid in (wide, narrow))
+    assert after == pytest.approx(before / 8)
+
+
+def test_the_estimate_before_the_first_run_stays_what_it_was(tmp_path):
+    results, grid = Results(tmp_path), small_grid(diagnostics=["snr"])
+    other = small_grid(name="other", diagnostics=["budget"])
+    for one in (grid, other):
+        enter_grid(one, results)
+    first = model_seconds(grid, results)
+    append_log(results, PLAIN, "end", seconds=3 * first[PLAIN], whole=True)
+    assert model_seconds(grid, results) == first
+    # Runs and cohorts of both grids count once, the diagnostics of each for themselves.
+    second = sum(
+        seconds for key, seconds in model_seconds(other, results).items() if isinstance(key, DiagnosisKey)
+    )
+    assert expected_seconds(results) == pytest.approx(sum(first.values()) + second)
+    assert taken_seconds(first, results) == pytest.approx(3 * first[PLAIN])
 
 
 def test_a_tenth_host_is_expected_to_cost_what_the_middle_of_the_nine_does(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.benchmark.figures import TIMES, paper_figures, read_results
-from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, N_OUTPUTS
+from gcemil.benchmark.tables.ablation import ADDED_PARAMETERS, FULL_WIDTH, N_OUTPUTS
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings
@@ -225,6 +225,7 @@ def test_the_dataset_card_comes_from_the_cohorts(folder):
 
 def test_printed_parameters_are_those_of_the_hosts_and_the_wrapper():
     size, n_anchors = SIZES["full"], EvidenceSettings().n_prototypes
+    assert size.feature_dim == FULL_WIDTH
     bank = AnchorBank(torch.ones(n_anchors, size.anchor_dim), ("anchor",) * n_anchors, "for counting")
     for name, spec in HOSTS.items():
         own = spec.parameters
@@ -260,7 +261,7 @@ def test_a_table_says_why_cells_are_missing(folder):
     folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
     text = render_tables([made_table(folder, "significance_classification")], "markdown")
     assert (
-        "cells are missing: a paired test needs two folds or more of the host on the dataset. Add them"
+        "cells are missing: a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
         in text
     )
 
@@ -272,3 +273,10 @@ def test_the_literal_paper_is_held_against_a_host_of_its_own_schedule(folder):
     assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.150±0.071"
     folder.run("bracs", "abmil", "host_paper", host_folds(0.3, 0.4))
     assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.350±0.071"
+
+
+def test_a_control_stands_below_the_hosts_that_were_run_with_it(folder):
+    folder.run("bracs", "dsmil", "gce", gce_folds(0.6, 0.6))
+    folder.run("bracs", "abmil", "gce_random_anchors", gce_folds(0.7, 0.7))
+    shown = [line.row_labels[0] for line in made_table(folder, "classification").lines]
+    assert [name for name in shown if "random anchors" in name] == ["ABMIL +GCE with random anchors Δ"]

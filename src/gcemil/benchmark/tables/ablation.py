@@ -26,7 +26,6 @@ from gcemil.benchmark.tables.comparison import (
 from gcemil.benchmark.tables.evidence import EVIDENCE, control_rows
 from gcemil.hosts.table import HOSTS
 from gcemil.rules import CONTROLS
-from gcemil.simulation.profile import SIZES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
 HEADERS = {
@@ -249,7 +248,7 @@ CAPACITY_TEXTS = {
     ),
 }
 """Where our figure of a question comes from, and how it is read."""
-N_OUTPUTS = 2
+FULL_WIDTH, N_OUTPUTS = 1024, 2
 ADDED_PARAMETERS = 230_165
 """What the wrapper adds to any host at full width and two outputs, by the default recipe with a text bank."""
 
@@ -283,11 +282,10 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for host, spec in HOSTS.items()
         if spec.parameters is not None
     ]
-    width = SIZES["full"].feature_dim
     return Table(
         "capacity", "added capacity and overhead", table.label, ("question", "figures"), CAPACITY_COLUMNS, tuple(lines),
         legend=legend(measured),
-        notes=(f"Parameters at {width}-d features and {N_OUTPUTS} outputs, default recipe with a text bank; the paper gives none.",),
+        notes=(f"Parameters at {FULL_WIDTH}-d features and {N_OUTPUTS} outputs, default recipe with a text bank; the paper gives none.",),
     )  # fmt: skip
 
 

@@ -72,14 +72,26 @@ def _is_undefined(measured: MeasuredResults, query: Query) -> bool:
     return any(query.metric in row.values for _, rows in _matching_rows(measured, query) for row in rows)
 
 
-def _matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
-    """The rows that fit, run by run and fold by fold."""
+Answer = list[tuple[Unit, list[Row]]]
+
+
+def _matching_rows(measured: MeasuredResults, query: Query) -> Answer:
+    """The rows that fit, run by run and fold by fold. Columns of a table differ in their metric alone: rows are found once."""
+    asked = (query.source, query.label, query.dataset, query.task, query.host, query.encoder)
+    key = (*asked, *sorted(query.labels.items()))
+    if key not in measured.answers:
+        measured.answers[key] = list(_search_rows(measured, query))
+    return measured.answers[key]
+
+
+def _search_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Unit, list[Row]]]:
+    wanted = {name: _accepted(options) for name, options in query.labels.items()}
     for run in measured.runs:
         if not _is_about(run, query, measured):
             continue
         folds: dict[int | None, list[Row]] = {}
         for fold, row in run.rows(query.source):
-            if matches(row.labels, query.labels):
+            if _has_labels(row.labels, wanted):
                 folds.setdefault(fold, []).append(row)
         for fold, rows in folds.items():
             yield Unit(run.cohort.name, run.host, run.seed, fold), rows
@@ -88,27 +100,29 @@ def _matching_rows(measured: MeasuredResults, query: Query) -> Iterator[tuple[Un
 def _is_about(run: Run, query: Query, measured: MeasuredResults) -> bool:
     """Whether the question is about this run."""
     cohort = run.cohort
-    asked = (
-        (query.label, run.label),
-        (query.dataset, cohort.dataset),
-        (query.host, run.host),
-        (query.task, cohort.task),
-    )
-    if query.encoder != ANY_ENCODER and cohort.encoder != (
-        query.encoder or measured.main_encoders[cohort.dataset]
+    if not (
+        _is_same_label(run.label, query.label)
+        and _is_same_label(run.host, query.host)
+        and _is_same_label(cohort.dataset, query.dataset)
+        and _is_same_label(cohort.task, query.task)
     ):
         return False
-    return all(wanted is None or (own is not None and _is_same_label(own, wanted)) for wanted, own in asked)
+    encoder = query.encoder or measured.main_encoders[cohort.dataset]
+    return encoder in (ANY_ENCODER, cohort.encoder)
 
 
-def matches(labels: Labels, wanted: WantedLabels) -> bool:
+def _has_labels(labels: Labels, wanted: Mapping[str, frozenset[str | float]]) -> bool:
     """Whether a row is the one asked for: each label wanted is there with one of its values, written in any case."""
-    return all(key in labels and _is_same_label(labels[key], accepted) for key, accepted in wanted.items())
+    return all(key in labels and normalise(labels[key]) in accepted for key, accepted in wanted.items())
 
 
-def _is_same_label(own: str, accepted: str | tuple[str, ...]) -> bool:
-    options = (accepted,) if isinstance(accepted, str) else accepted
-    return any(normalise(own) == normalise(option) for option in options)
+def _is_same_label(own: str | None, wanted: str | tuple[str, ...] | None) -> bool:
+    return wanted is None or (own is not None and normalise(own) in _accepted(wanted))
+
+
+@cache
+def _accepted(options: str | tuple[str, ...]) -> frozenset[str | float]:
+    return frozenset(map(normalise, (options,) if isinstance(options, str) else options))
 
 
 @cache
@@ -223,11 +237,19 @@ def build_comparison(
     columns: Sequence[TableColumn],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Both lines of every row."""
+    """Both lines of every row; rows and columns that the paper does not have are shown where they have a figure."""
+    asked = [(row, [_read_values(measured, row, ask) for ask in columns]) for row in rows]
+    asked = [(row, answers) for row, answers in asked if paper.row(row.key) or any(answers)]
+    shown = [
+        position
+        for position, ask in enumerate(columns)
+        if ask.paper_key in paper.columns or any(answers[position] for _, answers in asked)
+    ]
+    columns = [columns[position] for position in shown]
     lines, used = [], set()
-    for row in rows:
-        answers = [_read_values(measured, row, ask) for ask in columns]
-        used |= {unit.cohort for found in answers for unit in found or ()}
+    for row, found in asked:
+        answers = [found[position] for position in shown]
+        used |= {unit.cohort for values in answers for unit in values or ()}
         lines += [line for line in (_paper_line(paper, row, columns),) if line is not None]
         lines.append(_our_line(measured, row, columns, answers))
     return Table(

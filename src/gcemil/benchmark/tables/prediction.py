@@ -1,16 +1,15 @@
 """How well slides are predicted: host and host+GCE on every dataset, whether they differ, and encoder by encoder.
 
-Significance is p over the folds both arms share. Values of several seeds are averaged within a fold first: seeds of one
-fold are no further folds. Holm's correction is over all cells of a table. With five folds that share training bags, a
-small p is an indication and no proof.
+Significance is p over the folds both arms share, where there are two, and over the slides they tested (slide_tests.py). Over
+folds, values of several seeds are averaged within a fold first: seeds of one fold are no further folds. Holm's correction is over
+all cells of a table and test. With five folds that share training bags, a small p is an indication and no proof; over slides it
+speaks of these trained networks and not of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-
-import numpy as np
 
 from gcemil.benchmark.figures import MeasuredResults, PaperFigures, PaperTable, paper_figures
 from gcemil.benchmark.tables.comparison import (
@@ -28,7 +27,6 @@ from gcemil.benchmark.tables.comparison import (
     subtract_paired,
 )
 from gcemil.config import RANDOM_PREFIX
-from gcemil.diagnostics.paired_tests import holm, paired_t
 from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, Cell, Column, Line, Table
@@ -120,9 +118,14 @@ def list_datasets(task: str, paper: PaperTable, measured: MeasuredResults) -> li
     return [*theirs, *(name for name in ours if name not in theirs)]
 
 
-T_TEST_NOTE = (
-    "Ours: two-sided paired t-test over folds of the task metric, soft +GCE against the host's full bag."
-)
+T_TEST, SLIDE_TEST = "paired t", "permutation over slides"
+HOLM = ", Holm"
+TEST_NOTES = {
+    T_TEST: "Paired t: two-sided, over folds of the task metric, soft +GCE against the host's full bag. Folds share training bags, "
+    "so p over folds is too small rather than too large.",
+    SLIDE_TEST: "Permutation over slides: the same two predictions of each test slide are swapped at random (10,000 times, or in all "
+    "ways where few slides differ), and the difference of the metric is averaged over folds; risks enter as ranks.",
+}
 
 
 def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
@@ -138,35 +141,51 @@ def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) 
 
 
 def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+    # Loaded here, since no other table tests anything.
+    from gcemil.diagnostics.paired_tests import holm
+
     datasets = list_datasets(task, paper, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
-    tests = {key: _paired_p(measured, *key) for key in keys}
-    corrected = dict(zip(keys, holm([tests[key] for key in keys]), strict=True))
+    over_slides = {(test.host, test.dataset): test for test in measured.slide_tests}
+    tests = {
+        T_TEST: {key: _paired_p(measured, *key) for key in keys},
+        SLIDE_TEST: {key: over_slides[key].p if key in over_slides else None for key in keys},
+    }
+    for title in list(tests):
+        corrected = holm([tests[title][key] for key in keys])
+        tests[title + HOLM] = dict(zip(keys, corrected, strict=True))
+    mark = our_origin(measured)
     lines = []
     for host in hosts:
         row_labels = f"{host_name(host)}+GCE"
         theirs = tuple(paper_cell(paper.cell(host, dataset)) for dataset in datasets)
         lines.append(Line((row_labels, "not named", PAPER_MARK), "paper", theirs))
-        mark = our_origin(measured)
-        for title, found in (("paired t", tests), ("paired t, Holm", corrected)):
-            lines.append(
-                Line(
-                    (row_labels, title, mark),
-                    "ours",
-                    tuple(_p_cell(found[host, dataset]) for dataset in datasets),
-                )
-            )
+        own = {
+            title: tuple(_p_cell(found[host, dataset]) for dataset in datasets)
+            for title, found in sorted(tests.items())
+        }
+        shown = [title for title, cells in own.items() if any(cell.value is not None for cell in cells)]
+        lines += [Line((row_labels, title, mark), "ours", own[title]) for title in shown or [SLIDE_TEST]]
+    alike = sum(key in over_slides and not over_slides[key].moved for key in keys)
+    notes = [note for title, note in TEST_NOTES.items() if any(p is not None for p in tests[title].values())]
+    if alike:
+        notes.append(
+            f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} cells."
+        )
     return Table(
         name, f"p of +GCE against its host, {task}", paper.label, ("method", "test", "figures"),
         tuple(Column(dataset, dataset.upper()) for dataset in datasets), tuple(lines), legend=legend(measured),
-        notes=(T_TEST_NOTE, "Folds share training bags, so p over folds is too small rather than too large.",
-               *(f"In the paper: {note}" for note in paper.notes)),
+        notes=(*notes, *(f"In the paper: {note}" for note in paper.notes)),
     )  # fmt: skip
 
 
 def _paired_p(measured: MeasuredResults, host: str, dataset: str) -> float | None:
     """None where fewer than two folds are paired, or where they all differ alike."""
+    import numpy as np
+
+    from gcemil.diagnostics.paired_tests import paired_t
+
     soft = find_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
     plain = find_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
     return paired_t(np.array(_average_by_fold(subtract_paired(soft, plain))))
