@@ -9,7 +9,9 @@ from pathlib import Path
 
 import typer
 
-from gcemil.cli.options import Task, seed_option
+from gcemil.cli.console import print_json, print_table, progress, say
+from gcemil.cli.options import Task, parse_parts, seed_option
+from gcemil.errors import CohortError, InputError, UsageError
 
 
 def inspect(
@@ -22,7 +24,6 @@ def inspect(
     """
     from gcemil.bags.foreign.inspect import PLACEHOLDERS
     from gcemil.bags.foreign.inspect import inspect as inspect_path
-    from gcemil.cli.console import print_json, print_table, say
 
     found = inspect_path(path)
     if as_json:
@@ -78,8 +79,6 @@ def import_(
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.recipes import import_recipe
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.cli.console import print_json, say
-    from gcemil.errors import UsageError
 
     resolution = None if mpp is None else parse_mpp(mpp)
     if recipe is not None:
@@ -142,7 +141,6 @@ def validate(
     """
     from gcemil.bags import guards
     from gcemil.bags.cohort import read_card
-    from gcemil.cli.console import print_json, print_table, progress, say
 
     if not (cohort / "cohort.yaml").is_file():
         # A table of problems is for cohorts; what is none is told in one sentence.
@@ -196,9 +194,6 @@ def split(
 
     from gcemil.bags import folds as fold_maker
     from gcemil.bags.cohort import Cohort
-    from gcemil.cli.console import print_table, say
-    from gcemil.cli.options import parse_parts
-    from gcemil.errors import CohortError, UsageError
 
     loaded = Cohort.load(cohort)
     if official:
@@ -237,8 +232,6 @@ def repack(
     """
     from gcemil.bags import store
     from gcemil.bags.untrusted import untrusted_files
-    from gcemil.cli.console import progress, say
-    from gcemil.errors import InputError
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
     if not files:

@@ -7,6 +7,8 @@ import platform
 
 import typer
 
+from gcemil.cli.console import print_json, print_table
+
 EXTRAS = {
     "wsi": ("openslide", "tifffile"),
     "encoders": ("timm", "efficientnet_lite_pytorch"),
@@ -27,8 +29,6 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the finding
 
     Example: gcemil doctor
     """
-    from gcemil.cli.console import print_json, print_table
-
     rows = [*_check_core(), *_check_extras(), _check_device(), _check_write_access()]
     if as_json:
         print_json([{"check": check, "status": status, "detail": detail} for check, status, detail in rows])
