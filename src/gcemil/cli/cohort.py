@@ -77,10 +77,18 @@ def import_(
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
+    from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.recipes import import_recipe
+    from gcemil.bags.foreign.source import ReadOptions
     from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.units import LevelZeroPx
 
-    resolution = None if mpp is None else parse_mpp(mpp)
+    options = ReadOptions(
+        None if patch_size is None else LevelZeroPx(patch_size),
+        None if mpp is None else parse_mpp(mpp),
+        encoder,
+        coords_dir,
+    )
     if recipe is not None:
         report = import_recipe(
             recipe,
@@ -90,10 +98,7 @@ def import_(
             splits=splits,
             official_split=official_split,
             copy=copy,
-            patch_size=patch_size,
-            mpp=resolution,
-            encoder=encoder,
-            coords_dir=coords_dir,
+            options=options,
         )
     elif official_split:
         raise UsageError("--official-split is that of a dataset of the paper: add --recipe camelyon16.")
@@ -103,18 +108,11 @@ def import_(
             out,
             labels=labels,
             slide_table=slide_table,
-            task=None if task is None else task.value,
-            target=target,
-            time=time,
-            event=event,
-            endpoint=endpoint,
+            choice=Choice(None if task is None else task.value, target, time, event, endpoint),
             classes=None if classes is None else classes.split(","),
             splits=splits,
             copy=copy,
-            patch_size=patch_size,
-            mpp=resolution,
-            encoder=encoder,
-            coords_dir=coords_dir,
+            options=options,
         )
     if as_json:
         print_json(asdict(report))

@@ -26,7 +26,6 @@ from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
     ForeignFolder,
-    Mpp,
     ReadOptions,
     describe_stripped_ids,
     is_tcga,
@@ -117,10 +116,7 @@ def import_recipe(
     splits: Path | None = None,
     official_split: bool = False,
     copy: bool = False,
-    patch_size: int | None = None,
-    mpp: Mpp = None,
-    encoder: str | None = None,
-    coords_dir: Path | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
     plan = load_recipe(name)
@@ -128,7 +124,7 @@ def import_recipe(
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     with untrusted_files():
-        folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
+        folder = read_folder(source, options)
         table = _read_recipe_table(plan, folder, labels)
         return write_cohort(
             folder,
