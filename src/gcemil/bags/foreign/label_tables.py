@@ -48,7 +48,7 @@ class LabelTable:
 def read_labels(
     path: Path,
     *,
-    choice: Choice | None = None,
+    choice: Choice = Choice(),
     slide_table: Path | None = None,
     slide_ids: Iterable[str] = (),
 ) -> LabelTable:
@@ -56,7 +56,6 @@ def read_labels(
 
     A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
     """
-    choice = choice or Choice()
     raw = _read_raw_labels(path)
     notes: list[str] = []
     names = list(slide_ids)
