@@ -100,6 +100,10 @@ class Cohort:
             columns.append("site")
         rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
         write_table(self.folder / "slides.csv", columns, rows)
+        self.save_card()
+
+    def save_card(self) -> None:
+        """Write cohort.yaml alone."""
         # Without defaults: the card says only what somebody decided.
         written = self.card.model_dump(mode="json", exclude_defaults=True)
         write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
@@ -129,7 +133,7 @@ class Cohort:
 
     def feature_file(self, slide_id: str) -> Path:
         """Where the features of a slide lie."""
-        return self.folder / "features" / f"{slide_id}.h5"
+        return feature_file(self.folder, slide_id)
 
     def truth_file(self, slide_id: str) -> Path:
         """Where the truth of a slide lies, if there is any."""
@@ -215,6 +219,11 @@ def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"
     return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
 
 
+def feature_file(folder: Path, slide_id: str) -> Path:
+    """Where the features of a slide lie in a cohort folder."""
+    return folder / "features" / f"{slide_id}.h5"
+
+
 def find_slide_file(folder: Path, slide_id: str) -> Path | None:
     """slides/<slide>.* of a cohort folder; None where there is none."""
     paths = (folder / "slides" / f"{slide_id}{extension}" for extension in SLIDE_EXTENSIONS)
@@ -223,7 +232,7 @@ def find_slide_file(folder: Path, slide_id: str) -> Path | None:
 
 def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
     """Attributes of the feature file and of its coordinates; none where the file is gone."""
-    path = folder / "features" / f"{slide_id}.h5"
+    path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}
     on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
@@ -232,7 +241,7 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
 
 def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
     """Where the image that QuPath shows begins, as the feature file says; else nothing to move by."""
-    where = str(folder / "features" / f"{slide_id}.h5")
+    where = str(feature_file(folder, slide_id))
     return stated_bounds(read_slide_attributes(folder, slide_id), where) or (0, 0)
 
 

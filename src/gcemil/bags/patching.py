@@ -34,7 +34,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint, read_table
-from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
+from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import checked, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
@@ -241,8 +241,7 @@ def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, 
     try:
         return patch_slide(path, slide_id, out, rules, force=force)
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        reason = describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
-        return SlideOutcome(slide_id, "failed", message=reason)
+        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
 
 
 def patch_slide(

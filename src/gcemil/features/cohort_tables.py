@@ -8,13 +8,12 @@ from pathlib import Path
 
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
-from gcemil.bags.cohort import Cohort, CohortCard, parse_slide
+from gcemil.bags.cohort import Cohort, CohortCard, feature_file, parse_slide
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes
 from gcemil.bags.patching import patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, StoreError
 from gcemil.features.encoders import PatchEncoder
-from gcemil.features.extract import feature_file
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 

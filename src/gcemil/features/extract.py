@@ -30,10 +30,10 @@ from jaxtyping import Float, Int
 from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
-from gcemil.bags.cohort import read_card
+from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.patching import PATCH_NUMBERS, is_number, patches_path, read_origin, stated_settings
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
+from gcemil.errors import InputError, StoreError, UsageError, describe_failure
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource
 from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, read_ahead, read_batches
@@ -157,11 +157,6 @@ def encode_patches(
         )
         with closing(batches):
             return stack_batches([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
-
-
-def feature_file(out: Path, slide_id: str) -> Path:
-    """Where the features of a slide lie."""
-    return out / "features" / f"{slide_id}.h5"
 
 
 def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
@@ -310,10 +305,7 @@ def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | Enco
     try:
         return work()
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        reason = (
-            describe_fault(error, path=job.path) or f"{job.path}: {type(error).__name__}: {error_text(error)}"
-        )
-        return EncodedSlide(job.slide_id, "failed", message=reason)
+        return EncodedSlide(job.slide_id, "failed", message=describe_failure(error, job.path))
 
 
 # What a feature file says of its making
