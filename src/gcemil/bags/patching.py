@@ -56,7 +56,6 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 
 Status = Literal["patched", "already done", "no tissue", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
-LASTING: dict[Status, Status] = {"already done": "patched"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class SlideOutcome:
 class PatchingReport:
     """What became of a batch."""
 
-    out: Path
     slides: tuple[SlideOutcome, ...]
     notes: tuple[str, ...] = ()
     """What concerns the batch as a whole, such as a contact sheet that could not be written."""
@@ -206,7 +204,7 @@ def patch_slides(
         if on_slide is not None:
             on_slide(done, len(slides))
     notes = write_summary(out, chosen.patches, outcomes)
-    return PatchingReport(out, tuple(outcomes), notes)
+    return PatchingReport(tuple(outcomes), notes)
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
@@ -323,7 +321,7 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
     The table comes last: where it lies, the sheets are there too. It says what a slide has, not which command gave it.
     """
-    stated = [replace(outcome, status=LASTING.get(outcome.status, outcome.status)) for outcome in outcomes]
+    stated = [replace(one, status="patched") if one.status == "already done" else one for one in outcomes]
     rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:

@@ -51,20 +51,18 @@ def _check_core() -> list[tuple[str, str, str]]:
     )
     return [
         ("python", "PASS", platform.python_version()),
-        *(_check_package(name, "FAIL") for name in packages),
+        *(_check_package(name) for name in packages),
     ]
 
 
-def _check_package(
-    name: str, status_if_missing: str, remedy: str = "pip install gcemil"
-) -> tuple[str, str, str]:
+def _check_package(name: str) -> tuple[str, str, str]:
     # Imported here: it reads e-mail headers, which no other command needs.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return name, "PASS", version(name)
     except PackageNotFoundError:
-        return name, status_if_missing, f"not installed: {remedy}"
+        return name, "FAIL", "not installed: pip install gcemil"
 
 
 def _check_extras() -> list[tuple[str, str, str]]:

@@ -49,7 +49,6 @@ BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
 _FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 COLUMNS = ("slide_id", "status", "patches", "message")
-LASTING: dict[Status, Status] = {"already done": "encoded"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class EncodedSlide:
 class EncodingReport:
     """What became of a batch."""
 
-    out: Path
     slides: tuple[EncodedSlide, ...]
     notes: tuple[str, ...] = ()
     """What concerns the batch as a whole, such as a summary that could not be written."""
@@ -132,7 +130,7 @@ def encode_slides(
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return EncodingReport(out, ordered, _write_summary(out / "encoding.csv", ordered))
+    return EncodingReport(ordered, _write_summary(out / "encoding.csv", ordered))
 
 
 def encode_patches(
@@ -204,7 +202,7 @@ def _write_summary(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...
 
     It says what a slide has, not which command gave it.
     """
-    stated = [replace(slide, status=LASTING.get(slide.status, slide.status)) for slide in slides]
+    stated = [replace(one, status="encoded") if one.status == "already done" else one for one in slides]
     try:
         write_table(
             path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in stated]
