@@ -15,7 +15,7 @@ from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.bags.annotations.shapes import Role
-    from gcemil.features.cohort_tables import CohortTables
+    from gcemil.features.encode_cohort import CohortTables
 
 
 class Dtype(StrEnum):
