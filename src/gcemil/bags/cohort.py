@@ -7,6 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -204,14 +205,20 @@ class Cohort:
                 )
             seen.add(row.slide_id)
         if self.bag_unit == "case":
-            by_case: dict[str, SlideRow] = {}
-            for row in self.slides:
-                first = by_case.setdefault(row.case_id, row)
-                if (first.label, first.time, first.event) != (row.label, row.time, row.event):
-                    raise CohortError(
-                        f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
-                        "disagree on the target, so they cannot form one bag. Correct the table."
-                    )
+            for first, row in find_disagreements(self.slides):
+                raise CohortError(
+                    f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
+                    "disagree on the target, so they cannot form one bag. Correct the table."
+                )
+
+
+def find_disagreements(rows: Iterable[SlideRow]) -> Iterator[tuple[SlideRow, SlideRow]]:
+    """Slides of one case that have different targets: the first of the case, and the one that disagrees with it."""
+    by_case: dict[str, SlideRow] = {}
+    for row in rows:
+        first = by_case.setdefault(row.case_id, row)
+        if (first.label, first.time, first.event) != (row.label, row.time, row.event):
+            yield first, row
 
 
 def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:

@@ -49,7 +49,11 @@ def simulate(
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
+    from functools import partial
+
+    from gcemil.bags.cohort import Cohort
     from gcemil.files import locked_folder, parse_yaml
+    from gcemil.simulation.pixels import simulate_pixels
     from gcemil.simulation.profile import load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
@@ -61,51 +65,23 @@ def simulate(
         overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
     resolve_dials(load_profile(profile).dials, overrides)
-    if pixels:
-        with locked_folder(out):
-            _simulate_pixels(profile, out, size.value, seed, slides, dim, overrides, force)
-        return
-    with locked_folder(out), progress("simulating slides") as advance:
-        cohort = simulate_cohort(
+    if pixels and dim is not None:
+        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
+    make = simulate_pixels if pixels else partial(simulate_cohort, dim=dim)
+    with locked_folder(out), progress("drawing slides" if pixels else "simulating slides") as advance:
+        cohort = make(
             profile,
             out,
             size=size.value,
             seed=seed,
             slides=slides,
-            dim=dim,
             dials=overrides,
             replace_files=force,
             on_slide=advance,
         )
-    say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
-
-
-def _simulate_pixels(
-    profile: str,
-    out: Path,
-    size: str,
-    seed: int,
-    slides: int | None,
-    dim: int | None,
-    dials: dict[str, object],
-    force: bool,
-) -> None:
-    """Slides as pixels; features come later, from an encoder."""
-    from gcemil.simulation.pixels import simulate_pixels
-
-    if dim is not None:
-        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
-    with progress("drawing slides") as advance:
-        cohort = simulate_pixels(
-            profile,
-            out,
-            size=size,
-            seed=seed,
-            slides=slides,
-            dials=dials,
-            replace_files=force,
-            on_slide=advance,
-        )
+    if isinstance(cohort, Cohort):
+        say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
+        return
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
     say(f"next: gcemil patch {out / 'slides'} --out {out}")
 
