@@ -135,7 +135,7 @@ def parse_yaml(text: str, source: Path | str) -> Any:
         raise InputError(f"{source} is not valid YAML ({error}).") from error
 
 
-def read_picture(path: Path, mode: str, *, largest: int = MAX_PIXELS) -> Any:
+def read_picture(path: Path, mode: str) -> Any:
     """The pixels of a PNG, JPEG or TIFF picture in this mode of Pillow's; a larger one is refused before it is decoded."""
     import numpy as np
     from PIL import Image
@@ -148,9 +148,9 @@ def read_picture(path: Path, mode: str, *, largest: int = MAX_PIXELS) -> Any:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
                 width, height = image.size
-                if width * height > largest:
+                if width * height > MAX_PIXELS:
                     raise InputError(
-                        f"{path} has {width} x {height} pixels; at most {largest:,} are read. Save it smaller."
+                        f"{path} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Save it smaller."
                     )
                 return np.asarray(image.convert(mode))
     except GcemilError:
