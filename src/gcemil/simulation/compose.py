@@ -287,9 +287,8 @@ def _write_slide(
     name = slide.row.slide_id
     layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
     rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
-    write_layout(
-        out, slide, layout, pool.features[rows], PATCH_SIZE, stream(seed, "offset", name), patch=rows
-    )
+    place = stream(seed, "offset", name)
+    write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
 
 
 def _choose_patches(

@@ -227,7 +227,8 @@ def write_layout(
     features: NDArray[Any],
     patch_size: int,
     generator: Generator,
-    **more_truth: NDArray[Any],
+    *,
+    more_truth: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
     """The features of a slide at a random place of a grid with this step, and its truth."""
     name = slide.row.slide_id
@@ -240,7 +241,7 @@ def write_layout(
         "concept": layout.concept.astype(np.uint8),
         "region": layout.region.astype(np.uint16),
         "overlap": layout.overlap.astype(np.float32),
-        **more_truth,
+        **(more_truth or {}),
     }
     store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
 
