@@ -175,11 +175,8 @@ def compose(
 
 def _read_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     """What the file says, overruled by the options that were given."""
-    from pydantic import ValidationError
-
     from gcemil.files import read_yaml
     from gcemil.simulation.compose import Recipe
-    from gcemil.wording import readable
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
@@ -191,13 +188,7 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
         raise UsageError(
             "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
         )
-    try:
-        return Recipe.model_validate({**values, **given})
-    except ValidationError as error:
-        # A recipe that contradicts itself is told in our own words, without all that it holds.
-        found = error.errors()[0]
-        told = readable(error, Recipe) if found["loc"] else found["msg"].removeprefix("Value error, ") + "."
-        raise UsageError(f"{path or 'The recipe'}: {told}") from error
+    return Recipe.from_values({**values, **given}, path or "The recipe")
 
 
 def _load_pool(
