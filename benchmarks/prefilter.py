@@ -28,7 +28,7 @@ from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.cost import measure_inference_cost
 from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.features.cohort_tables import write_drawn_tables
+from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.findings import write_finding

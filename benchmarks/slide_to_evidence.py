@@ -31,7 +31,7 @@ from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.config import RECIPES, HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.lesions import dice
-from gcemil.features.cohort_tables import write_drawn_tables
+from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.findings import Finding

@@ -17,7 +17,7 @@ from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.features.cohort_tables import write_drawn_tables
+from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.simulation.pixels import simulate_pixels

@@ -64,38 +64,26 @@ __all__ = [
 ]
 
 _HOME = {
-    "AnchorBank": "gcemil.evidence.anchors",
-    "Bag": "gcemil.bags.bag",
-    "CallableHost": "gcemil.hosts.adapters",
-    "Cohort": "gcemil.bags.cohort",
-    "Embedded": "gcemil.hosts.host",
-    "EvidenceOutput": "gcemil.model",
-    "EvidenceSettings": "gcemil.config",
-    "GceMil": "gcemil.model",
-    "GcemilError": "gcemil.errors",
-    "HOSTS": "gcemil.hosts.table",
-    "Host": "gcemil.hosts.host",
-    "HostOutput": "gcemil.hosts.host",
-    "HostSettings": "gcemil.config",
-    "HostSpec": "gcemil.hosts.table",
-    "Interventions": "gcemil.explain",
-    "MilHost": "gcemil.hosts.host",
-    "Recovery": "gcemil.recovery.recover",
-    "SnrScores": "gcemil.diagnostics.snr",
-    "Stage": "gcemil.hosts.host",
-    "TorchmilHost": "gcemil.hosts.adapters",
-    "TrainSettings": "gcemil.config",
-    "case_bag": "gcemil.bags.bag",
-    "create_host": "gcemil.hosts.table",
-    "explain_slide": "gcemil.explain",
-    "from_pretrained": "gcemil.runs.pretrained",
-    "load_network": "gcemil.runs.checkpoint",
-    "recover": "gcemil.recovery.recover",
-    "save_pretrained": "gcemil.runs.pretrained",
-    "slide_bag": "gcemil.bags.bag",
-    "snr": "gcemil.diagnostics.snr",
-    "train_run": "gcemil.training.run",
-    "trust_host": "gcemil.hosts.own",
+    name: module
+    for module, names in {
+        "gcemil.bags.bag": ("Bag", "case_bag", "slide_bag"),
+        "gcemil.bags.cohort": ("Cohort",),
+        "gcemil.config": ("EvidenceSettings", "HostSettings", "TrainSettings"),
+        "gcemil.diagnostics.snr": ("SnrScores", "snr"),
+        "gcemil.errors": ("GcemilError",),
+        "gcemil.evidence.anchors": ("AnchorBank",),
+        "gcemil.explain": ("Interventions", "explain_slide"),
+        "gcemil.hosts.adapters": ("CallableHost", "TorchmilHost"),
+        "gcemil.hosts.host": ("Embedded", "Host", "HostOutput", "MilHost", "Stage"),
+        "gcemil.hosts.own": ("trust_host",),
+        "gcemil.hosts.table": ("HOSTS", "HostSpec", "create_host"),
+        "gcemil.model": ("EvidenceOutput", "GceMil"),
+        "gcemil.recovery.recover": ("Recovery", "recover"),
+        "gcemil.runs.checkpoint": ("load_network",),
+        "gcemil.runs.pretrained": ("from_pretrained", "save_pretrained"),
+        "gcemil.training.run": ("train_run",),
+    }.items()
+    for name in names
 }
 
 

@@ -131,6 +131,11 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
     return None
 
 
+def describe_failure(error: BaseException, path: object) -> str:
+    """What went wrong with one of several files: a sentence in any case, so that the others can go on."""
+    return describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
+
+
 def error_text(error: BaseException) -> str:
     """What an exception says, on one line and not endless."""
     said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

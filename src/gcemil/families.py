@@ -3,14 +3,13 @@
 The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed before any training.
 """
 
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gcemil.errors import InputError, UsageError
-from gcemil.files import parse_yaml, read_yaml
+from gcemil.files import read_yaml
+from gcemil.resources import HERE
 from gcemil.wording import readable
 
 ORGAN_FAMILIES = ("breast", "endometrial", "gastric", "lung", "prostate", "renal")
@@ -59,14 +58,13 @@ def load_family(name: str) -> AnchorFamily:
     known = (*ORGAN_FAMILIES, GENERIC_FAMILY)
     if name not in known:
         raise UsageError(f"There is no anchor family '{name}'. Choose one of {', '.join(sorted(known))}.")
-    return read_family(files("gcemil") / "resources" / "anchors" / f"{name}.yaml")
+    return read_family(HERE / "anchors" / f"{name}.yaml")
 
 
-def read_family(path: Path | Traversable) -> AnchorFamily:
+def read_family(path: Path) -> AnchorFamily:
     """A family from a YAML file with family, source, datasets and prompts."""
     try:
-        found = read_yaml(path) if isinstance(path, Path) else parse_yaml(path.read_text("utf-8"), path)
-        return AnchorFamily.model_validate(found)
+        return AnchorFamily.model_validate(read_yaml(path))
     except ValidationError as error:
         raise InputError(
             f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, source, datasets and prompts with concept and wording."

@@ -35,6 +35,15 @@ class Metric:
         return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
 
 
+def _interval(name: str, of: str, criterion: Criterion, meaning: str) -> dict[str, Metric]:
+    """The two ends of a bootstrap interval around a figure."""
+    return {
+        f"{name}_{end}": Metric(f"95 % {end}{of}", "higher", criterion, meaning) for end in ("low", "high")
+    }
+
+
+_REVIEW_BOOTSTRAP = "Bootstrap over the reviewed slides, of one slide over its judged patches."
+
 METRICS: dict[str, Metric] = {
     "task_metric": Metric(
         "Task metric", "higher", "task", "Macro-F1 or C-index of the prediction on whole bags."
@@ -351,14 +360,8 @@ METRICS: dict[str, Metric] = {
     "marked_share": Metric("Marked share", "neither", "size", "Share of patches at or above the threshold."),
     "map_threshold": Metric("Threshold", "neither", "size", "Score of best Dice on the validation slides."),
     "difference": Metric("Difference", "higher", "task", "Mean over folds of ours minus theirs."),
-    "difference_low": Metric("95 % low", "higher", "task", "Bootstrap over folds of the mean difference."),
-    "difference_high": Metric("95 % high", "higher", "task", "Bootstrap over folds of the mean difference."),
-    "bag_difference_low": Metric(
-        "95 % low (bags)", "higher", "task", "Bootstrap over the test bags of each fold."
-    ),
-    "bag_difference_high": Metric(
-        "95 % high (bags)", "higher", "task", "Bootstrap over the test bags of each fold."
-    ),
+    **_interval("difference", "", "task", "Bootstrap over folds of the mean difference."),
+    **_interval("bag_difference", " (bags)", "task", "Bootstrap over the test bags of each fold."),
     # A p-value is not a score: the smallest is not the best method.
     "p_paired_t": Metric("p (t)", "neither", "task", "Paired t-test over folds, two-sided."),
     "p_paired_t_holm": Metric("p (t, Holm)", "neither", "task", "The same, corrected for all rows."),
@@ -420,51 +423,18 @@ METRICS: dict[str, Metric] = {
         "truth",
         "Share of the judged patches of a rule that the reviewer accepts.",
     ),
-    "review_precision_low": Metric(
-        "95 % low (precision)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
-    "review_precision_high": Metric(
-        "95 % high (precision)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
+    **_interval("review_precision", " (precision)", "truth", _REVIEW_BOOTSTRAP),
     "review_recall": Metric(
         "Reviewer's recall",
         "higher",
         "truth",
         "Share of the patches the reviewer accepts or misses that a rule chose.",
     ),
-    "review_recall_low": Metric(
-        "95 % low (recall)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
-    "review_recall_high": Metric(
-        "95 % high (recall)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
+    **_interval("review_recall", " (recall)", "truth", _REVIEW_BOOTSTRAP),
     "review_kappa": Metric(
         "Reviewer's kappa", "higher", "truth", "Cohen's kappa of reviewer and rule on the judged patches."
     ),
-    "review_kappa_low": Metric(
-        "95 % low (kappa)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
-    "review_kappa_high": Metric(
-        "95 % high (kappa)",
-        "higher",
-        "truth",
-        "Bootstrap over the reviewed slides, of one slide over its judged patches.",
-    ),
+    **_interval("review_kappa", " (kappa)", "truth", _REVIEW_BOOTSTRAP),
     "judged_patches": Metric(
         "Judged patches", "neither", "size", "Patches at least half of which lie under a reviewer's marks."
     ),

@@ -18,7 +18,7 @@ from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.diagnostics.cost import measure_inference_cost
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.features.cohort_tables import write_drawn_tables
+from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
 from gcemil.files import write_table

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from builders import PATCH, make_cohort
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.wsidata import read_wsidata
 from gcemil.cli.main import app
 from gcemil.errors import MissingExtraError, RunError, StoreError, UsageError
@@ -120,12 +121,12 @@ def test_stores_that_do_not_say_enough_are_refused_in_one_sentence(lazy):
         UsageError, match="has the feature tables uni_tiles, conch_tiles|conch_tiles, uni_tiles"
     ):
         read_wsidata(stores)
-    assert read_wsidata(stores, encoder="conch").encoder == "conch"
+    assert read_wsidata(stores, ReadOptions(encoder="conch")).encoder == "conch"
     write_store(stores / "b.zarr", features, coords, "conch_tiles", tile_ids=np.arange(100, 108))
     with pytest.raises(
         Exception, match="b.zarr: table 'conch_tiles' has tile 100, which 'tiles' does not have"
     ):
-        read_wsidata(stores, encoder="conch")
+        read_wsidata(stores, ReadOptions(encoder="conch"))
 
 
 @needs_spatialdata

@@ -423,7 +423,7 @@ def read_tool(folder: Path, damaged: Sequence[Path]) -> None:
     def imported(copy: bool) -> None:
         out = folder / f"cohort_{copy}"
         given = labels if labels.exists() or labels.is_symlink() else None
-        import_cohort(features, out, labels=given, copy=copy, mpp=0.5)
+        import_cohort(features, out, labels=given, copy=copy, options=ReadOptions(mpp=0.5))
         if copy:
             return
         guards.validate(out)

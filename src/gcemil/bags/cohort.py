@@ -7,6 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -100,6 +101,10 @@ class Cohort:
             columns.append("site")
         rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
         write_table(self.folder / "slides.csv", columns, rows)
+        self.save_card()
+
+    def save_card(self) -> None:
+        """Write cohort.yaml alone."""
         # Without defaults: the card says only what somebody decided.
         written = self.card.model_dump(mode="json", exclude_defaults=True)
         write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
@@ -129,7 +134,7 @@ class Cohort:
 
     def feature_file(self, slide_id: str) -> Path:
         """Where the features of a slide lie."""
-        return self.folder / "features" / f"{slide_id}.h5"
+        return feature_file(self.folder, slide_id)
 
     def truth_file(self, slide_id: str) -> Path:
         """Where the truth of a slide lies, if there is any."""
@@ -200,19 +205,30 @@ class Cohort:
                 )
             seen.add(row.slide_id)
         if self.bag_unit == "case":
-            by_case: dict[str, SlideRow] = {}
-            for row in self.slides:
-                first = by_case.setdefault(row.case_id, row)
-                if (first.label, first.time, first.event) != (row.label, row.time, row.event):
-                    raise CohortError(
-                        f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
-                        "disagree on the target, so they cannot form one bag. Correct the table."
-                    )
+            for first, row in find_disagreements(self.slides):
+                raise CohortError(
+                    f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
+                    "disagree on the target, so they cannot form one bag. Correct the table."
+                )
+
+
+def find_disagreements(rows: Iterable[SlideRow]) -> Iterator[tuple[SlideRow, SlideRow]]:
+    """Slides of one case that have different targets: the first of the case, and the one that disagrees with it."""
+    by_case: dict[str, SlideRow] = {}
+    for row in rows:
+        first = by_case.setdefault(row.case_id, row)
+        if (first.label, first.time, first.event) != (row.label, row.time, row.event):
+            yield first, row
 
 
 def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
     """The rows of a bag that fall into one slide, counted from the slide's first row."""
     return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+
+
+def feature_file(folder: Path, slide_id: str) -> Path:
+    """Where the features of a slide lie in a cohort folder."""
+    return folder / "features" / f"{slide_id}.h5"
 
 
 def find_slide_file(folder: Path, slide_id: str) -> Path | None:
@@ -223,7 +239,7 @@ def find_slide_file(folder: Path, slide_id: str) -> Path | None:
 
 def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
     """Attributes of the feature file and of its coordinates; none where the file is gone."""
-    path = folder / "features" / f"{slide_id}.h5"
+    path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}
     on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
@@ -232,7 +248,7 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
 
 def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
     """Where the image that QuPath shows begins, as the feature file says; else nothing to move by."""
-    where = str(folder / "features" / f"{slide_id}.h5")
+    where = str(feature_file(folder, slide_id))
     return stated_bounds(read_slide_attributes(folder, slide_id), where) or (0, 0)
 
 

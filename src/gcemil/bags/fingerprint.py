@@ -11,15 +11,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.folds import fold_indices, split_file
-from gcemil.bags.tables import read_table
+from gcemil.bags.folds import fold_indices, read_parts, split_file
 from gcemil.errors import CohortError, GcemilError, InputError, error_text
 from gcemil.files import read_json, refuse_special, remove_leftovers_of, write_json
 
@@ -100,7 +99,12 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
     parts = {
         "card": {"cohort.yaml": _hash_value(_describe_card(cohort))},
         "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
-        "splits": {path.name: _hash_value(_read_parts(path)) for path in _find_split_files(cohort)},
+        "splits": {
+            split_file(cohort.folder, index).name: _hash_value(
+                sorted(map(list, read_parts(cohort.folder, index)))
+            )
+            for index in fold_indices(cohort.folder)
+        },
         "anchors": {name: hashes.of(name) for name in _find_anchor_files(cohort)},
         "pairs": {name: hashes.of(name) for name in (_PAIRS,) if (cohort.folder / name).exists()},
         "features": {row.slide_id: hashes.of(f"features/{row.slide_id}.h5") for row in cohort.slides},
@@ -215,14 +219,6 @@ def _is_settled(mark: Mark, now_ns: int) -> bool:
 def _describe_card(cohort: Cohort) -> dict[str, Any]:
     """What the card says of the data; its name and history decide nothing."""
     return cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
-
-
-def _find_split_files(cohort: Cohort) -> Iterable[Path]:
-    return [split_file(cohort.folder, index) for index in fold_indices(cohort.folder)]
-
-
-def _read_parts(path: Path) -> list[list[str]]:
-    return sorted([row["slide_id"], row["split"]] for row in read_table(path, ("slide_id", "split")))
 
 
 def _find_anchor_files(cohort: Cohort) -> list[str]:

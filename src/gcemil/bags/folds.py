@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,9 +63,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
-    groups: dict[str, list[SlideRow]] = defaultdict(list)
-    for row in cohort.slides:
-        groups[row.case_id if unit == "case" else row.slide_id].append(row)
+    groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
             f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds. Give fewer --folds."
@@ -102,10 +100,7 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
     """
     if "val" in fold.part_of.values():
         return fold
-    groups: dict[str, list[SlideRow]] = defaultdict(list)
-    for row in rows:
-        if fold.part_of.get(row.slide_id) == "train":
-            groups[row.case_id].append(row)
+    groups = _group_rows([row for row in rows if fold.part_of.get(row.slide_id) == "train"])
     strata: dict[str, list[str]] = defaultdict(list)
     for (kind, _), names in _group_by_stratum(groups).items():
         strata[kind] += names
@@ -128,9 +123,7 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
     Where test cases cost nothing, as in a simulated cohort, a large test part says more than five small ones. Numbers that add
     up to the slides are shares: cases with several slides are dealt in the same proportions.
     """
-    groups: dict[str, list[SlideRow]] = defaultdict(list)
-    for row in cohort.slides:
-        groups[row.case_id].append(row)
+    groups = _group_rows(cohort.slides)
     if min(sizes) < 1 or sum(sizes) not in (len(groups), len(cohort.slides)):
         slides = f" and {len(cohort.slides)} slides" if len(cohort.slides) > len(groups) else ""
         raise UsageError(
@@ -224,14 +217,12 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
         raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
     part_of: dict[str, Part] = {}
     known = {row.slide_id for row in cohort.slides}
-    for row in read_table(path, ("slide_id", "split")):
-        if row["split"] not in PARTS:
-            raise CohortError(
-                f"{path}: slide '{row['slide_id']}' has split '{row['split']}'; use train, val or test."
-            )
+    for slide_id, part in read_parts(cohort.folder, index):
+        if part not in PARTS:
+            raise CohortError(f"{path}: slide '{slide_id}' has split '{part}'; use train, val or test.")
         # A published split may name slides that this cohort leaves out.
-        if row["slide_id"] in known:
-            part_of[row["slide_id"]] = row["split"]
+        if slide_id in known:
+            part_of[slide_id] = part
     if missing := sorted(known - set(part_of)):
         raise CohortError(
             f"{path} does not place slide '{missing[0]}' ({len(missing)} in all). Run 'gcemil split' again."
@@ -243,6 +234,12 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
             "Run 'gcemil split' with --unit case."
         )
     return fold
+
+
+def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:
+    """The slides of a fold and their parts, as the file has them."""
+    rows = read_table(split_file(folder, index), ("slide_id", "split"))
+    return [(row["slide_id"], row["split"]) for row in rows]
 
 
 def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
@@ -270,6 +267,13 @@ def split_file(folder: Path, index: int) -> Path:
 def _is_no_fold(name: str) -> bool:
     """What people keep beside the folds stays when these are replaced."""
     return name != _CARD and not re.fullmatch(r"fold_.*\.csv", name)
+
+
+def _group_rows(rows: Iterable[SlideRow], unit: SplitUnit = "case") -> dict[str, list[SlideRow]]:
+    groups: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.case_id if unit == "case" else row.slide_id].append(row)
+    return groups
 
 
 def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:

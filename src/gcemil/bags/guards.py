@@ -18,9 +18,9 @@ import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
-from gcemil.bags.cohort import CohortCard, columns_of, read_card
+from gcemil.bags.cohort import CohortCard, columns_of, feature_file, read_card
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, read_examples
-from gcemil.bags.folds import PARTS, fold_faults, fold_indices, split_file
+from gcemil.bags.folds import PARTS, fold_faults, fold_indices, read_parts, split_file
 from gcemil.bags.tables import check_slide_id, read_table
 from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import CohortError, InputError, StoreError
@@ -208,7 +208,7 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     try:
-        by_fold = {index: _read_parts(split_file(folder, index)) for index in fold_indices(folder)}
+        by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
         known = {row["slide_id"] for row in rows}
         own = {
             index: {slide: part for slide, part in found.items() if slide in known}
@@ -248,10 +248,6 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         yield from _part_problems(classes, card, path)
 
 
-def _read_parts(path: Path) -> dict[str, str]:
-    return {row["slide_id"]: row["split"] for row in read_table(path, ("slide_id", "split"))}
-
-
 def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:
     for part in PARTS:
         found = classes.get(part, set())
@@ -288,7 +284,7 @@ def _file_problems(
     first_with: dict[str, str] = {}
     names = list(dict.fromkeys(row["slide_id"] for row in rows))
     for done, slide_id in enumerate(names, start=1):
-        path = folder / "features" / f"{slide_id}.h5"
+        path = feature_file(folder, slide_id)
         try:
             yield from _feature_problems(slide_id, path, card, first_with)
         except StoreError as fault:

@@ -34,7 +34,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint, read_table
-from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_fault, error_text
+from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import checked, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
@@ -56,7 +56,6 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 
 Status = Literal["patched", "already done", "no tissue", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
-LASTING: dict[Status, Status] = {"already done": "patched"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class SlideOutcome:
 class PatchingReport:
     """What became of a batch."""
 
-    out: Path
     slides: tuple[SlideOutcome, ...]
     notes: tuple[str, ...] = ()
     """What concerns the batch as a whole, such as a contact sheet that could not be written."""
@@ -206,7 +204,7 @@ def patch_slides(
         if on_slide is not None:
             on_slide(done, len(slides))
     notes = write_summary(out, chosen.patches, outcomes)
-    return PatchingReport(out, tuple(outcomes), notes)
+    return PatchingReport(tuple(outcomes), notes)
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
@@ -241,8 +239,7 @@ def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, 
     try:
         return patch_slide(path, slide_id, out, rules, force=force)
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        reason = describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
-        return SlideOutcome(slide_id, "failed", message=reason)
+        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
 
 
 def patch_slide(
@@ -324,7 +321,7 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
     The table comes last: where it lies, the sheets are there too. It says what a slide has, not which command gave it.
     """
-    stated = [replace(outcome, status=LASTING.get(outcome.status, outcome.status)) for outcome in outcomes]
+    stated = [replace(one, status="patched") if one.status == "already done" else one for one in outcomes]
     rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:

@@ -10,15 +10,16 @@ import hashlib
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
 from gcemil.files import is_file, read_text, refuse_special
 from gcemil.wording import is_there, near_path
 
+Line = TypeVar("Line", bound=Sequence[Any])
 MAX_TABLE_BYTES = 64 * 2**20
 _MAX_LINES = 500_000
 _MAX_CELLS = 5_000_000
@@ -63,19 +64,25 @@ def text_lines(text: str, path: Path, *, delimiters: str = ",") -> Iterator[list
     delimiter = max(delimiters, key=first.count)
     # Counted before anything is made of it; the exact width of every line follows below.
     _refuse_huge_table(path, text.count("\n"), first.count(delimiter) + 1)
-    width = cells = 0
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        for count, line in enumerate(lines):
-            width = max(width, len(line))
-            cells += width
-            _refuse_huge_table(path, count, 1, cells)
+        for line in _bound_lines(path, lines):
             if any(line):
                 yield [cell.strip() for cell in line]
     except csv.Error as error:
         raise CohortError(
             f"{path} is no table after line {lines.line_num} ({error}). Check its quotes and line ends."
         ) from error
+
+
+def _bound_lines(path: Path, lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines, until they are more than a table has; gaps count, as they are filled."""
+    width = cells = 0
+    for count, line in enumerate(lines):
+        width = max(width, len(line))
+        cells += width
+        _refuse_huge_table(path, count, 1, cells)
+        yield line
 
 
 def _refuse_huge_table(path: Path, lines: int, width: int, cells: int = 0) -> None:
@@ -187,11 +194,7 @@ def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
         if sheet is not None and sheet not in book.sheetnames:
             raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheetnames)}.")
         page = book[sheet] if sheet else book[book.sheetnames[0]]
-        width = cells = 0
-        for count, row in enumerate(page.iter_rows(values_only=True)):
-            width = max(width, len(row))
-            cells += width
-            _refuse_huge_table(path, count, 1, cells)
+        for row in _bound_lines(path, page.iter_rows(values_only=True)):
             if any(line := [_cell(value) for value in row]):
                 yield line
     except CohortError:

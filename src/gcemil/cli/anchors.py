@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import seed_option
+from gcemil.cli.console import print_json, print_table, say
+from gcemil.cli.options import parse_pairs, seed_option
+from gcemil.errors import InputError
 from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ def list_families(
 
     Example: gcemil anchors list breast
     """
-    from gcemil.cli.console import print_json, print_table
     from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES, load_family
 
     found = [load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))]
@@ -60,7 +61,6 @@ def embed(
 
     Example: gcemil anchors embed breast --out cohorts/mine
     """
-    from gcemil.cli.console import say
     from gcemil.features.loaders import WeightSource
     from gcemil.features.text_encoders import (
         TEMPLATES,
@@ -113,10 +113,10 @@ def from_examples(
     Example: gcemil anchors from-examples cohorts/mine --examples examples.csv
     """
     from gcemil.bags.cohort import Cohort
-    from gcemil.cli.console import print_json, say
     from gcemil.features.example_anchors import ExampleRequest, summarise, write_example_anchors
 
-    request = ExampleRequest(examples, features, k, seed, min_overlap, downsample, _mask_values(mask_value))
+    values = parse_pairs(mask_value, "A mask value is written concept=whole number", _parse_mask_value)
+    request = ExampleRequest(examples, features, k, seed, min_overlap, downsample, values)
     report = write_example_anchors(Cohort.load(cohort), request)
     if as_json:
         print_json({"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes})
@@ -141,7 +141,6 @@ def pairs(
 
     Example: gcemil anchors pairs cohorts/mine cohorts/mine_conch
     """
-    from gcemil.cli.console import say
     from gcemil.features.pairs import write_pairs
 
     path, count = write_pairs(cohort, aligned, n_pairs=n_pairs, seed=seed)
@@ -166,7 +165,6 @@ def fit_bridge(
     import json
 
     from gcemil.bags import arrays, store
-    from gcemil.cli.console import print_json, print_table, say
     from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_text
 
@@ -220,21 +218,14 @@ def _load_family(prompts: str) -> AnchorFamily:
     return read_family(Path(prompts)) if prompts.endswith((".yaml", ".yml")) else load_family(prompts)
 
 
-def _mask_values(texts: list[str]) -> dict[str, int]:
-    from gcemil.errors import UsageError
-
-    found = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        if not name or not value.isdigit():
-            raise UsageError(f"A mask value is written concept=whole number, got '{text}'.")
-        found[name] = int(value)
-    return found
+def _parse_mask_value(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError
+    return int(text)
 
 
 def _require_anchors(cohort: Path) -> Path:
     from gcemil.bags.cohort import read_card
-    from gcemil.errors import InputError
 
     read_card(cohort)
     path = cohort / "anchors.h5"
@@ -244,8 +235,6 @@ def _require_anchors(cohort: Path) -> Path:
 
 
 def _require_pairs(cohort: Path) -> Path:
-    from gcemil.errors import InputError
-
     path = cohort / "anchor_pairs.h5"
     if not path.is_file():
         raise InputError(

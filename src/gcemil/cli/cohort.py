@@ -9,7 +9,9 @@ from pathlib import Path
 
 import typer
 
-from gcemil.cli.options import Task, seed_option
+from gcemil.cli.console import print_json, print_table, progress, say
+from gcemil.cli.options import Task, parse_parts, seed_option
+from gcemil.errors import CohortError, InputError, UsageError
 
 
 def inspect(
@@ -22,7 +24,6 @@ def inspect(
     """
     from gcemil.bags.foreign.inspect import PLACEHOLDERS
     from gcemil.bags.foreign.inspect import inspect as inspect_path
-    from gcemil.cli.console import print_json, print_table, say
 
     found = inspect_path(path)
     if as_json:
@@ -76,12 +77,18 @@ def import_(
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
+    from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.recipes import import_recipe
+    from gcemil.bags.foreign.source import ReadOptions
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.cli.console import print_json, say
-    from gcemil.errors import UsageError
+    from gcemil.units import LevelZeroPx
 
-    resolution = None if mpp is None else parse_mpp(mpp)
+    options = ReadOptions(
+        None if patch_size is None else LevelZeroPx(patch_size),
+        None if mpp is None else parse_mpp(mpp),
+        encoder,
+        coords_dir,
+    )
     if recipe is not None:
         report = import_recipe(
             recipe,
@@ -91,10 +98,7 @@ def import_(
             splits=splits,
             official_split=official_split,
             copy=copy,
-            patch_size=patch_size,
-            mpp=resolution,
-            encoder=encoder,
-            coords_dir=coords_dir,
+            options=options,
         )
     elif official_split:
         raise UsageError("--official-split is that of a dataset of the paper: add --recipe camelyon16.")
@@ -104,18 +108,11 @@ def import_(
             out,
             labels=labels,
             slide_table=slide_table,
-            task=None if task is None else task.value,
-            target=target,
-            time=time,
-            event=event,
-            endpoint=endpoint,
+            choice=Choice(None if task is None else task.value, target, time, event, endpoint),
             classes=None if classes is None else classes.split(","),
             splits=splits,
             copy=copy,
-            patch_size=patch_size,
-            mpp=resolution,
-            encoder=encoder,
-            coords_dir=coords_dir,
+            options=options,
         )
     if as_json:
         print_json(asdict(report))
@@ -142,7 +139,6 @@ def validate(
     """
     from gcemil.bags import guards
     from gcemil.bags.cohort import read_card
-    from gcemil.cli.console import print_json, print_table, progress, say
 
     if not (cohort / "cohort.yaml").is_file():
         # A table of problems is for cohorts; what is none is told in one sentence.
@@ -196,9 +192,6 @@ def split(
 
     from gcemil.bags import folds as fold_maker
     from gcemil.bags.cohort import Cohort
-    from gcemil.cli.console import print_table, say
-    from gcemil.cli.options import parse_parts
-    from gcemil.errors import CohortError, UsageError
 
     loaded = Cohort.load(cohort)
     if official:
@@ -237,8 +230,6 @@ def repack(
     """
     from gcemil.bags import store
     from gcemil.bags.untrusted import untrusted_files
-    from gcemil.cli.console import progress, say
-    from gcemil.errors import InputError
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
     if not files:

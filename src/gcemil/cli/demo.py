@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from gcemil.cli.console import Advance
+from gcemil.cli.console import Advance, print_table, progress, say
 from gcemil.cli.options import seed_option
 
 PROFILE = "nsclc"
@@ -38,7 +38,6 @@ def demo(
     from gcemil.bags import guards
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import make_folds, write_folds
-    from gcemil.cli.console import progress, say
     from gcemil.cli.diagnose import print_answer
     from gcemil.config import EvidenceSettings, TrainSettings
     from gcemil.report.run_report import write_report
@@ -80,7 +79,6 @@ def demo(
 
 def _diagnose(out: Path, seed: int) -> None:
     """Every diagnostic, and what the head sees of the slides."""
-    from gcemil.cli.console import progress
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.runs.predict import represent_runs
 
@@ -105,7 +103,6 @@ def _count_epochs(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
 
 def _print_predictions(out: Path) -> None:
     """Task metrics of both arms."""
-    from gcemil.cli.console import print_table
     from gcemil.files import read_json
     from gcemil.runs.folder import RunFolder
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
+from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.findings import Finding, Row
@@ -40,7 +42,6 @@ def diagnose(
 
     Example: gcemil diagnose runs/bracs_gce --against runs/bracs_host --only snr,budget
     """
-    from gcemil.cli.console import print_json, progress, say
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
 
@@ -49,7 +50,7 @@ def diagnose(
         found = diagnose_run(
             comparison,
             names=None if only is None else only.split(","),
-            folds=None if folds == "all" else parse_folds(folds),
+            folds=parse_folds(folds),
             again=again,
             jobs=jobs,
             on_done=advance,
@@ -71,7 +72,6 @@ def diagnose(
 
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
-    from gcemil.cli.console import print_table, say
     from gcemil.report.claim import (
         ORACLE_MEANING,
         describe_networks,
@@ -125,8 +125,6 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
 
     Rows with different figures stand in different tables, so that no column is mostly empty.
     """
-    from gcemil.cli.console import say
-
     shown = list(finding.rows) if everything else _choose_rows(finding)
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in shown:
@@ -156,7 +154,6 @@ def _choose_rows(finding: Finding) -> list[Row]:
 
 
 def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
-    from gcemil.cli.console import print_table, say
     from gcemil.metrics import METRICS
     from gcemil.tables import format_spread
 
@@ -208,10 +205,8 @@ def review(
 
     Example: gcemil review runs/bracs_abmil reviews/
     """
-    from gcemil.cli.console import print_json, say
     from gcemil.diagnostics.agreement import review_slide_table, review_table
     from gcemil.diagnostics.review import describe_review, review_run
-    from gcemil.errors import UsageError
     from gcemil.files import without_nan, write_text
     from gcemil.resources import read_shipped_text
 
@@ -237,8 +232,6 @@ def review(
 
 def _print_review(table: Table) -> None:
     """One table of a review."""
-    from gcemil.cli.console import print_table
-
     columns = [f"{column.header} {column.arrow}".strip() for column in table.columns]
     rows = [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines]
     print_table(table.title, (*table.row_labels, *columns), rows)
@@ -294,7 +287,6 @@ def audit(
 
     Example: gcemil audit cohorts/bracs --model my_lab.models:predict --scores attention/ --fold 0
     """
-    from gcemil.cli.console import print_json, progress
     from gcemil.diagnostics.audit_cohort import audit_cohort
     from gcemil.files import without_nan, write_json
 
@@ -324,9 +316,6 @@ def audit(
 def _print_audit(finding: Finding, out: Path) -> None:
     """One table per comparison, then what follows from them."""
     from dataclasses import replace
-
-    from gcemil.cli.console import say
-    from gcemil.cli.diagnose import print_finding
 
     for comparison in dict.fromkeys(row.labels["comparison"] for row in finding.rows):
         rows = tuple(

@@ -7,6 +7,8 @@ import platform
 
 import typer
 
+from gcemil.cli.console import print_json, print_table
+
 EXTRAS = {
     "wsi": ("openslide", "tifffile"),
     "encoders": ("timm", "efficientnet_lite_pytorch"),
@@ -27,8 +29,6 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the finding
 
     Example: gcemil doctor
     """
-    from gcemil.cli.console import print_json, print_table
-
     rows = [*_check_core(), *_check_extras(), _check_device(), _check_write_access()]
     if as_json:
         print_json([{"check": check, "status": status, "detail": detail} for check, status, detail in rows])
@@ -51,20 +51,18 @@ def _check_core() -> list[tuple[str, str, str]]:
     )
     return [
         ("python", "PASS", platform.python_version()),
-        *(_check_package(name, "FAIL") for name in packages),
+        *(_check_package(name) for name in packages),
     ]
 
 
-def _check_package(
-    name: str, status_if_missing: str, remedy: str = "pip install gcemil"
-) -> tuple[str, str, str]:
+def _check_package(name: str) -> tuple[str, str, str]:
     # Imported here: it reads e-mail headers, which no other command needs.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return name, "PASS", version(name)
     except PackageNotFoundError:
-        return name, status_if_missing, f"not installed: {remedy}"
+        return name, "FAIL", "not installed: pip install gcemil"
 
 
 def _check_extras() -> list[tuple[str, str, str]]:

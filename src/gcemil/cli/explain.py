@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit
+from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.exports.certificate import Certificate
@@ -75,9 +77,7 @@ def explain(
     """
     from functools import partial
 
-    from gcemil.cli.console import say
     from gcemil.diagnostics.snr import Tolerances
-    from gcemil.errors import UsageError
     from gcemil.exports.explain import ExplainOptions, write_explanation
     from gcemil.exports.explain_cohort import choose_slides, explain_cohort_slide
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
@@ -127,8 +127,6 @@ def explain(
 
 def _print_explained(found: ExplainedSlide, files: dict[str, Path], as_json: bool) -> None:
     """The certificate and where the files are."""
-    from gcemil.cli.console import print_json, say
-
     if as_json:
         shown = {name: str(path) for name, path in files.items()}
         print_json({"certificate": found.certificate.to_json(), "files": shown})
@@ -148,7 +146,6 @@ def _explain_many(
     as_json: bool,
 ) -> None:
     """Every slide with its verdicts; exit code 1 where one failed."""
-    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.exports.explain_cohort import COLUMNS, explain_slides
 
     def write_slide(found: ExplainedSlide) -> Path:
@@ -180,8 +177,6 @@ def _explain_many(
 
 def _print_certificate(certificate: Certificate) -> None:
     """Four predictions, three verdicts, the anchors, and what a reader must know."""
-    from gcemil.cli.console import print_table, say
-
     found = certificate.predictions
     versions = {
         "X, all patches": found.full,
@@ -260,8 +255,6 @@ def export(
 
     Example: gcemil export runs/bracs_abmil --pretrained models/bracs_abmil --fold 0
     """
-    from gcemil.cli.console import print_json, say
-    from gcemil.errors import UsageError
     from gcemil.runs.folder import RunFolder
 
     if pretrained is None and wsidata is None:

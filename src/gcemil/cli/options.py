@@ -7,16 +7,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from gcemil.errors import UsageError
 from gcemil.hosts.table import HOSTS, host_spec, with_preset, with_recipe
 
 if TYPE_CHECKING:
     from gcemil.config import TrainSettings
+
+T = TypeVar("T")
 
 
 class Recipe(StrEnum):
@@ -95,8 +99,6 @@ def jobs_option(
 
 def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
     """What a settings file says already is not said again by an option, which would be passed over."""
-    from gcemil.errors import UsageError
-
     settings = {"host": "host.name=NAME", "gce": "evidence=null", "recipe": "evidence.KEY=VALUE"}
     for name, instead in settings.items():
         if config is not None and str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
@@ -151,7 +153,6 @@ def resolve_settings(
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
-    from gcemil.errors import UsageError
     from gcemil.hosts.own import check_trust
 
     if config is not None and preset != "common":
@@ -172,20 +173,35 @@ def resolve_settings(
     return settings
 
 
-def parse_folds(text: str) -> list[int]:
-    """Numbers separated by commas."""
-    from gcemil.errors import UsageError
+def parse_folds(text: str) -> list[int] | None:
+    """Numbers separated by commas; None for all."""
+    return None if text == "all" else parse_numbers(text, "--folds is 'all' or numbers such as 0,2")
 
+
+def parse_numbers(text: str, form: str) -> list[int]:
+    """Whole numbers separated by commas; `form` says how they are written."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--folds is 'all' or numbers such as 0,2; got '{text}'.") from error
+        raise UsageError(f"{form}; got '{text}'.") from error
+
+
+def parse_pairs(texts: list[str], form: str, read: Callable[[str], T]) -> dict[str, T]:
+    """Options written NAME=VALUE, by name; `form` says how they are written where `read` raises a ValueError."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            if not name:
+                raise ValueError
+            found[name] = read(value)
+        except ValueError as error:
+            raise UsageError(f"{form}, got '{text}'.") from error
+    return found
 
 
 def parse_parts(text: str) -> tuple[int, int, int]:
     """Sizes of the three parts of a split, from '90,30,300'."""
-    from gcemil.errors import UsageError
-
     numbers = text.split(",")
     if len(numbers) != 3 or not all(number.strip().isdigit() for number in numbers):
         raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.")

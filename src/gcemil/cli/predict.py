@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit, seed_option
+from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.exports.new_slides import NewPrediction
@@ -65,8 +67,6 @@ def predict(
 
     Example: gcemil predict runs/bracs_abmil new_slides/ --explain
     """
-    from gcemil.cli.console import print_json, progress, say
-    from gcemil.errors import UsageError
     from gcemil.exports.explain import ExplainOptions
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.features.loaders import WeightSource
@@ -115,8 +115,6 @@ def _describe_prediction(prediction: NewPrediction) -> dict[str, object]:
 
 def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:
     """A table; what was encoded has columns where slide files were given."""
-    from gcemil.cli.console import print_table
-
     if not found:
         return
     names = list(found[0].values)
@@ -163,7 +161,6 @@ def prefilter(
     Example: gcemil prefilter runs/mine slides/
     """
     from gcemil.bags.patching import find_slides
-    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.files import working_in
     from gcemil.prefilter.certificate import CertificateSettings
     from gcemil.prefilter.cost import measure_cost

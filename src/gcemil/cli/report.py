@@ -6,7 +6,9 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli.console import print_json, progress, say
 from gcemil.cli.options import TRUST_HOST, seed_option
+from gcemil.errors import MissingExtraError
 
 
 def report(
@@ -28,9 +30,6 @@ def report(
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
-    from gcemil.cli.console import print_json, progress, say
-    from gcemil.errors import MissingExtraError
-
     try:
         from gcemil.report.run_report import write_report
     except ModuleNotFoundError as error:
@@ -75,9 +74,7 @@ def view(
 
     Example: gcemil view runs/bracs_gce
     """
-    from gcemil.cli.console import say
     from gcemil.diagnostics.snr import Tolerances
-    from gcemil.errors import MissingExtraError
 
     try:
         from gcemil.viewer.server import listen, serve

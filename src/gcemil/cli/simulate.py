@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gcemil.cli.options import seed_option
+from gcemil.cli.console import print_json, progress, say
+from gcemil.cli.options import parse_pairs, parse_parts, seed_option
+from gcemil.errors import UsageError
 from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ def simulate(
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
-    from gcemil.cli.console import progress, say
-    from gcemil.errors import UsageError
+    from functools import partial
+
+    from gcemil.bags.cohort import Cohort
     from gcemil.files import locked_folder, parse_yaml
+    from gcemil.simulation.pixels import simulate_pixels
     from gcemil.simulation.profile import load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
@@ -61,53 +65,23 @@ def simulate(
         overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
     resolve_dials(load_profile(profile).dials, overrides)
-    if pixels:
-        with locked_folder(out):
-            _simulate_pixels(profile, out, size.value, seed, slides, dim, overrides, force)
-        return
-    with locked_folder(out), progress("simulating slides") as advance:
-        cohort = simulate_cohort(
+    if pixels and dim is not None:
+        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
+    make = simulate_pixels if pixels else partial(simulate_cohort, dim=dim)
+    with locked_folder(out), progress("drawing slides" if pixels else "simulating slides") as advance:
+        cohort = make(
             profile,
             out,
             size=size.value,
             seed=seed,
             slides=slides,
-            dim=dim,
             dials=overrides,
             replace_files=force,
             on_slide=advance,
         )
-    say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
-
-
-def _simulate_pixels(
-    profile: str,
-    out: Path,
-    size: str,
-    seed: int,
-    slides: int | None,
-    dim: int | None,
-    dials: dict[str, object],
-    force: bool,
-) -> None:
-    """Slides as pixels; features come later, from an encoder."""
-    from gcemil.cli.console import progress, say
-    from gcemil.errors import UsageError
-    from gcemil.simulation.pixels import simulate_pixels
-
-    if dim is not None:
-        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
-    with progress("drawing slides") as advance:
-        cohort = simulate_pixels(
-            profile,
-            out,
-            size=size,
-            seed=seed,
-            slides=slides,
-            dials=dials,
-            replace_files=force,
-            on_slide=advance,
-        )
+    if isinstance(cohort, Cohort):
+        say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
+        return
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
     say(f"next: gcemil patch {out / 'slides'} --out {out}")
 
@@ -164,27 +138,27 @@ def compose(
 
     Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
     """
-    from gcemil.cli.console import print_json, progress, say
-    from gcemil.cli.options import parse_parts
     from gcemil.files import locked_folder
     from gcemil.simulation.compose import compose as compose_cohort
 
-    chosen = _recipe(
+    chosen = _read_recipe(
         recipe,
         {
-            "background": _shares(background),
-            "labels": _labels(label),
-            "hazards": _numbers(hazard, "A hazard"),
+            "background": _parse_weights(
+                [text if "=" in text else f"{text}=1" for text in background], "A background class"
+            ),
+            "labels": _parse_labels(label),
+            "hazards": _parse_weights(hazard, "A hazard"),
             "slides": slides,
-            "patches": _range(bag, int, "--bag"),
-            "evidence": _range(evidence, float, "--evidence"),
+            "patches": _parse_range(bag, int, "--bag"),
+            "evidence": _parse_range(evidence, float, "--evidence"),
             "folds": folds,
             "parts": None if parts is None else parse_parts(parts),
             "examples_per_class": 30 if text_like and examples_per_class is None else examples_per_class,
             "text_like": text_like or None,
         },
     )
-    pool = _pool(patches, encoder, weights, patient_pattern, save_patches)
+    pool = _load_pool(patches, encoder, weights, patient_pattern, save_patches)
     with locked_folder(out), progress("composing slides") as advance:
         composed = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
     if as_json:
@@ -199,14 +173,10 @@ def compose(
         say(f"next: gcemil anchors from-examples {out} --examples {out}/examples.h5")
 
 
-def _recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
+def _read_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     """What the file says, overruled by the options that were given."""
-    from pydantic import ValidationError
-
-    from gcemil.errors import UsageError
     from gcemil.files import read_yaml
     from gcemil.simulation.compose import Recipe
-    from gcemil.wording import readable
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
@@ -218,19 +188,12 @@ def _recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
         raise UsageError(
             "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
         )
-    try:
-        return Recipe.model_validate({**values, **given})
-    except ValidationError as error:
-        # A recipe that contradicts itself is told in our own words, without all that it holds.
-        found = error.errors()[0]
-        told = readable(error, Recipe) if found["loc"] else found["msg"].removeprefix("Value error, ") + "."
-        raise UsageError(f"{path or 'The recipe'}: {told}") from error
+    return Recipe.from_values({**values, **given}, path or "The recipe")
 
 
-def _pool(
+def _load_pool(
     patches: Path, encoder: str, weights: Path | None, patient_pattern: str | None, save_patches: Path | None
 ) -> PatchPool:
-    from gcemil.errors import UsageError
     from gcemil.simulation.patch_pool import read_pool
 
     if not patches.is_dir():
@@ -239,7 +202,6 @@ def _pool(
                 f"{patches} is no folder of images: leave --patient-pattern and --save-patches out."
             )
         return read_pool(patches)
-    from gcemil.cli.console import progress
     from gcemil.features.encoders import load_encoder
     from gcemil.features.image_pool import encode_pool
     from gcemil.features.loaders import WeightSource
@@ -252,28 +214,11 @@ def _pool(
     return pool
 
 
-def _shares(texts: list[str]) -> dict[str, float]:
-    return _numbers([text if "=" in text else f"{text}=1" for text in texts], "A background class")
+def _parse_weights(texts: list[str], what: str) -> dict[str, float]:
+    return parse_pairs(texts, f"{what} is written CLASS=number", float)
 
 
-def _numbers(texts: list[str], what: str) -> dict[str, float]:
-    from gcemil.errors import UsageError
-
-    found = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        try:
-            found[name] = float(value)
-        except ValueError as error:
-            raise UsageError(f"{what} is written CLASS=number, got '{text}'.") from error
-        if not name:
-            raise UsageError(f"{what} is written CLASS=number, got '{text}'.")
-    return found
-
-
-def _labels(texts: list[str]) -> dict[str, list[str]]:
-    from gcemil.errors import UsageError
-
+def _parse_labels(texts: list[str]) -> dict[str, list[str]]:
     found = {}
     for text in texts:
         name, sign, classes = text.partition("=")
@@ -285,9 +230,7 @@ def _labels(texts: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _range(text: str | None, kind: type[int] | type[float], option: str) -> tuple[float, float] | None:
-    from gcemil.errors import UsageError
-
+def _parse_range(text: str | None, kind: type[int] | type[float], option: str) -> tuple[float, float] | None:
     if text is None:
         return None
     low, sign, high = text.partition("-")

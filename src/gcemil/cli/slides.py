@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.options import DEVICE, Task, jobs_option
+from gcemil.cli.console import print_json, print_table, progress, say
+from gcemil.cli.options import DEVICE, Task, jobs_option, parse_numbers, parse_pairs
+from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.bags.annotations.shapes import Role
-    from gcemil.features.cohort_tables import CohortTables
+    from gcemil.features.encode_cohort import CohortTables
 
 
 class Dtype(StrEnum):
@@ -62,7 +64,6 @@ def encode(
     """
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.patching import PatchingRules, find_slides
-    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
@@ -146,8 +147,6 @@ def patch(
     """
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.bags.patching import PatchingRules, patch_slides
-    from gcemil.cli.console import print_json, print_table, progress, say
-    from gcemil.errors import UsageError
     from gcemil.files import working_in
     from gcemil.slides.grid import PatchSettings
 
@@ -215,15 +214,19 @@ def annotate(
     from gcemil.bags.annotations.truth import MaskReading, write_truth
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.cli.console import print_json, say
 
+    values = (
+        None
+        if tumour_values is None
+        else parse_numbers(tumour_values, "--tumour-values are whole numbers such as 2 or 1,2")
+    )
     report = write_truth(
         Cohort.load(cohort),
         annotations,
         negative_class=negative_class,
         min_overlap=min_overlap,
-        roles=_parse_groups(group),
-        masks=MaskReading(downsample, _parse_mask_values(tumour_values)),
+        roles=parse_pairs(group, "A group is written name=tumour or name=exclusion", _parse_role),
+        masks=MaskReading(downsample, None if values is None else tuple(values)),
         microns_per_pixel=None if mpp is None else parse_mpp(mpp),
         replace=force,
     )
@@ -241,28 +244,10 @@ def annotate(
     raise typer.Exit(1 if report.missing else 0)
 
 
-def _parse_groups(texts: list[str]) -> dict[str, Role]:
-    """Groups by name, each with one of the two meanings."""
-    from gcemil.errors import UsageError
-
-    roles: dict[str, Role] = {}
-    for text in texts:
-        name, _, meaning = text.rpartition("=")
-        if meaning == "tumour" and name:
-            roles[name] = "tumour"
-        elif meaning == "exclusion" and name:
-            roles[name] = "exclusion"
-        else:
-            raise UsageError(f"A group is written name=tumour or name=exclusion, got '{text}'.")
-    return roles
-
-
-def _parse_mask_values(text: str | None) -> tuple[int, ...] | None:
-    from gcemil.errors import UsageError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--tumour-values are whole numbers such as 2 or 1,2; got '{text}'.") from error
+def _parse_role(text: str) -> Role:
+    """One of the two meanings of a group."""
+    if text == "tumour":
+        return "tumour"
+    if text == "exclusion":
+        return "exclusion"
+    raise ValueError

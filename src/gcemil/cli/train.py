@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import (
     CONFIG,
     DEVICE,
@@ -26,6 +27,7 @@ from gcemil.cli.options import (
     resolve_settings,
     seed_option,
 )
+from gcemil.errors import UsageError
 from gcemil.hosts.table import HOSTS
 
 if TYPE_CHECKING:
@@ -68,7 +70,6 @@ def train(
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
     from gcemil.bags.folds import fold_indices
-    from gcemil.cli.console import print_json
     from gcemil.cli.training_progress import print_summary, show_training, suggest_next
     from gcemil.training.run import train_run
 
@@ -80,7 +81,7 @@ def train(
     if keep_epochs:
         settings = settings.model_copy(update={"keep_epochs": True})
     settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
-    chosen = fold_indices(cohort) if folds == "all" else parse_folds(folds)
+    chosen = parse_folds(folds) or fold_indices(cohort)
     with show_training(chosen, settings, out) as watch:
         summary = train_run(
             cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=watch.epoch, on_bag=watch.bag
@@ -105,7 +106,6 @@ def _read_host_name(run: Path) -> str:
 def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: bool) -> TrainSettings:
     """The settings with the weights that the host starts from."""
     from gcemil.config import HostWeights
-    from gcemil.errors import UsageError
 
     if source is None:
         if not frozen:
@@ -162,14 +162,12 @@ def adopt(
 
     Example: gcemil adopt s_0_checkpoint.pt --host clam_sb --cohort cohorts/mine --folds 0 --out runs/clam
     """
-    from gcemil.cli.console import print_json, print_table, progress, say
     from gcemil.cli.training_progress import print_summary
     from gcemil.training.adopt import adopt_run
 
     settings = resolve_settings(None, host, False, "default", "common", None, None, setting)
-    chosen = None if folds == "all" else parse_folds(folds)
     with progress("adopting folds") as advance:
-        adopted = adopt_run(weights, cohort, out, settings.host, folds=chosen, on_fold=advance)
+        adopted = adopt_run(weights, cohort, out, settings.host, folds=parse_folds(folds), on_fold=advance)
     if as_json:
         print_json(adopted.summary)
         return
@@ -197,7 +195,6 @@ def evaluate(
 
     Example: gcemil evaluate runs/bracs_abmil
     """
-    from gcemil.cli.console import print_json, progress
     from gcemil.cli.training_progress import print_summary
     from gcemil.training.run import evaluate_run
 

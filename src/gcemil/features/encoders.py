@@ -173,7 +173,9 @@ def prepare_encoder(
 ) -> PatchEncoder:
     """The weights loaded, tried on one blank patch, and hashed."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = _load_network(name, spec, source or WeightSource()).eval().requires_grad_(False).to(chosen)
+    with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_ENCODER):
+        network = spec.load(source or WeightSource())
+    network.eval().requires_grad_(False).to(chosen)
     encoder = PatchEncoder(name, spec, network, chosen, "")
     width = encoder(np.zeros((1, spec.input_px, spec.input_px, 3), dtype=np.uint8)).shape[-1]
     if spec.dim not in (0, width):
@@ -182,11 +184,6 @@ def prepare_encoder(
         )
     measured = replace(spec, dim=width)
     return replace(encoder, spec=measured, fingerprint=_encoder_fingerprint(network, measured))
-
-
-def _load_network(name: str, spec: EncoderSpec, source: WeightSource) -> nn.Module:
-    with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_ENCODER):
-        return spec.load(source)
 
 
 def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -29,11 +28,11 @@ from gcemil.bags.annotations.concepts import (
     slide_of,
 )
 from gcemil.bags.arrays import Bounds, read_coords
-from gcemil.bags.cohort import Cohort, find_patch_size, read_slide_bounds
+from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.errors import CohortError, InputError, UsageError
-from gcemil.files import locked_folder, write_text
+from gcemil.files import locked_folder
 from gcemil.simulation.patch_pool import read_pool
 
 DEFAULT_K = 10
@@ -79,14 +78,13 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
         )
     notes: list[str] = []
     examples = collect_examples(cohort, request, notes)
-    per_fold = {index: _usable(cohort, examples, index, notes) for index in fold_indices(cohort.folder)}
+    per_fold = {index: _count_usable(cohort, examples, index, notes) for index in fold_indices(cohort.folder)}
     if not per_fold:
         notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
     card = cohort.card.model_copy(update={"anchors": EXAMPLES})
     with locked_folder(cohort.folder):
         write_examples(cohort.folder / EXAMPLES_FILE, examples)
-        written = card.model_dump(mode="json", exclude_defaults=True)
-        write_text(cohort.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
+        replace(cohort, card=card).save_card()
     return ExampleReport(examples, per_fold, tuple(notes))
 
 
@@ -127,7 +125,7 @@ def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> F
             strangers.append(name)
             continue
         path, by_row = found
-        rows = _at_most(by_row, request.k, generator)
+        rows = _choose_rows(by_row, request.k, generator)
         features.append(store.read(path, "features", np.array(rows, dtype=np.int64)))
         concepts += [by_row[row] for row in rows]
         slides += [name] * len(rows)
@@ -149,7 +147,7 @@ def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> F
     return np.concatenate(features), np.array(concepts, dtype=np.str_), np.array(slides, dtype=np.str_)
 
 
-def _at_most(by_row: Mapping[int, str], k: int, generator: Generator) -> list[int]:
+def _choose_rows(by_row: Mapping[int, str], k: int, generator: Generator) -> list[int]:
     """Up to k rows of every concept, sorted."""
     chosen: list[int] = []
     for concept in sorted(set(by_row.values())):
@@ -169,19 +167,15 @@ def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> 
         raise InputError(f"{source} does not exist. Give a file or a folder with examples.")
     if not source.is_dir() and source.suffix.lower() in TABLES:
         for name, shapes in read_point_table(source).items():
-            yield name, _patches(cohort, request, name, shapes, notes)
+            yield name, _name_patches(cohort, request, name, shapes, notes)
         return
     files = [source] if not source.is_dir() else sorted(path for path in source.iterdir() if path.is_file())
     outlines = [path for path in files if path.suffix.lower() in OUTLINES]
     if outlines:
         for path in outlines:
             name = slide_of(path)
-            yield (
-                name,
-                _patches(
-                    cohort, request, name, read_named_shapes(path, _origin(cohort, request, name)), notes
-                ),
-            )
+            shapes = read_named_shapes(path, _find_origin(cohort, request, name))
+            yield name, _name_patches(cohort, request, name, shapes, notes)
         return
     masks = _mask_files(request)
     if not masks:
@@ -210,11 +204,11 @@ def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
     return found
 
 
-def _patches(
+def _name_patches(
     cohort: Cohort, request: ExampleRequest, name: str, shapes: NamedShapes, notes: list[str]
 ) -> tuple[Path, dict[int, str]] | None:
     """Patches of one slide inside outlines and under points."""
-    located = _grid(cohort, request, name)
+    located = _read_grid(cohort, request, name)
     if located is None:
         return None
     path, coords, size = located
@@ -228,7 +222,7 @@ def _patches(
 def _name_masked_patches(
     cohort: Cohort, request: ExampleRequest, name: str, masks: Mapping[str, Path]
 ) -> tuple[Path, dict[int, str]] | None:
-    located = _grid(cohort, request, name)
+    located = _read_grid(cohort, request, name)
     if located is None:
         return None
     path, coords, size = located
@@ -243,13 +237,15 @@ def _name_masked_patches(
     return path, found
 
 
-def _grid(cohort: Cohort, request: ExampleRequest, name: str) -> tuple[Path, NDArray[np.int64], int] | None:
+def _read_grid(
+    cohort: Cohort, request: ExampleRequest, name: str
+) -> tuple[Path, NDArray[np.int64], int] | None:
     """Feature file, coordinates and patch size of a slide of the cohort or of the folder outside it."""
-    folder = _folder(cohort, request, name)
+    folder = _find_folder(cohort, request, name)
     if folder is None:
         return None
     card = cohort.card if folder == cohort.folder else None
-    path = folder / "features" / f"{name}.h5"
+    path = feature_file(folder, name)
     coords = read_coords(path)
     size = find_patch_size(folder, card, name, coords)
     if size is None:
@@ -257,21 +253,21 @@ def _grid(cohort: Cohort, request: ExampleRequest, name: str) -> tuple[Path, NDA
     return path, coords, size
 
 
-def _folder(cohort: Cohort, request: ExampleRequest, name: str) -> Path | None:
+def _find_folder(cohort: Cohort, request: ExampleRequest, name: str) -> Path | None:
     """The folder that holds the slide's features; None for a slide nobody knows."""
     if any(row.slide_id == name for row in cohort.slides):
         return cohort.folder
     outside = request.outside
-    return outside if outside is not None and (outside / "features" / f"{name}.h5").is_file() else None
+    return outside if outside is not None and feature_file(outside, name).is_file() else None
 
 
-def _origin(cohort: Cohort, request: ExampleRequest, name: str) -> Bounds:
+def _find_origin(cohort: Cohort, request: ExampleRequest, name: str) -> Bounds:
     """Where the image that QuPath shows of this slide begins."""
-    folder = _folder(cohort, request, name)
+    folder = _find_folder(cohort, request, name)
     return (0, 0) if folder is None else read_slide_bounds(folder, name)
 
 
-def _usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:
+def _count_usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:
     """How many examples of each concept a fold takes; one without any is refused."""
     fold = read_fold(cohort, index)
     chosen = choose_for_fold(examples, held_out_slides(fold.part_of))

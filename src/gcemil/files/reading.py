@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Hashable, Iterable
 from functools import cache
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -117,7 +116,7 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), path)
 
 
-def parse_yaml(text: str, source: Path | str | Traversable) -> Any:
+def parse_yaml(text: str, source: Path | str) -> Any:
     """The value of YAML text: plain data within the bounds of `read_yaml`."""
     try:
         _refuse_depth(text, source)
@@ -136,7 +135,7 @@ def parse_yaml(text: str, source: Path | str | Traversable) -> Any:
         raise InputError(f"{source} is not valid YAML ({error}).") from error
 
 
-def read_picture(path: Path, mode: str, *, largest: int = MAX_PIXELS) -> Any:
+def read_picture(path: Path, mode: str) -> Any:
     """The pixels of a PNG, JPEG or TIFF picture in this mode of Pillow's; a larger one is refused before it is decoded."""
     import numpy as np
     from PIL import Image
@@ -149,9 +148,9 @@ def read_picture(path: Path, mode: str, *, largest: int = MAX_PIXELS) -> Any:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
                 width, height = image.size
-                if width * height > largest:
+                if width * height > MAX_PIXELS:
                     raise InputError(
-                        f"{path} has {width} x {height} pixels; at most {largest:,} are read. Save it smaller."
+                        f"{path} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Save it smaller."
                     )
                 return np.asarray(image.convert(mode))
     except GcemilError:
@@ -267,7 +266,7 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _refuse_depth(text: str, source: Path | str | Traversable) -> None:
+def _refuse_depth(text: str, source: Path | str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_FastLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -278,7 +277,7 @@ def _refuse_depth(text: str, source: Path | str | Traversable) -> None:
             raise InputError(f"{source} is nested more than {MAX_DEPTH} deep, which no file of gcemil is.")
 
 
-def _refuse_bomb(root: yaml.Node, source: Path | str | Traversable) -> None:
+def _refuse_bomb(root: yaml.Node, source: Path | str) -> None:
     """Aliases are read, but a few bytes of them can stand for more entries than any memory holds."""
     sizes: dict[yaml.Node, int | None] = {}
 

@@ -19,6 +19,8 @@ MATRIX, CELLS, APICAL, SPACE = 0, 1, 2, 3
 """What a pixel belongs to; APICAL is cytoplasm without nuclei, SPACE is a lumen, a vessel or a fat cell."""
 
 Parts = UInt8[np.ndarray, "n"]
+Canvas = tuple[int, int]
+"""Height and width in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,7 @@ def paint_ground(
     y: Positions,
     x: Positions,
     waves: Waves,
-    canvas: tuple[int, int],
+    canvas: Canvas,
     generator: Generator,
 ) -> Ground:
     """Compartments of the recipe's architecture, stained and textured."""
@@ -77,25 +79,19 @@ def _draw_fibres(recipe: Recipe, y: Positions, x: Positions, waves: Waves, gener
     return wave
 
 
-def _sheet(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _sheet(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Cells everywhere, or matrix everywhere where the recipe fills nothing."""
     return np.full(len(y), CELLS if recipe.fill > 0 else MATRIX, np.uint8)
 
 
-def _nests(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _nests(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Islands of cells in matrix."""
     field = smooth_field(y, x, recipe.scale, generator)
     field += np.float32(0.35) * smooth_field(y, x, recipe.scale / 4, generator)
     return np.where(field > _threshold_for(field, recipe.fill), CELLS, MATRIX).astype(np.uint8)
 
 
-def _papillae(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _papillae(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Fingers of matrix lined by cells, empty space between them."""
     field = smooth_field(y, x, recipe.scale, generator)
     field += np.float32(0.25) * smooth_field(y, x, recipe.scale / 3, generator)
@@ -103,17 +99,13 @@ def _papillae(
     return np.select([field > core, field > edge], [MATRIX, CELLS], SPACE).astype(np.uint8)
 
 
-def _channels(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _channels(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """A network of thin vessels between cells."""
     field = np.abs(smooth_field(y, x, recipe.scale, generator))
     return np.where(field < _threshold_for(field, 1 - recipe.fill), SPACE, CELLS).astype(np.uint8)
 
 
-def _strands(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _strands(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Cells in single file along the fibres of the matrix."""
     wave = _draw_files_of_cells(recipe, y, x, generator)
     return np.where(wave > _threshold_for(wave, recipe.fill), CELLS, MATRIX).astype(np.uint8)
@@ -127,9 +119,7 @@ def _draw_files_of_cells(recipe: Recipe, y: Positions, x: Positions, generator: 
     return np.sin(phase) + np.float32(0.5) * smooth_field(y, x, 50, generator)
 
 
-def _glands(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _glands(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Rings of cells around an empty middle: nuclei outside, cytoplasm inside."""
     points = scatter(*canvas, recipe.scale, 0.55, generator)
     first, second, nearest = find_nearest_two(points, y, x)
@@ -144,9 +134,7 @@ def _glands(
     return np.where(apart | (depth < basal), parts, MATRIX).astype(np.uint8)
 
 
-def _cribriform(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _cribriform(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Sheets of cells, punched with round holes."""
     points = scatter(*canvas, recipe.scale, 0.6, generator)
     first, _, nearest = find_nearest_two(points, y, x)
@@ -157,9 +145,7 @@ def _cribriform(
     return np.select([cells & holes, cells], [SPACE, CELLS], MATRIX).astype(np.uint8)
 
 
-def _honeycomb(
-    recipe: Recipe, y: Positions, x: Positions, canvas: tuple[int, int], generator: Generator
-) -> Parts:
+def _honeycomb(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Large round spaces with thin walls: fat, alveoli, clear cells. The matrix is what fills the spaces, if anything."""
     points = scatter(*canvas, recipe.scale, 0.6, generator)
     first, second, _ = find_nearest_two(points, y, x)
@@ -175,9 +161,7 @@ def _threshold_for(field: Positions, share: float) -> float:
     return float(np.quantile(field[:: max(1, len(field) // 5000)], 1 - share)) if len(field) else 0.0
 
 
-ARCHITECTURES: dict[
-    Architecture, Callable[[Recipe, Positions, Positions, tuple[int, int], Generator], Parts]
-] = {
+ARCHITECTURES: dict[Architecture, Callable[[Recipe, Positions, Positions, Canvas, Generator], Parts]] = {
     "sheet": _sheet,
     "nests": _nests,
     "papillae": _papillae,

@@ -1,7 +1,7 @@
 """Bags composed from labelled patches of real tissue: features as an encoder gives them, evidence known by construction.
 
 A recipe says which classes of patches are background and which are evidence for which slide label (or move the hazard by
-how much). Plans, tissue outlines, regions and survival times are those of the simulator (plan.py, targets.py, layout.py); only
+how much). Plans, tissue outlines, regions and survival times are those of the simulator (plan.py, layout.py); only
 the patches themselves are real. Patches are dealt to the parts of the cohort before any bag is filled, so no bag of one part
 holds a patch (or, where they are known, a patient) of another: training, validation and test never meet.
 
@@ -29,15 +29,15 @@ from pydantic import Field, field_validator, model_validator
 
 from gcemil import __version__
 from gcemil.bags import arrays, store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.bags.cohort import Cohort, CohortCard
 from gcemil.bags.folds import PARTS, Fold, make_folds, make_parts, write_folds
 from gcemil.config import Settings
 from gcemil.errors import UsageError
 from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
-from gcemil.simulation.plan import CasePlan, Region, draw_outcomes, plan_classification, plan_survival, stream
+from gcemil.simulation.plan import plan_classification, plan_survival, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
-from gcemil.simulation.simulate import begin_folder
+from gcemil.simulation.simulate import PlannedSlide, begin_folder, is_whole, target_slides, write_layout
 
 GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
@@ -161,16 +161,6 @@ class Composition:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ComposedSlide:
-    """One slide before its patches are chosen."""
-
-    row: SlideRow
-    n_patches: int
-    regions: tuple[Region, ...]
-    truth: dict[str, str | float]
-
-
 def compose(
     pool: PatchPool,
     recipe: Recipe,
@@ -184,7 +174,7 @@ def compose(
     _check_classes(pool, recipe)
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
-    profile, dials = _as_profile(recipe), _as_dials(recipe)
+    profile, dials = _make_profile(recipe), _make_dials(recipe)
     slides = _plan_slides(profile, dials, recipe, seed)
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
     folds = (
@@ -202,8 +192,8 @@ def compose(
     shares = recipe.pool_shares if recipe.parts else (1.0,) * (2 * recipe.folds)
     part = deal_patches(pool, recipe.classes, np.concatenate(held), shares, stream(seed, "parts"))
     part_of = _pool_part(folds, recipe)
-    notes = _assumptions(pool, recipe, slides, part, part_of, held)
-    if not replace_files and _is_whole(cohort):
+    notes = _list_assumptions(pool, recipe, slides, part, part_of, held)
+    if not replace_files and is_whole(cohort):
         return Composition(cohort, notes)
     with begin_folder(out, cohort.card.model_dump(mode="json"), len(slides), replace_files) as begun:
         for done, slide in enumerate(slides, start=1):
@@ -227,7 +217,7 @@ def _check_classes(pool: PatchPool, recipe: Recipe) -> None:
             raise UsageError(f"{pool.source} has no patches of class '{name}'; it has: {', '.join(known)}.")
 
 
-def _as_profile(recipe: Recipe) -> Profile:
+def _make_profile(recipe: Recipe) -> Profile:
     """The recipe as the simulator's planner reads it: every label as common as the next, no mimics and no distractors."""
     return Profile(
         name="composed",
@@ -250,7 +240,7 @@ def _as_profile(recipe: Recipe) -> Profile:
     )
 
 
-def _as_dials(recipe: Recipe) -> Dials:
+def _make_dials(recipe: Recipe) -> Dials:
     """Patches are what they are: nothing is mixed, mimicked or mislabelled."""
     return Dials(
         evidence_min=recipe.evidence[0],
@@ -266,34 +256,13 @@ def _as_dials(recipe: Recipe) -> Dials:
     )
 
 
-def _plan_slides(profile: Profile, dials: Dials, recipe: Recipe, seed: int) -> list[ComposedSlide]:
+def _plan_slides(profile: Profile, dials: Dials, recipe: Recipe, seed: int) -> list[PlannedSlide]:
     """Every slide with its size, its regions and its target; a case is one slide."""
     plan = plan_classification if recipe.labels else plan_survival
     cases = plan(
         profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
     )
-    return [
-        ComposedSlide(replace(row, slide_id=case.slide_ids[0]), case.n_patches[0], case.regions[0], truth)
-        for case, (row, truth) in zip(cases, _targets(profile, dials, cases, seed), strict=True)
-    ]
-
-
-def _targets(
-    profile: Profile, dials: Dials, cases: Sequence[CasePlan], seed: int
-) -> list[tuple[SlideRow, dict[str, str | float]]]:
-    """What slides.csv and the truth say of every case."""
-    if profile.classes:
-        labels = [profile.class_names[int(case.target)] for case in cases]
-        return [
-            (SlideRow("", case.case_id, label=label), {"label": label})
-            for case, label in zip(cases, labels, strict=True)
-        ]
-    risks = np.array([case.target for case in cases], dtype=float)
-    outcomes = draw_outcomes(risks, dials, stream(seed, "outcomes"))
-    return [
-        (SlideRow("", case.case_id, time=seen.time, event=seen.event), {"log_risk": float(case.target)})
-        for case, seen in zip(cases, outcomes, strict=True)
-    ]
+    return target_slides(profile, dials, cases, stream(seed, "outcomes"))
 
 
 def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
@@ -311,33 +280,15 @@ def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
     return part_of
 
 
-def _is_whole(cohort: Cohort) -> bool:
-    """Whether the folder holds this very cohort already."""
-    if not (cohort.folder / "cohort.yaml").is_file():
-        return False
-    found = Cohort.load(cohort.folder)
-    return found.card == cohort.card and found.slides == cohort.slides
-
-
 def _write_slide(
-    pool: PatchPool, profile: Profile, dials: Dials, slide: ComposedSlide, own: Rows, out: Path, seed: int
+    pool: PatchPool, profile: Profile, dials: Dials, slide: PlannedSlide, own: Rows, out: Path, seed: int
 ) -> None:
     """features/<slide>.h5 and truth/<slide>.h5; `own` are the patches that this slide may hold."""
     name = slide.row.slide_id
     layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
     rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
-    offset = stream(seed, "offset", name).integers(4, 64, size=2)
-    # Cells are (row, column); coordinates are (x, y).
-    coords = ((layout.cells[:, ::-1] + offset) * PATCH_SIZE).astype(np.int64)
-    store.write(out / "features" / f"{name}.h5", {"features": pool.features[rows], "coords": coords})
-    truth: dict[str, NDArray[Any]] = {
-        "evidence": layout.evidence.astype(np.uint8),
-        "concept": layout.concept.astype(np.uint8),
-        "region": layout.region.astype(np.uint16),
-        "overlap": layout.overlap.astype(np.float32),
-        "patch": rows.astype(np.int64),
-    }
-    store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
+    place = stream(seed, "offset", name)
+    write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
 
 
 def _choose_patches(
@@ -389,10 +340,10 @@ def _text_like_bank(
     return (means + noise).astype(np.float32), images.astype(np.float32)
 
 
-def _assumptions(
+def _list_assumptions(
     pool: PatchPool,
     recipe: Recipe,
-    slides: Sequence[ComposedSlide],
+    slides: Sequence[PlannedSlide],
     part: Parts,
     part_of: Mapping[str, int],
     held: tuple[Rows, Rows],
@@ -419,7 +370,7 @@ def _assumptions(
         "regions; labels are equally frequent and never wrong",
         f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a real patch stands anywhere "
         "inside the region of its class, so neighbours of one class are as alike as any two patches of it",
-        _repeats(pool, recipe, slides, part, part_of),
+        _describe_repeats(pool, recipe, slides, part, part_of),
     ]
     if pool.patients is None:
         notes.append("patients: not known, so tissue of one patient may stand in several parts")
@@ -438,10 +389,10 @@ def _assumptions(
     return tuple(notes)
 
 
-def _repeats(
+def _describe_repeats(
     pool: PatchPool,
     recipe: Recipe,
-    slides: Sequence[ComposedSlide],
+    slides: Sequence[PlannedSlide],
     part: Parts,
     part_of: Mapping[str, int],
 ) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
@@ -47,7 +48,13 @@ _DUST = Nuclei(spacing=12, radius=2.3, spread=0.4, elongation=1.5, vesicular=0)
 _GRAINS = Nuclei(spacing=12, radius=3.2, spread=0.3, elongation=1.4)
 PartMap = UInt8[np.ndarray, "y x"]
 Own = Bool[np.ndarray, "rows columns"]
-Places = Int[np.ndarray, "k 2"]
+
+
+class Levels(NamedTuple):
+    """How much of each dye every pixel holds, from 0 (glass) to 255."""
+
+    hematoxylin: Level
+    eosin: Level
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +134,11 @@ def _draw_mitosis_bank(radius: float, generator: Generator) -> list[Sprite]:
 
 
 def _stamp_bodies(
-    hematoxylin: Level,
-    eosin: Level,
-    points: Points,
-    which: Int[np.ndarray, "k"],
-    bank: list[Sprite],
-    stain: Stain,
+    levels: Levels, points: Points, which: Int[np.ndarray, "k"], bank: list[Sprite], stain: Stain
 ) -> None:
     """Draw a body of the bank at every (y, x) point; bodies that would leave the canvas are left out."""
-    height, width = hematoxylin.shape
-    flat_h, flat_e = hematoxylin.reshape(-1), eosin.reshape(-1)
+    height, width = levels.hematoxylin.shape
+    flat_h, flat_e = (level.reshape(-1) for level in levels)
     reach = max(int(max(abs(s.dy).max(), abs(s.dx).max())) for s in bank)
     inside = (points >= reach).all(axis=1) & (points < np.array([height, width]) - reach).all(axis=1)
     # Bodies of one sprite side by side, so that each sprite is stamped once.
@@ -211,11 +213,11 @@ def _mix_levels(
 
 def draw_tissue(labels: LabelMap, recipes: Sequence[Recipe], dyes: Dyes, generator: Generator) -> Pixels:
     """The image of a label map at full resolution."""
-    hematoxylin, eosin, parts = _paint_ground_levels(labels, recipes, generator)
+    levels, parts = _paint_ground_levels(labels, recipes, generator)
     for index in np.unique(labels.texture[labels.texture > 0]).tolist():
-        _add_bodies(hematoxylin, eosin, parts, labels.texture == index, recipes[index - 1], generator)
-    _blur_regions(hematoxylin, eosin, labels, recipes)
-    hematoxylin, eosin = _level_stains(hematoxylin, eosin, labels, recipes, generator)
+        _add_bodies(levels, parts, labels.texture == index, recipes[index - 1], generator)
+    _blur_regions(levels, labels, recipes)
+    hematoxylin, eosin = _level_stains(levels, labels, recipes, generator)
     # Both levels as one number, the row of the colour table.
     index = hematoxylin.astype(np.uint16)
     index <<= 8
@@ -227,7 +229,7 @@ def draw_tissue(labels: LabelMap, recipes: Sequence[Recipe], dyes: Dyes, generat
 
 def _paint_ground_levels(
     labels: LabelMap, recipes: Sequence[Recipe], generator: Generator
-) -> tuple[Level, Level, PartMap]:
+) -> tuple[Levels, PartMap]:
     """Stain levels of the ground at full resolution, and at half resolution what each pixel is part of."""
     factor = FINE // HALF
     texture = labels.texture.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -261,37 +263,30 @@ def _paint_ground_levels(
         ).copy()
         for level in levels
     ]
-    return full[0], full[1], parts.reshape(height, width)
+    return Levels(*full), parts.reshape(height, width)
 
 
-def _add_bodies(
-    hematoxylin: Level,
-    eosin: Level,
-    parts: PartMap,
-    own: Own,
-    recipe: Recipe,
-    generator: Generator,
-) -> None:
+def _add_bodies(levels: Levels, parts: PartMap, own: Own, recipe: Recipe, generator: Generator) -> None:
     """Everything small that lies in the tissue of one recipe."""
     if recipe.spindles is not None:
         places = _keep_places_in(_scatter_places(own, recipe.spindles.spacing, generator), parts, MATRIX)
-        _stamp_nuclei(hematoxylin, eosin, places, recipe.spindles, 0.0, generator)
+        _stamp_nuclei(levels, places, recipe.spindles, 0.0, generator)
     if recipe.cells is not None:
         places = _keep_places_in(_scatter_places(own, recipe.cells.spacing, generator), parts, CELLS)
-        _stamp_nuclei(hematoxylin, eosin, places, recipe.cells, recipe.mitoses, generator)
+        _stamp_nuclei(levels, places, recipe.cells, recipe.mitoses, generator)
     if recipe.red_cells:
         home = SPACE if recipe.architecture == "channels" else MATRIX
         places = _keep_places_in(_scatter_places(own, _RED_CELLS.spacing, generator), parts, home)
         places = places[generator.random(len(places)) < recipe.red_cells]
-        _stamp_in_any_direction(hematoxylin, eosin, places, _RED_CELLS, Stain(10, 185), generator)
+        _stamp_in_any_direction(levels, places, _RED_CELLS, Stain(10, 185), generator)
     if recipe.debris:
         dust = replace(_DUST, spacing=(1000 / recipe.debris) ** 0.5)
         places = _scatter_places(own, dust.spacing, generator)
-        _stamp_in_any_direction(hematoxylin, eosin, places, dust, Stain(225, 60), generator)
+        _stamp_in_any_direction(levels, places, dust, Stain(225, 60), generator)
 
 
 def _stamp_nuclei(
-    hematoxylin: Level, eosin: Level, places: Places, nuclei: Nuclei, mitoses: float, generator: Generator
+    levels: Levels, places: Points, nuclei: Nuclei, mitoses: float, generator: Generator
 ) -> None:
     """Nuclei that lie about as their neighbours do, some of them dividing."""
     y, x = places[:, 0].astype(np.float32), places[:, 1].astype(np.float32)
@@ -300,23 +295,22 @@ def _stamp_nuclei(
     which = _choose_sprites(angle.astype(np.float32), generator)
     dividing = generator.random(len(places)) < mitoses
     stain = Stain(nuclei.level, 50, hides=0.6)
-    _stamp_bodies(
-        hematoxylin, eosin, places[~dividing], which[~dividing], _draw_nucleus_bank(nuclei, generator), stain
-    )
+    bank = _draw_nucleus_bank(nuclei, generator)
+    _stamp_bodies(levels, places[~dividing], which[~dividing], bank, stain)
     if dividing.any():
         bank = _draw_mitosis_bank(nuclei.radius, generator)
-        _stamp_bodies(hematoxylin, eosin, places[dividing], which[dividing], bank, Stain(250, 40, hides=0.6))
+        _stamp_bodies(levels, places[dividing], which[dividing], bank, Stain(250, 40, hides=0.6))
 
 
 def _stamp_in_any_direction(
-    hematoxylin: Level, eosin: Level, places: Places, bodies: Nuclei, stain: Stain, generator: Generator
+    levels: Levels, places: Points, bodies: Nuclei, stain: Stain, generator: Generator
 ) -> None:
     """Bodies that lie in any direction."""
     which = _choose_sprites(generator.uniform(0, np.pi, len(places)).astype(np.float32), generator)
-    _stamp_bodies(hematoxylin, eosin, places, which, _draw_nucleus_bank(bodies, generator), stain)
+    _stamp_bodies(levels, places, which, _draw_nucleus_bank(bodies, generator), stain)
 
 
-def _scatter_places(own: Own, spacing: float, generator: Generator) -> Places:
+def _scatter_places(own: Own, spacing: float, generator: Generator) -> Points:
     """Evenly scattered (y, x) places in the tissue of one concept."""
     height, width = own.shape[0] * FINE, own.shape[1] * FINE
     points = scatter(height, width, spacing, 0.85, generator)
@@ -327,26 +321,26 @@ def _scatter_places(own: Own, spacing: float, generator: Generator) -> Places:
     return np.stack([y[wanted], x[wanted]], axis=1)
 
 
-def _keep_places_in(places: Places, parts: PartMap, home: int) -> Int[np.ndarray, "inside 2"]:
+def _keep_places_in(places: Points, parts: PartMap, home: int) -> Int[np.ndarray, "inside 2"]:
     """The places that are part of cells, matrix or space."""
     return places[parts[places[:, 0] // HALF, places[:, 1] // HALF] == home]
 
 
-def _blur_regions(hematoxylin: Level, eosin: Level, labels: LabelMap, recipes: Sequence[Recipe]) -> None:
+def _blur_regions(levels: Levels, labels: LabelMap, recipes: Sequence[Recipe]) -> None:
     """Out of focus where a recipe says so."""
     blurred = np.array([False, *(recipe.blur for recipe in recipes)])[labels.texture]
     if not blurred.any():
         return
     where = blurred.repeat(FINE, axis=0).repeat(FINE, axis=1)
-    for level in (hematoxylin, eosin):
+    for level in levels:
         image = Image.fromarray(level)
         small = image.reduce(6).resize(image.size, Image.Resampling.BICUBIC)
         np.copyto(level, np.asarray(small), where=where)
 
 
 def _level_stains(
-    hematoxylin: Level, eosin: Level, labels: LabelMap, recipes: Sequence[Recipe], generator: Generator
-) -> tuple[Level, Level]:
+    levels: Levels, labels: LabelMap, recipes: Sequence[Recipe], generator: Generator
+) -> Levels:
     """Every concept at about the same mean stain, times a thickness that varies over the section."""
     flat = labels.texture.ravel()
     counts = np.maximum(np.bincount(flat, minlength=len(recipes) + 1), 1)
@@ -356,14 +350,14 @@ def _level_stains(
     where = flat.astype(np.uint16) * np.uint16(_THICKNESS_STEPS) + step
     where = where.reshape(labels.texture.shape).repeat(FINE, axis=0).repeat(FINE, axis=1)
     result = []
-    for level, wanted in ((hematoxylin, LEVELLED_HEMATOXYLIN), (eosin, LEVELLED_EOSIN)):
+    for level, wanted in zip(levels, (LEVELLED_HEMATOXYLIN, LEVELLED_EOSIN), strict=True):
         # One pixel in sixteen is enough for a mean.
         mean = np.bincount(flat, weights=level[::FINE, ::FINE].ravel(), minlength=len(recipes) + 1) / counts
         gain = np.clip(wanted / np.maximum(mean, 1), 1 / _LARGEST_GAIN, _LARGEST_GAIN)
         gain = np.where([False, *(recipe.levelled for recipe in recipes)], gain, 1.0)
         table = _gain_table(gain.astype(np.float32))
         result.append(table[where, level])
-    return result[0], result[1]
+    return Levels(*result)
 
 
 def _gain_table(gain: Float32[np.ndarray, "textures"]) -> UInt8[np.ndarray, "rows 256"]:

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gcemil.bags.cohort import Task
 from gcemil.errors import ConfigError, UsageError
-from gcemil.families import AnchorPrompt, load_family
 from gcemil.resources import read_shipped
 from gcemil.wording import readable
 
@@ -142,11 +141,6 @@ def resolve_dials(profile_dials: Mapping[str, object], overrides: Mapping[str, o
         raise ConfigError(
             f"Simulator dials: {readable(error, Dials)}. docs/simulator.md explains every dial."
         ) from error
-
-
-def family_prompts(family: str) -> list[AnchorPrompt]:
-    """The prompts of one family in their order."""
-    return list(load_family(family).prompts)
 
 
 def plain_words(concept: str) -> str:

@@ -64,9 +64,9 @@ class PlannedSlide:
     row: SlideRow
     n_patches: int
     regions: tuple[Region, ...]
-    site: int
     truth: dict[str, str | float]
     """What the slide would be labelled without noise: never written beside the features."""
+    site: int = 0
 
 
 def simulate(
@@ -93,7 +93,7 @@ def simulate(
     patches = patch_bounds(chosen, size)
     planned = plan_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
     cohort = Cohort(out, _cohort_card(world, size, patches), tuple(slide.row for slide in planned))
-    if not replace_files and _is_whole(cohort):
+    if not replace_files and is_whole(cohort):
         return cohort
     with begin_folder(out, cohort.card.model_dump(mode="json"), len(planned), replace_files) as begun:
         for done, slide in enumerate(planned, start=1):
@@ -107,8 +107,8 @@ def simulate(
     return cohort
 
 
-def _is_whole(cohort: Cohort) -> bool:
-    """Whether the folder holds this simulated cohort already."""
+def is_whole(cohort: Cohort) -> bool:
+    """Whether the folder holds this very cohort already."""
     if (cohort.folder / PLAN).exists() or not (cohort.folder / "cohort.yaml").is_file():
         return False
     found = Cohort.load(cohort.folder)
@@ -158,41 +158,34 @@ def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, in
     )
     targets = np.array([case.target for case in cases])
     sites = case_sites(site_preference(targets, is_survival), world.dials, world.draws("sites of", prefix))
-    rows = _case_rows(world, prefix, cases, targets)
+    slides = target_slides(world.profile, world.dials, cases, world.draws("targets of", prefix))
+    site_of = dict(zip((case.case_id for case in cases), sites.tolist(), strict=True))
     return [
-        PlannedSlide(
-            replace(rows[case.case_id], slide_id=slide_id, site=f"site-{site}"),
-            n_patches,
-            regions,
-            int(site),
-            truth,
-        )
-        for case, site in zip(cases, sites, strict=True)
-        for truth in [_true_target(world.profile, case)]
-        for slide_id, n_patches, regions in zip(case.slide_ids, case.n_patches, case.regions, strict=True)
+        replace(slide, row=replace(slide.row, site=f"site-{site}"), site=site)
+        for slide in slides
+        for site in [site_of[slide.row.case_id]]
     ]
 
 
-def _case_rows(
-    world: World, prefix: str, cases: Sequence[CasePlan], targets: NDArray[Any]
-) -> dict[str, SlideRow]:
-    """What slides.csv says of every case: the noisy label, or the censored time."""
-    draws = world.draws("targets of", prefix)
-    if world.profile.task == "survival":
-        seen = draw_outcomes(targets, world.dials, draws)
-        return {
-            c.case_id: SlideRow("", c.case_id, time=o.time, event=o.event)
-            for c, o in zip(cases, seen, strict=True)
-        }
-    names = world.profile.class_names
-    labels = corrupt_labels(targets, len(names), world.dials.label_noise, draws)
-    return {c.case_id: SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, labels, strict=True)}
-
-
-def _true_target(profile: Profile, case: CasePlan) -> dict[str, str | float]:
+def target_slides(
+    profile: Profile, dials: Dials, cases: Sequence[CasePlan], generator: Generator
+) -> list[PlannedSlide]:
+    """Every slide with what slides.csv says of its case, the noisy label or the censored time, and what is true."""
+    targets = np.array([case.target for case in cases])
     if profile.task == "survival":
-        return {"log_risk": float(case.target)}
-    return {"label": profile.class_names[int(case.target)]}
+        seen = draw_outcomes(targets, dials, generator)
+        rows = [SlideRow("", c.case_id, time=o.time, event=o.event) for c, o in zip(cases, seen, strict=True)]
+        truths: list[dict[str, str | float]] = [{"log_risk": float(target)} for target in targets]
+    else:
+        names = profile.class_names
+        labels = corrupt_labels(targets, len(names), dials.label_noise, generator)
+        rows = [SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, labels, strict=True)]
+        truths = [{"label": names[target]} for target in targets]
+    return [
+        PlannedSlide(replace(row, slide_id=slide_id), n_patches, regions, truth)
+        for case, row, truth in zip(cases, rows, truths, strict=True)
+        for slide_id, n_patches, regions in zip(case.slide_ids, case.n_patches, case.regions, strict=True)
+    ]
 
 
 def site_preference(targets: NDArray[Any], is_survival: bool) -> Float[np.ndarray, "n"]:
@@ -224,15 +217,31 @@ def _write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
     name = slide.row.slide_id
     layout, latents = _draw_latent_slide(world, slide)
     features = encode_latents(world, latents, world.draws("residual", name))
-    offset = world.draws("offset", name).integers(4, 64, size=2)
+    write_layout(out, slide, layout, features, _PATCH_SIZE, world.draws("offset", name))
+
+
+def write_layout(
+    out: Path,
+    slide: PlannedSlide,
+    layout: Layout,
+    features: NDArray[Any],
+    patch_size: int,
+    generator: Generator,
+    *,
+    more_truth: Mapping[str, NDArray[Any]] | None = None,
+) -> None:
+    """The features of a slide at a random place of a grid with this step, and its truth."""
+    name = slide.row.slide_id
+    offset = generator.integers(4, 64, size=2)
     # Cells are (row, column); coordinates are (x, y).
-    coords = (layout.cells[:, ::-1] + offset) * _PATCH_SIZE
-    store.write(out / "features" / f"{name}.h5", {"features": features, "coords": coords.astype(np.int64)})
+    coords = ((layout.cells[:, ::-1] + offset) * patch_size).astype(np.int64)
+    store.write(out / "features" / f"{name}.h5", {"features": features, "coords": coords})
     truth: dict[str, NDArray[Any]] = {
         "evidence": layout.evidence.astype(np.uint8),
         "concept": layout.concept.astype(np.uint8),
         "region": layout.region.astype(np.uint16),
         "overlap": layout.overlap.astype(np.float32),
+        **(more_truth or {}),
     }
     store.write(out / "truth" / f"{name}.h5", truth, slide.truth)
 

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32
 from numpy.random import Generator
 
-from gcemil.families import GENERIC_FAMILY
+from gcemil.families import GENERIC_FAMILY, load_family
 from gcemil.simulation.layout import Layout, smooth_fields
 from gcemil.simulation.plan import stream
 from gcemil.simulation.profile import (
@@ -33,7 +33,6 @@ from gcemil.simulation.profile import (
     Dials,
     Kind,
     Profile,
-    family_prompts,
     plain_words,
 )
 
@@ -215,14 +214,14 @@ def embed_specific(world: World) -> Bank:
     """The prompts of the profile's own disease family."""
     family = world.profile.family
     return _embed_prompts(
-        world, family, [world.direction_of(prompt.concept) for prompt in family_prompts(family)]
+        world, family, [world.direction_of(prompt.concept) for prompt in load_family(family).prompts]
     )
 
 
 def embed_generic(world: World) -> Bank:
     """Prompts of pathology in general, which see kinds of tissue only."""
     directions = []
-    for prompt in family_prompts(GENERIC_FAMILY):
+    for prompt in load_family(GENERIC_FAMILY).prompts:
         kinds = next(
             _KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in _KINDS_BY_WORD
         )
@@ -235,14 +234,15 @@ def embed_unrelated(world: World) -> Bank:
     """The prompts of another organ, which see nothing here."""
     family = world.profile.unrelated_family
     draws = [
-        world.draws("unrelated", family, plain_words(prompt.concept)) for prompt in family_prompts(family)
+        world.draws("unrelated", family, plain_words(prompt.concept))
+        for prompt in load_family(family).prompts
     ]
     return _embed_prompts(world, family, [_draw_unit(draw, world.latent_dim) for draw in draws])
 
 
 def _embed_prompts(world: World, family: str, directions: Sequence[Vector]) -> Bank:
     """Embeddings and wordings: concept through the anchor map, the text side of the modality gap, prompt noise."""
-    anchor_dim, dials, prompts = len(world.image_gap), world.dials, family_prompts(family)
+    anchor_dim, dials, prompts = len(world.image_gap), world.dials, load_family(family).prompts
     norm = _prompt_norm(anchor_dim, world.latent_dim)
     text_gap = dials.modality_gap * norm * _draw_unit(world.draws("text gap"), anchor_dim)
     draws = [world.draws("prompt", family, plain_words(prompt.concept)) for prompt in prompts]

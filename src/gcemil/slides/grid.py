@@ -32,6 +32,8 @@ Sides = tuple[float, float]
 
 _LARGEST_MAGNIFIED = 1.2
 """A slide coarser than asked for by more than this factor has no such detail to show."""
+_PROBED = 5
+"""Patches read to find a damaged slide."""
 PatchBatch = UInt8[np.ndarray, "b p p 3"]
 
 
@@ -183,7 +185,7 @@ def patch_batches(
         yield np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in chosen])
 
 
-def probe_patches(slide: SlideReader, grid: PatchGrid, wanted: int = 5) -> None:
+def probe_patches(slide: SlideReader, grid: PatchGrid) -> None:
     """Read a few patches spread over the grid, so that a damaged slide is found before its features are wanted."""
-    for index in np.unique(np.linspace(0, len(grid) - 1, wanted).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, len(grid) - 1, _PROBED).astype(int)).tolist():
         read_patch(slide, grid, index)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gcemil.errors import UsageError
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
 _BINS = 256
@@ -46,19 +45,6 @@ class TissueSettings:
     """Dark or oddly coloured spots up to this area are tissue all the same: pigment, folds, crowded nuclei."""
     ink_margin: float = 16.0
     """What lies this close to ink counts as ink: the rim of a pen stroke is pale."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.saturation_floor <= self.saturation_ceiling <= 1:
-            raise UsageError(
-                f"The saturation bounds must rise within 0 and 1, got {self.saturation_floor} and {self.saturation_ceiling}."
-            )
-        if (
-            min(self.mpp, self.close_gap, self.fill_hole, self.drop_speck, self.ink_margin) < 0
-            or not self.mpp
-        ):
-            raise UsageError(
-                "The lengths and areas of the tissue rules are 0 or more, the resolution above 0."
-            )
 
 
 @dataclass(frozen=True, eq=False)

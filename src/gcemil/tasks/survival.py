@@ -20,21 +20,16 @@ With hazards h_j = sigmoid(z_j) and survival S_j = product over i <= j of (1 - h
 With one output per bag, z_j = b_j + risk: the baseline b_j holds the hazards of the training cases, the bag moves all
 of them alike (proportional odds). So hosts, wrapper and diagnostics are those of Cox, and the two can be compared.
 
-The C-index: Harrell's concordance of risks with censored times, and its confidence interval.
+The C-index: Harrell's concordance of risks with censored times.
 
 A pair (i, j) is comparable when i had the event and j outlived it: t_i < t_j, or t_i = t_j with j censored.
 It is concordant when risk_i > risk_j; risks within the tolerance are tied and count one half.
 
   C = (concordant + tied / 2) / comparable
-  variance = sum over bags of (dC/dw_b)^2, dC/dw_b = sum over b's comparable pairs of (score - C) / comparable
-
-The variance is the infinitesimal jackknife: a bag enters by all its pairs, as the earlier and as the later one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -43,7 +38,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import InputError
 
 # Cox
 
@@ -145,35 +140,12 @@ def discrete_time_loss(
 # The C-index
 
 
-@dataclass(frozen=True)
-class Concordance:
-    """The index with the pairs it rests on."""
-
-    index: float
-    concordant: int
-    discordant: int
-    tied_risk: int
-    tied_time: int
-    """Comparable pairs of an event and a censoring at the same time."""
-    standard_error: float
-
-    def interval(self, *, level: float = 0.95) -> tuple[float, float] | None:
-        """Normal interval within [0, 1]; None where all pairs agree, since they show no spread to estimate."""
-        if not 0.0 < level < 1.0:
-            raise UsageError(f"A confidence level lies between 0 and 1, got {level}. Use 0.95, for instance.")
-        if self.standard_error == 0.0:
-            return None
-        reach = NormalDist().inv_cdf(0.5 + level / 2) * self.standard_error
-        return max(0.0, self.index - reach), min(1.0, self.index + reach)
+_TIED_RISKS = 1e-8
 
 
-def concordance(
-    risks: Float[np.ndarray, "n"],
-    times: Real[np.ndarray, "n"],
-    events: Bool[np.ndarray, "n"],
-    *,
-    tie_tolerance: float = 1e-8,
-) -> Concordance:
+def c_index(
+    risks: Float[np.ndarray, "n"], times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> float:
     """Agreement of higher risk with earlier event over all comparable pairs."""
     if not np.isfinite(risks).all():
         raise InputError(
@@ -184,32 +156,15 @@ def concordance(
     if n_comparable == 0:
         raise InputError(no_pair_message(events))
     difference = risks[events][:, None] - risks
-    tied = comparable & (np.abs(difference) <= tie_tolerance)
+    tied = comparable & (np.abs(difference) <= _TIED_RISKS)
     concordant = comparable & ~tied & (difference > 0)
-    score = concordant + 0.5 * tied
-    index = float(score.sum() / n_comparable)
-    n_concordant, n_tied = int(concordant.sum()), int(tied.sum())
-    return Concordance(
-        index=index,
-        concordant=n_concordant,
-        discordant=n_comparable - n_concordant - n_tied,
-        tied_risk=n_tied,
-        tied_time=int((comparable & (times[events][:, None] == times)).sum()),
-        standard_error=_jackknife_error(score - index * comparable, events) / n_comparable,
-    )
+    return float((concordant + 0.5 * tied).sum() / n_comparable)
 
 
 def comparable_pairs(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]) -> Bool[np.ndarray, "e n"]:
     """One row per event: who is known to have outlived it."""
     event_times = times[events][:, None]
     return (event_times < times) | ((event_times == times) & ~events)
-
-
-def _jackknife_error(residual: Float[np.ndarray, "e n"], events: Bool[np.ndarray, "n"]) -> float:
-    """Root of the summed squares of every bag's residual pairs."""
-    per_bag = residual.sum(axis=0)
-    per_bag[events] += residual.sum(axis=1)
-    return float(np.sqrt((per_bag**2).sum()))
 
 
 def no_pair_message(events: Bool[np.ndarray, "n"]) -> str:

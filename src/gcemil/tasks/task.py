@@ -23,8 +23,8 @@ from gcemil.tasks import classification
 from gcemil.tasks.survival import (
     Ties,
     baseline_logits,
+    c_index,
     comparable_pairs,
-    concordance,
     cox_loss,
     discrete_time_loss,
     interval_edges,
@@ -61,7 +61,7 @@ class Task(Protocol):
         """Metrics of a fold; InputError where one is undefined."""
 
     def check(self, targets: Tensor, *, where: str) -> None:
-        """InputError, _name_fold `where`, for targets on which `metrics` would be undefined."""
+        """InputError, with `where` before it, for targets on which `metrics` would be undefined."""
 
     def caveats(self, targets: Tensor) -> tuple[str, ...]:
         """What a reader of metrics on these targets must know."""
@@ -110,7 +110,7 @@ class ClassificationTask:
         return classification.cross_entropy(logits, targets, class_weights=weights)
 
     def prediction(self, logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
-        return classification.probabilities(_full_precision(logits))
+        return torch.softmax(_full_precision(logits), dim=-1)
 
     def metrics(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> dict[str, float]:
         labels, probabilities = as_array(targets), as_array(predictions)
@@ -118,7 +118,7 @@ class ClassificationTask:
         return {
             "accuracy": classification.accuracy(matrix),
             "macro_f1": classification.macro_f1(matrix),
-            "auc": classification.macro_auc(labels, probabilities, classes=self.classes).value,
+            "auc": classification.macro_auc(labels, probabilities, classes=self.classes),
         }
 
     def check(self, targets: ClassTargets, *, where: str) -> None:
@@ -168,7 +168,7 @@ class SurvivalTask:
 
     def metrics(self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]) -> dict[str, float]:
         times, events = (as_array(column) for column in _times_and_events(targets))
-        return {"c_index": concordance(as_array(predictions), times, events).index}
+        return {"c_index": c_index(as_array(predictions), times, events)}
 
     def check(self, targets: TimeEventTargets, *, where: str) -> None:
         with _name_fold(where):

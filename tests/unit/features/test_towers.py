@@ -22,7 +22,7 @@ SIDE = 32
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory):
     """A page as PLIP's and QuiltNet's: a CLIP of random weights with its tokenizer."""
-    transformers = towers._transformers()
+    transformers = towers.import_transformers()
     folder = tmp_path_factory.mktemp("clip")
     letters = string.ascii_lowercase
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -53,7 +53,7 @@ def test_texts_of_a_clip_become_unit_rows_whatever_stands_beside_them(clip_folde
 
 
 def test_the_text_tower_answers_as_the_model_itself(clip_folder):
-    transformers = towers._transformers()
+    transformers = towers.import_transformers()
     network = transformers.CLIPModel.from_pretrained(str(clip_folder)).eval()
     tokens = transformers.CLIPTokenizer.from_pretrained(str(clip_folder))(["tumour"], return_tensors="pt")
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
     spec = replace(ENCODERS["plip"], dim=8, input_px=SIDE)
     encoder = prepare_encoder("plip", spec, source=WeightSource(clip_folder), device="cpu")
     pixels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3)).astype(np.uint8)
-    network = towers._transformers().CLIPModel.from_pretrained(str(clip_folder)).eval()
+    network = towers.import_transformers().CLIPModel.from_pretrained(str(clip_folder)).eval()
     mean, deviation = (torch.tensor(values)[:, None, None] for values in spec.colours)
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / deviation
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_clip_that_cannot_be_fetched_names_its_page_and_the_way_without(name, 
     def unreachable(*arguments, **options):
         raise OSError("no route to the hub")
 
-    monkeypatch.setattr(towers._transformers().CLIPModel, "from_pretrained", unreachable)
+    monkeypatch.setattr(towers.import_transformers().CLIPModel, "from_pretrained", unreachable)
     with pytest.raises(InputError, match="huggingface.co/.*without them use --encoder minilm"):
         load_text_encoder(name)
 
@@ -143,7 +143,7 @@ def musk_package(tmp_path, monkeypatch):
     import timm
 
     monkeypatch.setattr(timm, "create_model", lambda name: TinyMusk())
-    monkeypatch.setattr(towers._transformers(), "XLMRobertaTokenizer", TinyTokenizer)
+    monkeypatch.setattr(towers.import_transformers(), "XLMRobertaTokenizer", TinyTokenizer)
     return loaded
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from gcemil.errors import UsageError
+from gcemil.families import load_family
 from gcemil.resources import shipped_names
 from gcemil.simulation.plan import class_counts, true_label
 from gcemil.simulation.profile import (
     Profile,
-    family_prompts,
     load_profile,
     plain_words,
     resolve_dials,
@@ -54,12 +54,12 @@ def test_nsclc_at_full_size_has_the_paper_s_class_counts():
 def test_profile_fits_its_family_and_the_dials(name):
     profile = load_profile(name)
     resolve_dials(profile.dials, {})
-    prompts = {plain_words(prompt.concept) for prompt in family_prompts(profile.family)}
+    prompts = {plain_words(prompt.concept) for prompt in load_family(profile.family).prompts}
     causes = {plain_words(concept) for concept in profile.kinds}
     assert len(prompts) == 8
     assert causes & prompts
     assert profile.unrelated_family != profile.family
-    assert len(family_prompts(profile.unrelated_family)) == 8
+    assert len(load_family(profile.unrelated_family).prompts) == 8
     assert 200 <= profile.default_patches[0] < profile.default_patches[1] <= 3000
 
 

@@ -10,12 +10,12 @@ from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
+from gcemil.families import load_family
 from gcemil.resources import shipped_names
 from gcemil.simulation.plan import class_counts, log_risk
 from gcemil.simulation.profile import (
     SIZES,
     Dials,
-    family_prompts,
     load_profile,
     patch_bounds,
     plain_words,
@@ -229,7 +229,7 @@ def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(
     bridge, origin = fitted_bridge(tmp_path, 64)
     embeddings, _ = arrays.read_anchors(tmp_path / "anchors.h5")
     prompts = normalised(embeddings - embeddings.mean(axis=0))
-    named = [plain_words(prompt.concept) for prompt in family_prompts(load_profile(name).family)]
+    named = [plain_words(prompt.concept) for prompt in load_family(load_profile(name).family).prompts]
     concepts = [plain_words(concept) for concept in cohort.card.provenance["concepts"]]
     above = []
     for row in cohort.slides:

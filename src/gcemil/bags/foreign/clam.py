@@ -22,28 +22,24 @@ from gcemil.bags.foreign.source import (
     ReadOptions,
     Rows,
     bag_shape,
-    check_feature_shape,
     describe_batches,
     describe_stripped_ids,
     infer_patch_size,
-    is_linkable,
-    load_features,
     plain_id,
     plain_ids,
     read_bag_coords,
+    read_plain_slide,
 )
 from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.errors import CohortError
 from gcemil.units import LevelZeroPx
 
 
-def read_clam(
-    source: Path, *, coords_dir: Path | None = None, patch_size: int | None = None
-) -> ForeignFolder:
+def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The slides of a CLAM features folder."""
     files = _find_feature_files(source)
     ids = plain_ids((path.name for path in files), where=str(source))
-    coords_dir = coords_dir or _find_patches_folder(source)
+    coords_dir = options.coords_dir or _find_patches_folder(source)
     slides: list[ForeignSlide] = []
     inferred: list[str] = []
     placeless: list[str] = []
@@ -51,7 +47,7 @@ def read_clam(
         coords_file = _find_coords_file(coords_dir, path)
         slide = _read_slide(path, ids[path.name], coords_file)
         coords = _read_coords(slide, coords_file)
-        size = LevelZeroPx(patch_size) if patch_size else _read_patch_size(coords_file)
+        size = options.patch_size or _read_patch_size(coords_file)
         if coords is None:
             placeless.append(slide.slide_id)
         elif size is None and slide.n_patches:
@@ -61,7 +57,7 @@ def read_clam(
     lines = [
         *describe_stripped_ids((_without_suffix(path) for path in files), where=str(source)),
         *describe_batches(slides),
-        *_list_assumptions(patch_size, coords_dir, inferred, placeless),
+        *_list_assumptions(options.patch_size, coords_dir, inferred, placeless),
     ]
     return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
 
@@ -70,8 +66,7 @@ def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
     """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
     coords_file = _find_coords_file(options.coords_dir or _find_patches_folder(path.parent), path)
     slide = _read_slide(path, plain_id(path.name), coords_file)
-    size = LevelZeroPx(options.patch_size) if options.patch_size else _read_patch_size(coords_file)
-    return replace(slide, patch_size=size)
+    return replace(slide, patch_size=options.patch_size or _read_patch_size(coords_file))
 
 
 def _find_feature_files(source: Path) -> list[Path]:
@@ -103,34 +98,15 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
 
 def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
     if path.suffix.lower() != ".pt":
-        layouts = store.describe(path)
-        n_patches, dim = check_feature_shape(path, layouts)
-        return ForeignSlide(
-            slide_id,
-            path,
-            n_patches,
-            dim,
-            None,
-            is_linkable(layouts),
-            partial(load_features, path),
-            is_batch=len(layouts["features"].shape) == 3,
-        )
+        return read_plain_slide(path, slide_id)
     whole = read_tensor_shape(path)
     shape = bag_shape(whole)
     if len(shape) != 2:
         raise CohortError(
             f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
         )
-    return ForeignSlide(
-        slide_id,
-        path,
-        shape[0],
-        shape[1],
-        None,
-        False,
-        partial(_load_tensor, path, coords_file),
-        is_batch=len(whole) == 3,
-    )
+    load = partial(_load_tensor, path, coords_file)
+    return ForeignSlide(slide_id, path, shape[0], shape[1], None, False, load, is_batch=len(whole) == 3)
 
 
 def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
@@ -202,9 +178,7 @@ LAYOUT = FeatureLayout(
     tool="clam",
     name="CLAM",
     title="CLAM features",
-    read=lambda source, options: read_clam(
-        source, coords_dir=options.coords_dir, patch_size=options.patch_size
-    ),
+    read=read_clam,
     read_file=_read_file,
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,

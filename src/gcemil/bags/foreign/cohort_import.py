@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.folds import Fold, carve_validation, leaking_cases, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import (
@@ -25,7 +25,7 @@ from gcemil.bags.foreign.label_tables import (
     read_labels,
 )
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
-from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, Mpp, ReadOptions, require_one_patch_size
+from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, ReadOptions, require_one_patch_size
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_raw_table
 from gcemil.bags.untrusted import untrusted_files
@@ -42,26 +42,18 @@ def import_cohort(
     *,
     labels: Path | None = None,
     slide_table: Path | None = None,
-    task: Task | None = None,
-    target: str | None = None,
-    time: str | None = None,
-    event: str | None = None,
-    endpoint: str | None = None,
+    choice: Choice = Choice(),
     classes: Sequence[str] | None = None,
     splits: Path | None = None,
     copy: bool = False,
-    patch_size: int | None = None,
-    mpp: Mpp = None,
-    encoder: str | None = None,
-    coords_dir: Path | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
     with untrusted_files():
-        folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
+        folder = read_folder(source, options)
         if labels is None:
-            table = _read_own_labels(folder, encoder)
+            table = _read_own_labels(folder, options.encoder)
         else:
-            choice = Choice(task=task, target=target, time=time, event=event, endpoint=endpoint)
             names = [slide.slide_id for slide in folder.slides]
             table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
         splits = splits or _find_own_splits(labels, folder)

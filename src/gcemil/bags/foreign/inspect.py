@@ -66,12 +66,6 @@ class Inspection:
     problems: tuple[str, ...]
     next_command: str | None
 
-    def lines(self) -> list[str]:
-        """The finding as text."""
-        lines = [f"{self.path}: {self.title}", *(f"  {name}: {value}" for name, value in self.facts)]
-        lines += [f"  problem: {problem}" for problem in self.problems]
-        return [*lines, *([f"  next: {self.next_command}"] if self.next_command else [])]
-
 
 def inspect(path: Path) -> Inspection:
     """What this file or folder is."""
@@ -99,14 +93,7 @@ def _inspect_folder(path: Path) -> Inspection:
         return _inspect_run(path)
     if any(re.match(r"(splits|fold)_\d+\.csv$", found.name) for found in path.iterdir()):
         files = sorted(found.name for found in path.glob("*.csv"))
-        return Inspection(
-            path,
-            "splits",
-            "Folder of splits",
-            (("files", ", ".join(files)),),
-            (),
-            f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}",
-        )
+        return _report_splits(path, "Folder of splits", (("files", ", ".join(files)),))
     if (path / "bags_config.json").is_file():
         return Inspection(
             path,
@@ -257,6 +244,11 @@ def _propose_out(path: Path) -> str:
 
 def _quote(path: Path) -> str:
     return shlex.quote(str(path))
+
+
+def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
+    command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
+    return Inspection(path, "splits", title, facts, (), command)
 
 
 def _report_unknown(path: Path, why: str) -> Inspection:
@@ -412,8 +404,7 @@ def _inspect_json(path: Path) -> Inspection:
         splits = read_splits(path)
     except InputError:
         return Inspection(path, "unknown", "JSON file gcemil does not know", (), (), None)
-    command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
-    return Inspection(path, "splits", "STAMP splits", (("folds", str(len(splits.folds))),), (), command)
+    return _report_splits(path, "STAMP splits", (("folds", str(len(splits.folds))),))
 
 
 def _inspect_geojson(path: Path) -> Inspection:
@@ -451,8 +442,7 @@ def _inspect_other_table(
     path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception
 ) -> Inspection:
     if has_splits(table):
-        command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
-        return Inspection(path, "splits", "Split table", tuple(facts), (), command)
+        return _report_splits(path, "Split table", tuple(facts))
     return Inspection(path, "table", "Table", tuple(facts), (str(error),), None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gcemil.bags.cohort import SlideRow, Task
+from gcemil.bags.cohort import SlideRow, Task, find_disagreements
 from gcemil.bags.foreign.dialects import (
     ID_COLUMNS,
     PATIENT_ID,
@@ -48,7 +48,7 @@ class LabelTable:
 def read_labels(
     path: Path,
     *,
-    choice: Choice | None = None,
+    choice: Choice = Choice(),
     slide_table: Path | None = None,
     slide_ids: Iterable[str] = (),
 ) -> LabelTable:
@@ -56,7 +56,6 @@ def read_labels(
 
     A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
     """
-    choice = choice or Choice()
     raw = _read_raw_labels(path)
     notes: list[str] = []
     names = list(slide_ids)
@@ -98,7 +97,11 @@ def _build_label_table(
         raise CohortError(
             f"{raw.path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
         )
-    _check_one_target_per_case(rows.values(), columns.task, raw.path)
+    # Time and event belong to the case, so its slides must agree.
+    for first, row in find_disagreements(rows.values()) if columns.task == "survival" else ():
+        raise CohortError(
+            f"{raw.path}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' have different survival. Correct the table."
+        )
     classes = order_classes(row.label for row in rows.values() if row.label is not None)
     lines = [*notes, *_list_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
     return LabelTable(
@@ -181,17 +184,6 @@ def parse_event(text: str) -> int | None:
 def parse_time(text: str) -> float | None:
     """A positive duration, or None."""
     return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
-
-
-def _check_one_target_per_case(rows: Iterable[SlideRow], task: Task, path: Path) -> None:
-    """Time and event belong to the case, so its slides must agree."""
-    first: dict[str, SlideRow] = {}
-    for row in rows if task == "survival" else ():
-        other = first.setdefault(row.case_id, row)
-        if (other.time, other.event) != (row.time, row.event):
-            raise CohortError(
-                f"{path}: slides '{other.slide_id}' and '{row.slide_id}' of case '{row.case_id}' have different survival. Correct the table."
-            )
 
 
 def _read_raw_labels(path: Path) -> RawTable:

@@ -26,7 +26,6 @@ from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
     ForeignFolder,
-    Mpp,
     ReadOptions,
     describe_stripped_ids,
     is_tcga,
@@ -102,6 +101,10 @@ class Recipe(_Closed):
         return {value.lower(): one.name for one in self.classes for value in one.values}
 
 
+Outcome = tuple[float, int, str]
+"""Time and event of a case, and a remark."""
+
+
 @cache
 def load_recipe(name: str) -> Recipe:
     """The recipe of one dataset."""
@@ -117,10 +120,7 @@ def import_recipe(
     splits: Path | None = None,
     official_split: bool = False,
     copy: bool = False,
-    patch_size: int | None = None,
-    mpp: Mpp = None,
-    encoder: str | None = None,
-    coords_dir: Path | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
     plan = load_recipe(name)
@@ -128,7 +128,7 @@ def import_recipe(
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     with untrusted_files():
-        folder = read_folder(source, ReadOptions(patch_size, mpp, encoder, coords_dir))
+        folder = read_folder(source, options)
         table = _read_recipe_table(plan, folder, labels)
         return write_cohort(
             folder,
@@ -267,19 +267,11 @@ def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> L
         f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
         "Slides joined to cases by the first 12 characters of their barcode.",
     ]
-    excluded: list[str] = []
-    rows: dict[str, SlideRow] = {}
-    slides_of = _group_slides(slide_ids)
-    for case_id, entries in _group_entries(table, found["case"]).items():
-        outcome = _read_gdc_outcome(entries, found)
-        if isinstance(outcome, str):
-            excluded.append(f"case '{case_id}': {outcome}")
-            continue
-        time, event, remark = outcome
-        lines += [f"case '{case_id}': {remark}"] if remark else []
-        rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
-        excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
-    return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
+    outcomes = {
+        case_id: _read_gdc_outcome(entries, found)
+        for case_id, entries in _group_entries(table, found["case"]).items()
+    }
+    return _join_outcomes(path, "GDC clinical", outcomes, slide_ids, lines)
 
 
 def _read_cbioportal(table: RawTable, slide_ids: Sequence[str]) -> LabelTable:
@@ -291,19 +283,34 @@ def _read_cbioportal(table: RawTable, slide_ids: Sequence[str]) -> LabelTable:
         f"Time in months: '{months}'.",
         "Slides joined to cases by the first 12 characters of their barcode.",
     ]
+    outcomes = {
+        case_id: _read_cbioportal_outcome(entries, status, months)
+        for case_id, entries in _group_entries(table, PATIENT_ID).items()
+    }
+    return _join_outcomes(table.path, "cBioPortal", outcomes, slide_ids, lines)
+
+
+def _join_outcomes(
+    path: Path,
+    dialect: str,
+    outcomes: Mapping[str, Outcome | str],
+    slide_ids: Sequence[str],
+    lines: Sequence[str],
+) -> LabelTable:
+    """The slides of every case with its survival; a text says why a case has none."""
+    remarks: list[str] = []
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     slides_of = _group_slides(slide_ids)
-    for case_id, entries in _group_entries(table, PATIENT_ID).items():
-        outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
-        time, event = outcomes.pop()
-        if outcomes or time is None or event is None:
-            found = ", ".join(f"'{entry[status]}' after '{entry[months]}'" for entry in entries)
-            excluded.append(f"case '{case_id}': no valid survival ({found})")
+    for case_id, outcome in outcomes.items():
+        if isinstance(outcome, str):
+            excluded.append(f"case '{case_id}': {outcome}")
             continue
+        time, event, remark = outcome
+        remarks += [f"case '{case_id}': {remark}"] if remark else []
         rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
         excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
-    return _finish_table(table.path, "cBioPortal", "survival", rows, lines, excluded)
+    return _finish_table(path, dialect, "survival", rows, [*lines, *remarks], excluded)
 
 
 def _read_camelyon16(
@@ -354,9 +361,16 @@ def _finish_table(
     return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
 
 
-def _read_gdc_outcome(
-    entries: Sequence[dict[str, str]], found: Mapping[str, str]
-) -> tuple[float, int, str] | str:
+def _read_cbioportal_outcome(entries: Sequence[dict[str, str]], status: str, months: str) -> Outcome | str:
+    outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
+    time, event = outcomes.pop()
+    if outcomes or time is None or event is None:
+        found = ", ".join(f"'{entry[status]}' after '{entry[months]}'" for entry in entries)
+        return f"no valid survival ({found})"
+    return time, event, ""
+
+
+def _read_gdc_outcome(entries: Sequence[dict[str, str]], found: Mapping[str, str]) -> Outcome | str:
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
     states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:

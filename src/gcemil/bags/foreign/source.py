@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class ForeignFolder:
 class ReadOptions:
     """What a user may say of a features folder; a layout takes what it needs."""
 
-    patch_size: int | None = None
+    patch_size: LevelZeroPx | None = None
     mpp: Mpp = None
     encoder: str | None = None
     coords_dir: Path | None = None
@@ -166,6 +167,15 @@ class FeatureLayout:
     """Options of 'gcemil import' that cannot be left out."""
     read_labels: Callable[[Path, str | None], dict[str, str]] | None = None
     """Labels by bag, where the layout holds them."""
+
+
+def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
+    """The slide of a file with features and coordinates under our names; its patch size is left open."""
+    layouts = store.describe(path)
+    n_patches, dim = check_feature_shape(path, layouts)
+    is_batch = len(layouts["features"].shape) == 3
+    load = partial(load_features, path)
+    return ForeignSlide(slide_id, path, n_patches, dim, None, is_linkable(layouts), load, is_batch=is_batch)
 
 
 def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:

@@ -45,7 +45,7 @@ _OLDEST_STRIDE_PX = 224
 _OLDEST_TILE_UM = 256.0
 
 
-def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) -> ForeignFolder:
+def read_stamp(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The slides below an extractor folder of STAMP."""
     # STAMP keeps the folders of the slides below that of the extractor.
     files = sorted(source.rglob("*.h5"))
@@ -57,13 +57,13 @@ def read_stamp(source: Path, *, mpp: Mpp = None, patch_size: int | None = None) 
     for path, name in zip(files, names, strict=True):
         attributes = store.attributes(path)
         _refuse_slide_vectors(path, attributes)
-        slide, tile_um = _read_slide(path, ids[name], attributes, mpp, patch_size)
+        slide, tile_um = _read_slide(path, ids[name], attributes, options)
         encoders.append(str(attributes.get("extractor", "")))
         slides.append(slide)
         sizes.add(tile_um)
     lines = [
         *describe_stripped_ids((name.removesuffix(".h5") for name in names), where=str(source)),
-        *_list_assumptions(sizes, mpp),
+        *_list_assumptions(sizes, options.mpp),
     ]
     return ForeignFolder("stamp", source, tuple(slides), require_one_encoder(encoders, source), tuple(lines))
 
@@ -72,7 +72,7 @@ def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
     """One file of STAMP."""
     attributes = store.attributes(path)
     _refuse_slide_vectors(path, attributes)
-    return _read_slide(path, plain_id(path.name), attributes, options.mpp, options.patch_size)[0]
+    return _read_slide(path, plain_id(path.name), attributes, options)[0]
 
 
 def parse_mpp(text: str) -> Mpp:
@@ -107,7 +107,7 @@ def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) 
 
 
 def _read_slide(
-    path: Path, slide_id: str, attributes: dict[str, Any], mpp: Mpp, patch_size: int | None
+    path: Path, slide_id: str, attributes: dict[str, Any], options: ReadOptions
 ) -> tuple[ForeignSlide, Microns | None]:
     layouts = store.describe(path)
     # Files without coordinates call their features patch_embeddings.
@@ -117,8 +117,8 @@ def _read_slide(
         load = partial(_load_rows, path, key, None)
         return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
     tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
-    slide_mpp = _require_mpp(slide_id, mpp, path)
-    size = LevelZeroPx(patch_size or max(1, round(tile_um / slide_mpp)))
+    slide_mpp = _require_mpp(slide_id, options.mpp, path)
+    size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
     return ForeignSlide(slide_id, path, n_patches, dim, size, False, load), tile_um
 
@@ -182,7 +182,7 @@ LAYOUT = FeatureLayout(
     tool="stamp",
     name="STAMP",
     title="STAMP features",
-    read=lambda source, options: read_stamp(source, mpp=options.mpp, patch_size=options.patch_size),
+    read=read_stamp,
     read_file=_read_file,
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
     file_title=lambda datasets: "STAMP features" + ("" if "feats" in datasets else " without coordinates"),

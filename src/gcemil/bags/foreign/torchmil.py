@@ -23,6 +23,7 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     Names,
+    ReadOptions,
     Rows,
     Truth,
     as_float,
@@ -47,16 +48,14 @@ class BagFolders:
     """Size in the folder name patches_<size>, at a level the layout does not say."""
 
 
-def read_torchmil(
-    source: Path, *, encoder: str | None = None, patch_size: int | None = None
-) -> ForeignFolder:
+def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The bags of a torchmil dataset."""
-    folders = _find_bag_folders(source, encoder)
+    folders = _find_bag_folders(source, options.encoder)
     files = sorted(path for path in folders.features.iterdir() if path.suffix in {".npy", ".h5"})
     if not files:
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
     ids = plain_ids((path.name for path in files), where=str(folders.features))
-    slides = tuple(_read_slide(path, ids[path.name], folders, patch_size) for path in files)
+    slides = tuple(_read_slide(path, ids[path.name], folders, options.patch_size) for path in files)
     lines = ["torchmil features are converted, so they are copied."]
     if folders.coords is not None:
         lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
@@ -65,7 +64,7 @@ def read_torchmil(
     return ForeignFolder("torchmil", source, slides, folders.encoder, tuple(lines))
 
 
-def _find_bag_folders(source: Path, encoder: str | None = None) -> BagFolders:
+def _find_bag_folders(source: Path, encoder: str | None) -> BagFolders:
     """Where the parallel folders lie; one encoder and one patch size must be left."""
     bases = sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]
     features = [folder for base in bases for folder in _find_feature_folders(base, encoder)]
@@ -225,9 +224,7 @@ LAYOUT = FeatureLayout(
     tool="torchmil",
     name="torchmil",
     title="torchmil bags",
-    read=lambda source, options: read_torchmil(
-        source, encoder=options.encoder, patch_size=options.patch_size
-    ),
+    read=read_torchmil,
     owns_folder=_owns_folder,
     read_labels=read_bag_labels,
 )

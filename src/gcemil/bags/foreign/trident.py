@@ -7,7 +7,7 @@ Coordinates are level-0 pixels but `patch_size` counts pixels at the target magn
 from __future__ import annotations
 
 import re
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     ReadOptions,
-    check_feature_shape,
     describe_batches,
     describe_stripped_ids,
     infer_patch_size,
-    is_linkable,
-    load_features,
     plain_id,
     plain_ids,
     read_bag_coords,
+    read_plain_slide,
     require_one_encoder,
 )
 from gcemil.errors import CohortError, UsageError
@@ -40,9 +38,9 @@ RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
 OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
 
-def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
+def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The slides of one features folder of a TRIDENT job."""
-    folder = _find_features_folder(source, encoder)
+    folder = _find_features_folder(source, options.encoder)
     files = sorted(folder.glob("*.h5"))
     if not files:
         raise CohortError(
@@ -55,30 +53,18 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
     ]
     slides, encoders, inferred, overlaps = [], [], [], set()
     for path in files:
-        layouts = store.describe(path)
-        n_patches, dim = check_feature_shape(path, layouts)
-        attributes = _read_coords_attributes(path, layouts)
-        size = LevelZeroPx(patch_size) if patch_size else find_patch_size(attributes)
-        if size is None and n_patches and "coords" in layouts:
+        slide, has_coords = read_plain_slide(path, ids[path.name]), store.has(path, "coords")
+        attributes = store.attributes(path, "coords") if has_coords else {}
+        size = options.patch_size or find_patch_size(attributes)
+        if size is None and slide.n_patches and has_coords:
             size = infer_patch_size(read_bag_coords(path))
-            inferred.append(ids[path.name])
+            inferred.append(slide.slide_id)
         encoders.append(_to_text(store.attributes(path, "features").get("encoder")))
         overlaps.add(_to_text(attributes.get("overlap")))
-        slides.append(
-            ForeignSlide(
-                ids[path.name],
-                path,
-                n_patches,
-                dim,
-                size,
-                is_linkable(layouts),
-                partial(load_features, path),
-                is_batch=len(layouts["features"].shape) == 3,
-            )
-        )
+        slides.append(replace(slide, patch_size=size))
     lines += describe_batches(slides)
-    if patch_size:
-        lines.append(f"Patch size {patch_size} level-0 px as given.")
+    if options.patch_size:
+        lines.append(f"Patch size {options.patch_size} level-0 px as given.")
     if inferred:
         lines.append(
             f"Patch size inferred from the stride of {len(inferred)} slides without attributes ('{inferred[0]}')."
@@ -95,15 +81,11 @@ def read_trident(source: Path, *, encoder: str | None = None, patch_size: int | 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
     """One file; its patch size is the one it states."""
-    layouts = store.describe(path)
-    n_patches, dim = check_feature_shape(path, layouts)
-    stated = find_patch_size(_read_coords_attributes(path, layouts))
-    size = LevelZeroPx(options.patch_size) if options.patch_size else stated
-    load = partial(load_features, path)
-    return ForeignSlide(plain_id(path.name), path, n_patches, dim, size, is_linkable(layouts), load)
+    stated = find_patch_size(store.attributes(path, "coords") if store.has(path, "coords") else {})
+    return replace(read_plain_slide(path, plain_id(path.name)), patch_size=options.patch_size or stated)
 
 
-def _find_features_folder(source: Path, encoder: str | None = None) -> Path:
+def _find_features_folder(source: Path, encoder: str | None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
@@ -123,10 +105,6 @@ def _find_features_folder(source: Path, encoder: str | None = None) -> Path:
         names = ", ".join(str(path.relative_to(source)) for path in wanted)
         raise UsageError(f"{source} has several features folders ({names}). Point at one of them.")
     return wanted[0]
-
-
-def _read_coords_attributes(path: Path, layouts: dict[str, store.Layout]) -> dict[str, Any]:
-    return store.attributes(path, "coords") if "coords" in layouts else {}
 
 
 def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
@@ -157,7 +135,7 @@ LAYOUT = FeatureLayout(
     tool="trident",
     name="TRIDENT",
     title="TRIDENT features",
-    read=lambda source, options: read_trident(source, encoder=options.encoder, patch_size=options.patch_size),
+    read=read_trident,
     read_file=_read_file,
     owns_folder=_owns_folder,
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),

@@ -43,11 +43,11 @@ _MAX_METADATA = 10_000
 """Metadata files of one store; a slide has some hundred."""
 
 
-def read_wsidata(source: Path, *, encoder: str | None = None, patch_size: int | None = None) -> ForeignFolder:
+def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The stores of a folder as slides."""
     stores = _list_stores(source)
     ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
-    found = [_read_slide(path, ids[path.name.removesuffix(".zarr")], encoder, patch_size) for path in stores]
+    found = [_read_slide(path, ids[path.name.removesuffix(".zarr")], options) for path in stores]
     name = require_one_encoder((own for _, own in found), source)
     lines = (
         "Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
@@ -61,27 +61,23 @@ def _list_stores(source: Path) -> list[Path]:
     return sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
 
 
-def _read_slide(
-    path: Path, slide_id: str, encoder: str | None, patch_size: int | None
-) -> tuple[ForeignSlide, str]:
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[ForeignSlide, str]:
     """One store: its slide, and the encoder its features are of."""
     opened = _open_store(path)
-    key = _choose_table(opened, encoder, path)
+    key = _choose_table(opened, options.encoder, path)
     tiles = _tiles_of(opened, key, path)
     shape = opened.tables[key].shape
-    stated = _stated_size(opened, tiles)
     coords = _read_coords(opened, key, tiles, path)
     if len(coords) != shape[0]:
         raise CohortError(
             f"{path}: {shape[0]} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
         )
-    size = patch_size or stated
     slide = ForeignSlide(
         slide_id=slide_id,
         path=path,
         n_patches=int(shape[0]),
         feature_dim=int(shape[1]),
-        patch_size=None if size is None else LevelZeroPx(size),
+        patch_size=options.patch_size or _stated_size(opened, tiles),
         linkable=False,
         load=partial(_load_rows, path, key, tiles),
     )
@@ -179,25 +175,22 @@ def _read_coords(opened: Any, key: str, tiles: str, path: Path) -> CoordRows:
     return check_coords(corners, path)
 
 
-def _stated_size(opened: Any, tiles: str) -> int | None:
+def _stated_size(opened: Any, tiles: str) -> LevelZeroPx | None:
     """Side of a tile in level-0 pixels: all have it, or none is stated."""
     bounds = opened.shapes[tiles].geometry.bounds
     sides = np.round(np.concatenate([bounds.maxx - bounds.minx, bounds.maxy - bounds.miny]))
-    return int(sides[0]) if len(sides) and sides[0] > 0 and (sides == sides[0]).all() else None
+    is_stated = len(sides) and sides[0] > 0 and (sides == sides[0]).all()
+    return LevelZeroPx(int(sides[0])) if is_stated else None
 
 
 def _owns(folder: Path, names: Names) -> bool:
     return folder.name.endswith(".zarr") or any(name.endswith(".zarr") for name in names)
 
 
-def _read(source: Path, options: ReadOptions) -> ForeignFolder:
-    return read_wsidata(source, encoder=options.encoder, patch_size=options.patch_size)
-
-
 LAYOUT = FeatureLayout(
     tool=EXTRA,
     name="wsidata",
     title="SpatialData stores of wsidata or LazySlide",
-    read=_read,
+    read=read_wsidata,
     owns_folder=_owns,
 )

@@ -110,7 +110,12 @@ def test_stamp_features_tables_and_splits(tmp_path):
     slides = write_table(tmp_path / "slides.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5", "p3,d.h5")
     splits = stamp_splits(tmp_path / "splits.json", (["p1", "p2"], ["p3"]), (["p3"], ["p1", "p2"]))
     report = import_cohort(
-        tmp_path / "F", tmp_path / "c", labels=clinical, slide_table=slides, splits=splits, mpp=0.5
+        tmp_path / "F",
+        tmp_path / "c",
+        labels=clinical,
+        slide_table=slides,
+        splits=splits,
+        options=ReadOptions(mpp=0.5),
     )
     cohort = Cohort.load(tmp_path / "c")
     assert report.n_folds == 2

@@ -4,6 +4,7 @@ import torch
 
 from foreign_builders import clam_coords, clam_features, clam_tensor, grid, rows
 from gcemil.bags.foreign.clam import read_clam
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.errors import CohortError, StoreError
 
 
@@ -26,7 +27,7 @@ def test_patch_size_comes_from_the_coords_file_at_its_level(tmp_path):
 
 def test_given_patch_size_wins(tmp_path):
     clam_features(tmp_path, "A", grid(8, 512))
-    assert read_clam(tmp_path, patch_size=448).slides[0].patch_size == 448
+    assert read_clam(tmp_path, ReadOptions(patch_size=448)).slides[0].patch_size == 448
 
 
 def test_h5_files_are_linkable_and_read_as_they_are(tmp_path):
@@ -41,7 +42,7 @@ def test_h5_files_are_linkable_and_read_as_they_are(tmp_path):
 def test_pt_files_take_coordinates_from_the_coords_folder(tmp_path):
     clam_tensor(tmp_path, "A", 8)
     clam_coords(tmp_path / "results", "A", grid(8, 512), patch_size=256, downsample=2.0)
-    slide = read_clam(tmp_path, coords_dir=tmp_path / "results").slides[0]
+    slide = read_clam(tmp_path, ReadOptions(coords_dir=tmp_path / "results")).slides[0]
     features, coords = slide.load()
     assert not slide.linkable
     assert slide.patch_size == 512

@@ -235,9 +235,3 @@ def test_unknown_things_are_called_unknown(tmp_path):
 def test_missing_path_is_an_error(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         inspect(tmp_path / "nothing")
-
-
-def test_lines_end_with_the_next_command(tmp_path):
-    lines = inspect(clam_features(tmp_path, "A", grid(8, 512))).lines()
-    assert lines[0].endswith("CLAM features, or gcemil's own")
-    assert lines[-1].startswith("  next: gcemil import")

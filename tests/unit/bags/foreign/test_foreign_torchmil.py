@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from foreign_builders import grid, rows, torchmil_set
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.torchmil import (
     read_bag_labels,
     read_torchmil,
@@ -49,7 +50,7 @@ def test_patch_counts_without_any_size_need_one(tmp_path):
         np.save(tmp_path / folder / "a.npy", values)
     with pytest.raises(UsageError, match="counts patches, not pixels"):
         read_torchmil(tmp_path)
-    assert read_torchmil(tmp_path, patch_size=224).slides[0].patch_size == 224
+    assert read_torchmil(tmp_path, ReadOptions(patch_size=224)).slides[0].patch_size == 224
 
 
 def test_patch_labels_become_evidence_in_connected_regions(tmp_path):
@@ -80,4 +81,4 @@ def test_two_encoders_need_a_choice(tmp_path):
     np.save(other / "a.npy", rows(8))
     with pytest.raises(UsageError, match="must hold one torchmil features folder"):
         read_torchmil(tmp_path)
-    assert read_torchmil(tmp_path, encoder="resnet50_bt").encoder == "resnet50_bt"
+    assert read_torchmil(tmp_path, ReadOptions(encoder="resnet50_bt")).encoder == "resnet50_bt"

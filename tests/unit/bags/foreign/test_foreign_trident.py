@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from foreign_builders import grid, trident_features
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.errors import CohortError, UsageError
 
@@ -40,7 +41,7 @@ def test_several_encoders_need_a_choice(tmp_path):
         trident_features(tmp_path, "A", grid(8, 512), encoder=encoder)
     with pytest.raises(UsageError, match="features_conch_v1, .*features_uni_v1"):
         read_trident(tmp_path)
-    assert read_trident(tmp_path, encoder="uni_v1").encoder == "uni_v1"
+    assert read_trident(tmp_path, ReadOptions(encoder="uni_v1")).encoder == "uni_v1"
 
 
 def test_two_encoders_in_one_folder_are_refused(tmp_path):
