@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
@@ -255,15 +254,6 @@ class Interventions:
 def class_probability(logits: Logits, class_index: int) -> float:
     """Phi of classification: the probability of the class predicted on X."""
     return float(torch.softmax(logits.double(), dim=0)[class_index])
-
-
-def standardised_risk(logits: Float[Tensor, "1"], *, mean: float, deviation: float) -> float:
-    """Phi of survival: the risk in units of the training fold's risks."""
-    if not deviation > 0:
-        raise UsageError(
-            f"The training risks have standard deviation {deviation}: a model that says the same of everyone has no unit of risk."
-        )
-    return (float(logits[0]) - mean) / deviation
 
 
 def check_selected(selected: Tensor, *, n_patches: int) -> None:

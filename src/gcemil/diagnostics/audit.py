@@ -42,7 +42,6 @@ from gcemil.diagnostics.snr import (
     RiskScale,
     Tolerances,
     bag_outcome,
-    bag_outputs,
     judge_subset,
     snr_scores,
 )
@@ -301,7 +300,7 @@ class _AuditTable:
         }
 
     def outputs(self, trial: _AuditTrial) -> BagOutputs:
-        return bag_outputs(trial.outcome, self.task, self.scale)
+        return self.answers.read(trial.outcome)
 
     def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
@@ -331,11 +330,7 @@ class _AuditTable:
         full, kept = trial.outcome.full, trial.outcome.kept
         before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
-        flipped = (
-            gap > self.answers.risk_tolerance
-            if self.answers.is_risk
-            else int(kept.argmax()) != int(changed.kept.argmax())
-        )
+        flipped = self.answers.differ(kept, changed.kept, gap)
         return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.diagnostics.rules import rule_subsets
-from gcemil.diagnostics.snr import BagOutputs, gap
+from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
@@ -206,8 +206,8 @@ def _measure_variations(
         kept = bench.wrapped.kept(subset.selected)
         residual = coverage_residual(subset.selected, responses, weights)
         feature = float((full.bag_feature.double() - kept.bag_feature.double()).norm())
-        moved = gap(full.logits, full.logits, kept.logits, fold.task, fold.scale)
-        found.append(Variation(residual, feature, moved))
+        moved = fold.answers("wrapped").drops(full.logits, kept.logits.unsqueeze(0)).abs()
+        found.append(Variation(residual, feature, float(moved)))
     return found
 
 

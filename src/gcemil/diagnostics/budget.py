@@ -24,7 +24,6 @@ from torch import Tensor
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import (
     BagOutcome,
-    bag_outputs,
     gated_metrics,
     score_where_defined,
     subset_metrics,
@@ -33,9 +32,8 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     NetworkName,
-    NetworkView,
+    PredictedBag,
     TrainedFold,
-    network_view,
     prefix_logits,
 )
 from gcemil.diagnostics.truth import (
@@ -89,7 +87,7 @@ def measure_budget(
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             scores = rule_scores(bag, network, attribute_patches(view, chosen[network]), random=random)
             for rule, values in scores.items():
                 table.add(bag, view, RuleOnBag(rule, network, values), sizes)
@@ -146,7 +144,7 @@ class RuleTable:
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
-    def add(self, bag: FoldBag, view: NetworkView, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
+    def add(self, bag: FoldBag, view: PredictedBag, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
         """Put one rule's subsets of one bag to the test; `slides` gets the record of the last size."""
         explained = bag.explanation if ranked.rule in GATED_RULES else None
         gated = None if explained is None else explained.output.soft.logits
@@ -190,7 +188,7 @@ class RuleTable:
 
 @torch.no_grad()
 def prefix_outcomes(
-    view: NetworkView, scores: Scores, sizes: Sequence[int], gated: Logits | None
+    view: PredictedBag, scores: Scores, sizes: Sequence[int], gated: Logits | None
 ) -> list[BagOutcome]:
     """The four predictions for the first so many patches of a ranking."""
     order = ranking(scores)
@@ -208,7 +206,7 @@ def _rule_figures(
     outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
 ) -> Figures:
     """What one bag says of one subset."""
-    outputs = bag_outputs(outcome, fold.task, fold.scale_of(ranked.network))
+    outputs = fold.answers(ranked.network).read(outcome)
     removed = outputs.removed if fold.task.n_outputs > 1 else None
     selected = members(ranking(ranked.scores)[:size], n_patches=len(bag))
     return {

@@ -191,7 +191,7 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
         asked = Interventions(host, features, coords)
         return predict_kept(asked, top_k(asked.full().scores, size))
 
-    attention = top_k(bench.network(network).full().scores, size)
+    attention = top_k(bench.predict(network).full.scores, size)
     yield build_subset_way("attention", network, host, bench, attention, attention_found)
     if "occlusion" in supported_attributions(host):
         scores = supported_attributions(host)["occlusion"].scores
@@ -222,7 +222,7 @@ def list_control_ways(
 ) -> Iterator[Way]:
     """The host on as many patches by chance, and by the truth where it is known."""
     network: NetworkName = "wrapped" if fold.plain is None else "plain"
-    full, random = bench.network(network).full(), torch.rand(len(bench), generator=generator)
+    full, random = bench.predict(network).full, torch.rand(len(bench), generator=generator)
     for subset in rule_subsets(bench, network, full, random, budget=budget):
         if find_rule(subset.rule).is_control:
             yield build_subset_way(subset.rule, network, fold.host_of(network), bench, subset.selected, None)
@@ -269,7 +269,7 @@ def measure_ways(
 ) -> Iterator[tuple[Labels, Figures]]:
     """Time and memory of each way on one bag, over those of the first; with an encoder before it, from patch to answer."""
     full = ways[0]
-    asked = bench.network(full.network)
+    asked = bench.predict(full.network).asked
     one_out = [leave_out_patch(len(bench), turn) for turn in range(repeats)]
     calls = {f"predict {way.mode}": way.predict for way in ways}
     calls |= {f"explain {way.mode}": way.explain for way in ways if way.explain is not None}

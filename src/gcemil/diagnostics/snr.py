@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Interventions, bag_tensors, class_probability, recover_evidence, standardised_risk
+from gcemil.explain import Interventions, bag_tensors, recover_evidence
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.classification import confusion, macro_f1
@@ -132,7 +132,8 @@ def snr_scores(
     has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes])
     full = task_metric(task, targets, [outcome.full for outcome in outcomes])
     kept = task_metric(task, targets, [outcome.kept for outcome in outcomes])
-    outputs = [bag_outputs(outcome, task, scale) for outcome in outcomes]
+    answers = Answers(task.n_outputs, scale or RiskScale())
+    outputs = [answers.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
@@ -237,35 +238,9 @@ def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     return task.metrics(targets, predictions)[task.task_metric]
 
 
-def bag_outputs(outcome: BagOutcome, task: Task, scale: RiskScale | None = None) -> BagOutputs:
-    """Phi of X, X_S, X_notS and X_pi."""
-
-    def phi(logits: Logits) -> float:
-        return output(outcome.full, logits, task, scale or RiskScale())
-
-    return BagOutputs(
-        full=phi(outcome.full),
-        kept=phi(outcome.kept),
-        removed=None if outcome.removed is None else phi(outcome.removed),
-        gated=None if outcome.gated is None else phi(outcome.gated),
-    )
-
-
-def output(full: Logits, logits: Logits, task: Task, scale: RiskScale) -> float:
-    """Phi of one prediction; the class is the one predicted on X."""
-    if task.n_outputs == 1:
-        return standardised_risk(logits, mean=scale.mean, deviation=scale.deviation)
-    return class_probability(logits, int(full.argmax()))
-
-
-def gap(full: Logits, one: Logits, other: Logits, task: Task, scale: RiskScale) -> float:
-    """|Phi - Phi| of two predictions for one bag."""
-    return abs(output(full, one, task, scale) - output(full, other, task, scale))
-
-
 @dataclass(frozen=True)
 class Answers:
-    """How the predictions of one network are compared."""
+    """Phi, and how the predictions of one network are compared."""
 
     n_outputs: int
     scale: RiskScale
@@ -291,6 +266,23 @@ class Answers:
             return (logits[:, 0].double() - self.scale.mean) / self.scale.deviation
         return torch.softmax(logits.double(), dim=1)[:, full.argmax()]
 
+    def output(self, full: Logits, logits: Logits) -> float:
+        """Phi of one prediction; the class is the one predicted on X."""
+        return float(self.outputs(full, logits.unsqueeze(0)))
+
+    def read(self, outcome: BagOutcome) -> BagOutputs:
+        """Phi of X, X_S, X_notS and X_pi."""
+
+        def phi(logits: Logits | None) -> float | None:
+            return None if logits is None else self.output(outcome.full, logits)
+
+        return BagOutputs(
+            full=self.output(outcome.full, outcome.full),
+            kept=self.output(outcome.full, outcome.kept),
+            removed=phi(outcome.removed),
+            gated=phi(outcome.gated),
+        )
+
     def drops(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi(X) - Phi of each: what of the prediction is lost. A risk can move either way, so its size counts."""
         lost = self.outputs(full, full.unsqueeze(0)) - self.outputs(full, logits)
@@ -301,6 +293,10 @@ class Answers:
         if self.is_risk:
             return self.drops(full, logits) <= self.risk_tolerance
         return logits.argmax(dim=1) == full.argmax()
+
+    def differ(self, one: Logits, other: Logits, gap: float) -> bool:
+        """Whether two predictions, their outputs so far apart, are different answers."""
+        return gap > self.risk_tolerance if self.is_risk else int(one.argmax()) != int(other.argmax())
 
 
 @dataclass(frozen=True)

@@ -44,14 +44,13 @@ from gcemil.diagnostics.snr import (
     Tolerances,
     Verdict,
     bag_outcome,
-    bag_outputs,
     gated_metrics,
     judge_subset,
     score_where_defined,
     subset_metrics,
     task_metric,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
 from gcemil.errors import InputError
 from gcemil.explain import Explanation
@@ -316,15 +315,15 @@ def judge_subsets(
     """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
     random = torch.rand(len(bench), generator=generator)
     for network in fold.networks:
-        asked = bench.network(network)
-        full = asked.full()
-        subsets = list(rule_subsets(bench, network, full, random, budget=budget))
+        predicted = bench.predict(network)
+        subsets = list(rule_subsets(bench, network, predicted.full, random, budget=budget))
         if rivals is not None:
             size = int(subsets[0].selected.sum())
-            subsets += rival_subsets(network_view(fold, bench, network), rivals[network], size)
+            subsets += rival_subsets(predicted, rivals[network], size)
         for subset in subsets:
-            outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
-            outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
+            full = predicted.full.logits
+            outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
+            outputs = fold.answers(network).read(outcome)
             yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
 
 

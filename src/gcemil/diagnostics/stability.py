@@ -44,7 +44,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag, RowIndex
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation
@@ -301,7 +301,7 @@ class _EvidenceRules:
         """The evidence in a bag whose patches stand at `rows` of the original."""
         found: dict[RuleKey, RuleEvidence] = {}
         for network in fold.networks:
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
             oracle = None if original.oracle is None else original.oracle[rows]
             chosen = choose_attributions(fold.host_of(network), self.attributions)
@@ -310,7 +310,7 @@ class _EvidenceRules:
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
-                    kept=view.bench.kept(selected).logits,
+                    kept=view.asked.kept(selected).logits,
                     gated=_soft_logits(bag.explanation) if rule in GATED_RULES else None,
                     answers=answers,
                 )
@@ -350,16 +350,12 @@ def jaccard(one: Selected, other: Selected) -> float:
 
 def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
     """Whether the two predictions from the evidence are different answers."""
-    if one.answers.is_risk:
-        return output_gap(one, other) > one.answers.risk_tolerance
-    return int(one.kept.argmax()) != int(other.kept.argmax())
+    return one.answers.differ(one.kept, other.kept, output_gap(one, other))
 
 
 def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
     """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
-    first = one.answers.outputs(one.full, one.kept.unsqueeze(0))
-    second = other.answers.outputs(one.full, other.kept.unsqueeze(0))
-    return abs(float(first) - float(second))
+    return abs(one.answers.output(one.full, one.kept) - other.answers.output(one.full, other.kept))
 
 
 def own_gap(judged: RuleEvidence) -> float:

@@ -34,12 +34,11 @@ from torch import Tensor
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import (
-    NetworkView,
     Order,
     PartName,
+    PredictedBag,
     Ranking,
     TrainedFold,
-    network_view,
     prefix_logits,
 )
 from gcemil.diagnostics.truth import precision
@@ -100,7 +99,7 @@ def measure_subsets(
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             orders = rank_by_rules(bag, network, view, random_order=random_order)
             for k in sizes:
                 for rule, (order, steps) in _candidate_policies(orders).items():
@@ -132,7 +131,7 @@ def _candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, in
 
 
 def disjoint_candidates(
-    view: NetworkView, order: Order, judge: Sufficiency, *, k: int, steps: int
+    view: PredictedBag, order: Order, judge: Sufficiency, *, k: int, steps: int
 ) -> list[_Candidate]:
     """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended."""
     candidates: list[_Candidate] = []
@@ -146,7 +145,7 @@ def disjoint_candidates(
 
 
 def _next_candidate(
-    view: NetworkView, left: Ranking, judge: Sufficiency, *, k: int, steps: int
+    view: PredictedBag, left: Ranking, judge: Sufficiency, *, k: int, steps: int
 ) -> _Candidate:
     """The shortest sufficient prefix of the patches left, or the last one tried."""
     sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
@@ -159,7 +158,7 @@ def _next_candidate(
 
 
 def subset_figures(
-    view: NetworkView, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
+    view: PredictedBag, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
 ) -> Figures:
     """The columns of the paper's table for one bag."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
@@ -179,11 +178,11 @@ def subset_figures(
     return figures
 
 
-def _removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -> float | None:
+def _removal_drop(view: PredictedBag, patches: Ranking | None, answers: Answers) -> float | None:
     """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
     if patches is None:
         return None
-    removed = view.bench.removed(members(patches, n_patches=len(view.embedded.tokens)))
+    removed = view.asked.removed(members(patches, n_patches=len(view)))
     return None if removed is None else float(answers.drops(view.full.logits, removed.logits.unsqueeze(0)))
 
 

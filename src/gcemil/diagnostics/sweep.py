@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, score_where_defined, subset_metrics, task_metric
+from gcemil.diagnostics.snr import BagOutcome, score_where_defined, subset_metrics, task_metric
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import InputError, UsageError
@@ -138,7 +138,7 @@ class SubsetCache:
 def _cell_figures(
     outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
 ) -> Figures:
-    outputs = bag_outputs(outcome, fold.task, fold.scale)
+    outputs = fold.answers("wrapped").read(outcome)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
         {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}

@@ -62,7 +62,6 @@ DEFAULT_BUDGET = 0.05
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
-NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
 
 
 class FoldBag:
@@ -88,18 +87,13 @@ class FoldBag:
         embedded = None if self.explanation is None else self.explanation.output.embedded
         return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
 
-    @cached_property
-    def plain(self) -> Interventions | None:
-        """Questions to the plain host, where there is one."""
-        host = self._fold.plain
-        return None if host is None else Interventions(host, self.features, self.coords)
-
-    def network(self, name: NetworkName) -> Interventions:
-        """The interventions under one of the two networks."""
-        found = self.wrapped if name == "wrapped" else self.plain
-        if found is None:
-            raise RunError(NO_PLAIN_HOST)
-        return found
+    def predict(self, network: NetworkName) -> PredictedBag:
+        """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
+        host = self._fold.host_of(network)
+        if network == "wrapped" and self.explanation is not None:
+            output = self.explanation.output
+            return PredictedBag(host, self.features, self.coords, output.embedded, output.full)
+        return predict_bag(host, self.features, self.coords)
 
     @cached_property
     def truth(self) -> Tensor | None:
@@ -185,7 +179,7 @@ class TrainedFold:
         if network == "wrapped":
             return self.host
         if self.plain is None:
-            raise RunError(NO_PLAIN_HOST)
+            raise RunError("There is no plain host to compare with. Name its run with --against.")
         return self.plain
 
     @property
@@ -195,11 +189,8 @@ class TrainedFold:
 
     def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
         """How predictions of one network are compared, in units of that network's own training risks."""
-        return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
-
-    def scale_of(self, network: NetworkName) -> RiskScale:
-        """How the risks of a network are standardised."""
-        return self.scale if network == "wrapped" else self.plain_scale
+        scale = self.scale if network == "wrapped" else self.plain_scale
+        return Answers(self.task.n_outputs, scale, risk_tolerance)
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
         """The bags of a part."""
@@ -240,7 +231,7 @@ Order = Int[Tensor, "n"]
 
 @dataclass(frozen=True, eq=False)
 class PredictedBag:
-    """A bag embedded and pooled once by a host in evaluation mode: the pass that every attribution starts from."""
+    """A bag embedded and pooled once by a host in evaluation mode: where every attribution and every subset starts."""
 
     host: Host
     features: Tensor
@@ -262,6 +253,18 @@ class PredictedBag:
     def logit(self) -> Float[Tensor, ""]:
         """The explained output on the whole bag."""
         return self.full.logits[self.index]
+
+    @cached_property
+    def asked(self) -> Interventions:
+        """The interventions on the bag, which is not embedded again."""
+        return Interventions(self.host, self.features, self.coords, embedded=self.embedded)
+
+    @cached_property
+    def linear(self) -> LinearPooling | None:
+        """None for a host whose patches see each other before they are pooled."""
+        form = linear_form(self.host)
+        with torch.no_grad():
+            return None if form is None else form(self.embedded)
 
 
 @torch.no_grad()
@@ -298,64 +301,19 @@ def _pool_prefixes(
     return torch.cat([pooled(part) - pooled(-part) for part in columns], dim=1)
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkView:
-    """One bag under one network, embedded once."""
-
-    predicted: PredictedBag
-    bench: Interventions
-
-    @property
-    def host(self) -> Host:
-        """The network's host."""
-        return self.predicted.host
-
-    @property
-    def embedded(self) -> Any:
-        """The bag as the host embedded it, of the host's own kind."""
-        return self.predicted.embedded
-
-    @property
-    def full(self) -> HostOutput:
-        """What the host says of the whole bag."""
-        return self.predicted.full
-
-    @cached_property
-    def linear(self) -> LinearPooling | None:
-        """None for a host whose patches see each other before they are pooled."""
-        form = linear_form(self.host)
-        with torch.no_grad():
-            return None if form is None else form(self.embedded)
-
-
 @torch.no_grad()
-def network_view(fold: TrainedFold, bag: FoldBag, network: NetworkName) -> NetworkView:
-    """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
-    host = fold.host_of(network)
-    if network == "wrapped" and bag.explanation is not None:
-        output = bag.explanation.output
-        return view_bag(PredictedBag(host, bag.features, bag.coords, output.embedded, output.full))
-    return view_bag(predict_bag(host, bag.features, bag.coords))
-
-
-def view_bag(bag: PredictedBag) -> NetworkView:
-    """A predicted bag with the interventions on it."""
-    return NetworkView(bag, Interventions(bag.host, bag.features, bag.coords, embedded=bag.embedded))
-
-
-@torch.no_grad()
-def prefix_logits(view: NetworkView, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
+def prefix_logits(bag: PredictedBag, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
-    if view.linear is None:
-        return torch.stack([_pool_prefix(view, order[:size]).logits for size in sizes])
-    pooled = _pool_prefixes(view.linear, order, sizes)
-    return view.linear.read_out(pooled.to(view.full.logits.dtype))
+    if bag.linear is None:
+        return torch.stack([_pool_prefix(bag, order[:size]).logits for size in sizes])
+    pooled = _pool_prefixes(bag.linear, order, sizes)
+    return bag.linear.read_out(pooled.to(bag.full.logits.dtype))
 
 
-def _pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
+def _pool_prefix(bag: PredictedBag, patches: Ranking) -> HostOutput:
     """What the host says of these patches alone."""
-    n_patches = len(view.embedded.tokens)
+    n_patches = len(bag)
     # The whole bag is the dearest prefix, and its answer is known.
     if len(patches) == n_patches:
-        return view.full
-    return view.bench.kept(members(patches, n_patches=n_patches))
+        return bag.full
+    return bag.asked.kept(members(patches, n_patches=n_patches))

@@ -22,11 +22,11 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
 from gcemil.diagnostics.snr import (
+    Answers,
     BagOutputs,
     RiskScale,
     Tolerances,
     bag_outcome,
-    bag_outputs,
     judge_subset,
 )
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, TrainedFold, read_risk_scale
@@ -105,6 +105,11 @@ class FoldNetwork:
             model=model.loaded.model,
             scale=read_risk_scale(folder.run.path, folder.number),
         )
+
+    @property
+    def answers(self) -> Answers:
+        """How its predictions are compared."""
+        return Answers(self.task.n_outputs, self.scale)
 
     @property
     def model_hash(self) -> str:
@@ -306,7 +311,7 @@ def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) 
             )
         return None
     network, is_judged = asked.network, options.unit == "region"
-    judge = RegionJudge(network.task, network.scale, options.tolerances, MAX_REGIONS if is_judged else 0)
+    judge = RegionJudge(network.answers, options.tolerances, MAX_REGIONS if is_judged else 0)
     verdicts = judge.judge(asked.asked, chosen.full, asked.bag, regions)
     return _BagRegions(regions.number.numpy(), tuple(verdicts), is_judged)
 
@@ -321,7 +326,7 @@ def _certify(
     network, found, bag = asked.network, asked.explanation, asked.bag
     gates = None if found is None else found.output.log_gates
     outcome = bag_outcome(asked.asked, chosen.selected, gates, full=chosen.full)
-    outputs = bag_outputs(outcome, network.task, network.scale)
+    outputs = network.answers.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
 
     def prediction(logits: Logits | None, output: float | None) -> Prediction | None:
