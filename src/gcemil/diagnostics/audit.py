@@ -278,13 +278,12 @@ class _AuditTable:
             self.task,
             scale=self.scale,
         )
-        row = mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
         metrics: Figures = {
             "evidence_sufficiency": scores.evidence_sufficiency,
             "keep_only_drop": scores.keep_only_drop,
             "complement_degradation": scores.complement_degradation,
         }
-        return replace(row, values=metrics | row.values)
+        return mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials], metrics)
 
     def figures(self, trial: _AuditTrial) -> Figures:
         """What is said of one bag."""

@@ -38,7 +38,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.evidence.curvature import greedy_bound_factor, total_curvature
 from gcemil.explain import Explanation
-from gcemil.findings import Finding, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
 from gcemil.recovery.recover import LazyGreedy, members
@@ -219,22 +219,12 @@ def measure_bounds(fold: TrainedFold) -> Finding:
     slides: list[dict[str, Any]] = []
     for bench in fold.bags("test"):
         slides += _bound_records(fold.model, bench, generator)
-    rules = dict.fromkeys(record["rule"] for record in slides)
-    rows = [
-        mean_row(
-            {"rule": rule, "network": "wrapped"},
-            [{name: record[name] for name in BOUND_FIGURES} for record in slides if record["rule"] == rule],
-        )
-        for rule in rules
-    ]
+    rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (
         "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor is 1 - 1/e: a bound for the "
         "worst case, far below what greedy selection reaches."
     )
-    return Finding("bounds", tuple(rows), slides=tuple(slides), notes=(note,), settings={"seed": fold.seed})
-
-
-BOUND_FIGURES = ("curvature", "greedy_factor", "utility_share", "greedy_share")
+    return Finding("bounds", rows, slides=tuple(slides), notes=(note,), settings={"seed": fold.seed})
 
 
 @torch.no_grad()

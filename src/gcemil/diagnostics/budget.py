@@ -14,7 +14,7 @@ better side, so survival has the absolute ones only. Rules: rules.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import (
     BagOutcome,
+    explain_missing_metric,
     gated_metrics,
     score_where_defined,
     subset_metrics,
-    task_metric,
 )
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -36,10 +36,8 @@ from gcemil.diagnostics.trained_fold import (
     TrainedFold,
     prefix_logits,
 )
-from gcemil.diagnostics.truth import (
-    truth_figures,
-)
-from gcemil.errors import InputError, UsageError
+from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
+from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
@@ -176,14 +174,11 @@ class RuleTable:
         if dropped := dict.fromkeys(key.rule for key in self.tallies if key not in complete):
             yield f"Left out, because some bags cannot have them: {', '.join(dropped)}."
         if not any(key.rule == "oracle" for key in self.tallies):
-            yield "The cohort has no truth: there is neither an oracle row nor a figure against truth."
+            yield NO_TRUTH
         if self._fold.model is None:
             yield "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
-        try:
-            full = [outcome.full for outcome in next(iter(complete.values())).outcomes]
-            task_metric(self._fold.task, self._fold.targets(), full)
-        except InputError as error:
-            yield f"No task metric on these bags: {error}"
+        full = [outcome.full for outcome in next(iter(complete.values())).outcomes]
+        yield from explain_missing_metric(self._fold.task, self._fold.targets(), full)
 
 
 @torch.no_grad()
@@ -223,8 +218,8 @@ def _rule_figures(
 def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
-    row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
-    return Row(row.labels, {**values, **row.values, **_median_figures(figures)}, row.deviations)
+    row = mean_row({**vars(key), "comparison": "full-kept"}, figures, values)
+    return replace(row, values={**row.values, **_median_figures(figures)})
 
 
 def _median_figures(figures: Sequence[Figures]) -> Figures:
@@ -235,5 +230,4 @@ def _median_figures(figures: Sequence[Figures]) -> Figures:
 def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
     figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
-    row = mean_row({**vars(key), "comparison": "soft-kept"}, figures)
-    return Row(row.labels, {**values, **row.values}, row.deviations)
+    return mean_row({**vars(key), "comparison": "soft-kept"}, figures, values)

@@ -28,21 +28,13 @@ from gcemil.diagnostics.snr import Answers, Tolerances, bag_outcome, judge_subse
 from gcemil.diagnostics.trained_fold import PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Scores, Selected
 
 MAX_ASKED = 16
 """Regions of a bag that are asked one by one."""
-FIGURES = (
-    "regions_per_slide",
-    "region_patches",
-    "region_sufficient_share",
-    "region_necessary_share",
-    "regions_reached_share",
-    "regions_needed",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +152,7 @@ def measure_regions(
                 records.append({**labels, **judge_rule(bench.bag, view, subset, judge)})
     return Finding(
         name="regions",
-        rows=tuple(_region_rows(records)),
+        rows=mean_rows(records, ("rule", "network")),
         slides=tuple(records),
         notes=tuple(_region_notes(placeless, records, max_regions)),
         settings={
@@ -193,15 +185,6 @@ def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> di
         "regions_reached_share": float(needed is not None),
         "regions_needed": None if needed is None else float(needed),
     }
-
-
-def _region_rows(records: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """Means over the bags by rule and network."""
-    for rule, network in dict.fromkeys((one["rule"], one["network"]) for one in records):
-        own = [one for one in records if (one["rule"], one["network"]) == (rule, network)]
-        yield mean_row(
-            {"rule": rule, "network": network}, [{name: one[name] for name in FIGURES} for one in own]
-        )
 
 
 def _region_notes(

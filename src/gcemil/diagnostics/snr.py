@@ -229,6 +229,15 @@ def score_where_defined(task: Task) -> Score:
     return score
 
 
+def explain_missing_metric(task: Task, targets: Tensor, full: Sequence[Logits]) -> list[str]:
+    """Why M does not exist on these bags, if so."""
+    try:
+        task_metric(task, targets, full)
+    except InputError as error:
+        return [f"No task metric on these bags: {error}"]
+    return []
+
+
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     """M: Macro-F1 or C-index."""
     predictions = task.prediction(torch.stack([one.cpu() for one in logits]))

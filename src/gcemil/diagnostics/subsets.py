@@ -43,7 +43,7 @@ from gcemil.diagnostics.trained_fold import (
 )
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
 
@@ -93,7 +93,6 @@ def measure_subsets(
         network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
         for network in fold.networks
     }
-    found: dict[tuple[str, str, int], list[Figures]] = {}
     slides: list[dict[str, Any]] = []
     for bag in fold.bags(part):
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
@@ -106,12 +105,9 @@ def measure_subsets(
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(view, candidates, judge.answers, random_order)
                     figures["precision"] = _first_precision(candidates, bag.truth)
-                    found.setdefault((rule, network, k), []).append(figures)
-                    slides.append(_subset_record(bag.bag.bag_id, rule, network, k, figures))
-    rows = tuple(
-        mean_row({"rule": rule, "network": network, "k": str(k)}, per_slide)
-        for (rule, network, k), per_slide in found.items()
-    )
+                    slides.append(
+                        {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
+                    )
     settings = {
         "sizes": list(sizes),
         "tolerance": tolerance,
@@ -121,6 +117,7 @@ def measure_subsets(
         "max_subsets": MAX_SUBSETS,
         "max_steps": MAX_STEPS,
     }
+    rows = mean_rows(slides, ("rule", "network", "k"))
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
 
 
@@ -191,10 +188,6 @@ def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> 
     if truth is None or not bool(truth.any()):
         return None
     return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
-
-
-def _subset_record(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
-    return {"bag_id": bag_id, "rule": rule, "network": network, "k": k, **figures}
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, score_where_defined, subset_metrics, task_metric
+from gcemil.diagnostics.snr import BagOutcome, explain_missing_metric, score_where_defined, subset_metrics
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
@@ -63,7 +63,9 @@ def measure_sweep(
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()
     rows = tuple(_cell_row(key, record, targets, fold) for key, record in records.items())
-    return Finding("sweep", rows, notes=_metric_notes(records, targets, fold), settings=settings)
+    full = [outcome.full for outcome in next(iter(records.values())).outcomes]
+    notes = tuple(explain_missing_metric(fold.task, targets, full))
+    return Finding("sweep", rows, notes=notes, settings=settings)
 
 
 def sweep_bag(
@@ -150,22 +152,8 @@ def _cell_figures(
 
 def _cell_row(key: CellKey, record: _CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
     rule, threshold, target = key
-    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": _target_label(target)}
-    row = mean_row(labels, record.per_bag)
+    wanted = "none" if target is None else f"{target:g}"
+    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
     found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
     values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
-    return Row(labels, {**row.values, **values}, row.deviations)
-
-
-def _metric_notes(records: dict[CellKey, _CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
-    """Why the task metric does not exist on these bags, if so."""
-    outcomes = next(iter(records.values())).outcomes
-    try:
-        task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
-    except InputError as error:
-        return (f"No task metric on these bags: {error}",)
-    return ()
-
-
-def _target_label(target: float | None) -> str:
-    return "none" if target is None else f"{target:g}"
+    return mean_row(labels, record.per_bag, values)

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.files import write_bytes
 from gcemil.findings import Row
 from gcemil.metrics import METRICS
@@ -22,23 +23,6 @@ from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_nam
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
-QUESTIONS = {
-    "snr": "Is the evidence sufficient, necessary and recoverable?",
-    "budget": "Which rule finds the best patches, all having the same number?",
-    "posthoc": "Do explanations made after training do as well?",
-    "subsets": "How many disjoint subsets would be evidence enough?",
-    "regions": "Which connected regions are enough, which are needed?",
-    "stability": "Does the evidence stay when bag or seed change a little?",
-    "localisation": "Does it lie on the annotated lesions?",
-    "failures": "Which slides fail, and how?",
-    "cost": "What does the evidence cost, and what does it save?",
-    "guarantee": "Which evidence size keeps the prediction, with which promise?",
-    "adaptive": "How few patches does a slide need, and which rule picks them best?",
-    "bounds": "How near is repair to the best coverage, and what is promised of it?",
-    "sweep": "How do threshold and coverage target move the result?",
-    "significance": "Is the run better than the plain host, and how surely?",
-}
-"""Every diagnostic and what it answers, in the words of `gcemil diagnose`."""
 LARGEST_SVG = 400_000
 """Bytes above which a page shows a JPEG instead: tissue is large as PNG. The files are complete either way."""
 

@@ -6,9 +6,10 @@ import yaml
 from markupsafe import Markup
 
 from gcemil.bags.fingerprint import content_hash
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.report.html import Section, collapse, command, element, join_markup, render_rows
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import QUESTIONS, Context
+from gcemil.report.sections.context import Context
 from gcemil.runs.folder import FoldFolder
 
 SHOWN_DIGITS = 16

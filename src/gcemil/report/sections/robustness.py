@@ -10,10 +10,10 @@ from functools import partial
 
 from markupsafe import Markup
 
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.findings import Finding, Row
 from gcemil.report.html import Section, collapse, element, join_markup, paragraph, render_table
 from gcemil.report.sections.context import (
-    QUESTIONS,
     RULE_HEADINGS,
     Context,
     Naming,
