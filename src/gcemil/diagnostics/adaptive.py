@@ -29,13 +29,7 @@ from torch import Tensor
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    Order,
-    PredictedBag,
-    TrainedFold,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import FoldBag, Order, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
 from gcemil.recovery.growth import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix

@@ -29,13 +29,7 @@ from gcemil.diagnostics.snr import (
     score_where_defined,
     subset_metrics,
 )
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    NetworkName,
-    PredictedBag,
-    TrainedFold,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row

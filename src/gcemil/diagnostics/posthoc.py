@@ -39,13 +39,7 @@ from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    PredictedBag,
-    TrainedFold,
-    predict_bag,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
 from gcemil.findings import Finding

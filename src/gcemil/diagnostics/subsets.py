@@ -33,14 +33,7 @@ from torch import Tensor
 
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import (
-    Order,
-    PartName,
-    PredictedBag,
-    Ranking,
-    TrainedFold,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import Order, PartName, PredictedBag, Ranking, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_rows

@@ -21,14 +21,7 @@ from gcemil.bags.bag import Bag, grid_stride
 from gcemil.bags.fingerprint import content_hash
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import (
-    Answers,
-    BagOutputs,
-    RiskScale,
-    Tolerances,
-    bag_outcome,
-    judge_subset,
-)
+from gcemil.diagnostics.snr import Answers, BagOutputs, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, TrainedFold, read_risk_scale
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag, slide_evidence

@@ -14,7 +14,8 @@ from scipy import ndimage
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.claim import ORACLE_MEANING, describe_networks, make_claim, read_judged_slides
-from gcemil.report.run_data import FoldData
+from gcemil.report.run_data import FoldData, find_predicted_class
+from gcemil.runs.folder import FoldFolder
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
@@ -25,7 +26,7 @@ Key = tuple[bool, bool, bool, bool, int]
 def describe_run(session: ViewerSession) -> dict[str, Any]:
     """The run in a few words, its slides, and the one to open first."""
     fold = session.fold
-    data = FoldData(session.folder, fold.fold)
+    data = FoldData(FoldFolder(session.folder))
     outcomes = _read_outcomes(data)
     facts = {
         slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
@@ -106,10 +107,8 @@ def _read_outcomes(data: FoldData) -> dict[str, dict[str, str]]:
     """Target and predicted class of every test slide; a risk has no class."""
     found = {}
     for row in data.predictions("full") or []:
-        shares = {name: float(value) for name, value in row.items() if name.startswith("prob_")}
-        predicted = (
-            {"predicted": max(shares, key=lambda name: shares[name]).removeprefix("prob_")} if shares else {}
-        )
+        found_class = find_predicted_class(row)
+        predicted = {} if found_class is None else {"predicted": found_class}
         for slide_id in row["slide_id"].split("|"):
             found[slide_id] = {"target": row.get("target", ""), **predicted}
     return found

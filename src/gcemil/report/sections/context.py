@@ -15,9 +15,9 @@ from PIL import Image
 
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.files import write_bytes
-from gcemil.findings import Row
+from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture
+from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture, render_table
 from gcemil.report.run_data import RunData
 from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 from gcemil.rules import CONTROLS, order_rules
@@ -82,11 +82,46 @@ class Context:
         rival = "" if against is None else f" --against {quote_path(against)}"
         return f"gcemil diagnose {quote_path(self.run.folder)}{rival} --only {name}"
 
-    def list_unmeasured(self, name: str) -> Markup:
-        """Note a diagnostic that was not made for the list at the end; nothing in its place."""
+    def find(self, name: str) -> Finding | None:
+        """What a diagnostic found; one that was not made is noted for the list at the end."""
+        found = self.run.finding(name)
+        if found is None:
+            self.list_unmeasured(name)
+        return found
+
+    def list_unmeasured(self, name: str) -> None:
+        """Note a diagnostic that was not made for the list at the end."""
         if name not in self.unmeasured:
             self.unmeasured.append(name)
-        return EMPTY
+
+    def render_rows(
+        self,
+        rows: Sequence[Row],
+        metrics: Sequence[str],
+        *,
+        labels: Mapping[str, str] | None = None,
+        naming: Mapping[str, Naming] | None = None,
+        caption: str = "",
+        notes: Sequence[str] = (),
+        grouped: bool = True,
+        bold: bool = True,
+        within: str = "",
+    ) -> Markup:
+        """Rows of a finding as a table, by default one line per rule and network."""
+        words: dict[str, Naming] = {"network": self.name_network, **(naming or {})}
+        return render_table(
+            finding_table(
+                rows,
+                labels or RULE_HEADINGS,
+                metrics,
+                caption=caption,
+                notes=notes,
+                naming=words,
+                grouped=grouped,
+                bold=bold,
+                within=within,
+            )
+        )
 
     def list_missing(self, what: str, remedy: str) -> Markup:
         """Note what cannot be shown for the list at the end; nothing in its place."""

@@ -126,7 +126,8 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     """Disjoint sufficient subsets, drawn again from the rankings: the finding keeps their number, not their patches."""
     records = context.run.slides("subsets")
     if not records:
-        return context.list_unmeasured("subsets")
+        context.list_unmeasured("subsets")
+        return EMPTY
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
         text = f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gcemil.report.claim import (
-    ORACLE_MEANING,
-    Claim,
-    RuleSlides,
-    describe_networks,
-    group_rules,
-    make_claim,
-)
+from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
 from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
 from gcemil.report.sections.context import Context
 
@@ -52,7 +45,7 @@ def render_lead(context: Context) -> Markup:
             arm,
             folds,
             f"{context.count_units(len(run.bags))} tested",
-            f"seed {run.settings.get('seed')}",
+            f"seed {run.settings.seed}",
         ]
     )
     return join_markup(
@@ -69,11 +62,10 @@ def render_lead(context: Context) -> Markup:
 
 def _render_answer(context: Context) -> Markup:
     """The sentence that follows from the counts, the three criteria, and every rule in a table."""
-    claim = _read_claim(context)
+    claim, finding = _read_claim(context), context.run.finding("snr")
     if claim is None:
-        missing = paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
-        return join_markup([missing, context.list_unmeasured("snr")])
-    finding = context.run.finding("snr")
+        context.list_unmeasured("snr")
+        return paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
     settings = {} if finding is None else finding.settings
     rules = list_rules(context)
     beside = [one for one in rules if one is not claim.own and _is_beside(one, claim)]

@@ -29,15 +29,7 @@ from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
 from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
-from gcemil.report.html import (
-    EMPTY,
-    Section,
-    element,
-    join_markup,
-    paragraph,
-    picture,
-    render_rows,
-)
+from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph, picture, render_rows
 from gcemil.report.run_data import FoldData, RunData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.examples import list_anchor_letters
@@ -55,7 +47,6 @@ from gcemil.report.style import (
     shorten_label,
     spread_positions,
 )
-from gcemil.runs.folder import FoldFolder
 
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
@@ -80,7 +71,7 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
         parts.append(
             context.figures.save(
                 "mechanism",
-                draw_mechanism(example.evidence, threshold=read_threshold(context.run)),
+                draw_mechanism(example.evidence, threshold=context.run.evidence.selection_threshold),
                 alt="Responses, gates, coverage, threshold and repair of one slide",
                 caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only "
                 "where it reads morphology.",
@@ -90,10 +81,10 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
 
 
 def _render_method(context: Context) -> Markup:
-    evidence = EvidenceSettings.model_validate(context.run.settings["evidence"])
+    evidence = context.run.evidence
     return context.figures.save(
         "method",
-        draw_method(describe_method(evidence, str(context.run.settings["host"]["name"]))),
+        draw_method(describe_method(evidence, context.run.host)),
         alt="The parts of the model and what passes between them",
         caption="The parts of this run's model in the order the data travels, with its own settings. "
         + (
@@ -106,9 +97,9 @@ def _render_method(context: Context) -> Markup:
 
 def _render_adapter(context: Context) -> Markup:
     """The paper's Mechanism 1, for a recipe that has it."""
-    if not EvidenceSettings.model_validate(context.run.settings["evidence"]).morphology_term:
+    if not context.run.evidence.morphology_term:
         return EMPTY
-    fold = FoldFolder(context.run.folds[0].folder)
+    fold = context.run.folds[0].files
     if not fold.adapter.is_file():
         return context.list_missing(
             "The feature adapter of this run was not measured.",
@@ -171,16 +162,6 @@ def draw_method(parts: Sequence[tuple[str, str]]) -> Figure:
     return figure
 
 
-def read_threshold(run: RunData) -> float:
-    """Above it a gate is open."""
-    return EvidenceSettings.model_validate(run.settings["evidence"]).selection_threshold
-
-
-def read_weight_share(run: RunData) -> float:
-    """Anchors below this share of the largest weight do not count for a prediction."""
-    return EvidenceSettings.model_validate(run.settings["evidence"]).recovery.min_weight_share
-
-
 def _render_gates(context: Context) -> Markup:
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
@@ -192,7 +173,7 @@ def _render_gates(context: Context) -> Markup:
     epochs = [int(record["epoch"]) for record in records]
     figure = draw_gate_histograms(
         epochs, np.array([record["gate_histogram"] for record in records], dtype=float),
-        threshold=read_threshold(context.run),
+        threshold=context.run.evidence.selection_threshold,
         open_share=float(records[-1]["evidence_fraction"]),
     )  # fmt: skip
     return context.figures.save(
@@ -211,8 +192,8 @@ def _render_anchors(context: Context) -> Markup:
         remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
         return context.list_missing("The fold has no evidence files.", remedy)
     prompts, coverage = found
-    recovery = context.run.settings["evidence"]["recovery"]
-    target = None if recovery.get("reachable") else float(recovery["coverage_target"])
+    recovery = context.run.evidence.recovery
+    target = None if recovery.reachable else recovery.coverage_target
     kind = "a share of what the whole bag covers" if target is None else "the dashed line"
     return join_markup(
         [
