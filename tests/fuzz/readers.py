@@ -814,7 +814,7 @@ def build_networks(folder: Path) -> None:
     from gcemil.features.extract import FeatureOrigin
 
     fitted = FittedPrefilter(
-        Student(4).eval(), PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}
+        PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}, Student(4).eval()
     )
     save_prefilter(folder / "gce" / "fold_0" / "prefilter.safetensors", fitted)
 

@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
 from gcemil.bags.annotations.shapes import polygon_overlap
 from gcemil.bags.arrays import Bounds
+from gcemil.diagnostics.paired_tests import percentile_interval
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row, read_finding
 from gcemil.rules import find_rule, order_rules
@@ -46,7 +47,6 @@ MARK_NAMES: dict[str, tuple[str, ...]] = {
 MIN_COVER = 0.5
 """Share of a patch under marks that makes it judged."""
 POSITIVE, NEGATIVE, NOT_JUDGED = 1, -1, 0
-CONFIDENCE = 0.95
 FIGURES = ("precision", "recall", "kappa")
 
 Verdicts = Int[np.ndarray, "n"]
@@ -257,8 +257,7 @@ def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
     there = values[np.isfinite(values)]
     if 2 * len(there) < len(values) or not len(there):
         return None
-    low, high = np.quantile(there, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    return percentile_interval(there)
 
 
 def _number(value: Any) -> float | None:

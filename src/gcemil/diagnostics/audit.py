@@ -21,8 +21,8 @@ training risks of a foreign model are not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -43,7 +43,8 @@ from gcemil.diagnostics.snr import (
     Tolerances,
     bag_outcome,
     judge_subset,
-    snr_scores,
+    subset_metrics,
+    task_metric,
 )
 from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
@@ -272,17 +273,9 @@ class _AuditTable:
 
     def full_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Sufficiency, necessity, size and truth."""
-        scores = snr_scores(
-            [replace(trial.outcome, gated=None) for trial in trials],
-            self.targets,
-            self.task,
-            scale=self.scale,
-        )
-        metrics: Figures = {
-            "evidence_sufficiency": scores.evidence_sufficiency,
-            "keep_only_drop": scores.keep_only_drop,
-            "complement_degradation": scores.complement_degradation,
-        }
+        score = partial(task_metric, self.task)
+        metrics = subset_metrics([trial.outcome for trial in trials], self.targets, score)
+        metrics.pop("task_metric")
         return mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials], metrics)
 
     def figures(self, trial: _AuditTrial) -> Figures:

@@ -41,7 +41,7 @@ from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
-from gcemil.recovery.recover import LazyGreedy, members
+from gcemil.recovery.recover import greedy_subset
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]
@@ -246,17 +246,3 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
         }
         records.append({"bag_id": bench.bag.bag_id, "rule": rule, **shared, **shares})
     return records
-
-
-def greedy_subset(responses: Responses, weights: AnchorWeights, size: int) -> Selected:
-    """The patches that greedy selection takes from nothing; fewer where no further patch adds anything."""
-    nothing = torch.zeros(len(responses), dtype=torch.bool)
-    greedy = LazyGreedy(responses, weights, selected=nothing, candidates=~nothing)
-    chosen: list[int] = []
-    while len(chosen) < size:
-        patch, gain = greedy.best()
-        if gain <= 0.0:
-            break
-        greedy.add(patch)
-        chosen.append(patch)
-    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses))

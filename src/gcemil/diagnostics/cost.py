@@ -50,7 +50,14 @@ from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
 from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import task_metric
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
+from gcemil.diagnostics.trained_fold import (
+    DEFAULT_BUDGET,
+    FoldBag,
+    NetworkName,
+    PredictedBag,
+    TrainedFold,
+    predict_bag,
+)
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
@@ -180,41 +187,28 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
 
         def evidence_found() -> Logits:
             output = model(features, coords, step=step)
-            return predict_kept(
-                Interventions(fold.host, features, coords, embedded=output.embedded),
-                recover_evidence(model, output, coords).selected,
-            )
+            asked = Interventions(fold.host, features, coords, embedded=output.embedded)
+            return asked.kept(recover_evidence(model, output, coords).selected).logits
 
         yield build_subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
-        return predict_kept(asked, top_k(asked.full().scores, size))
+        return asked.kept(top_k(asked.full().scores, size)).logits
 
     attention = top_k(bench.predict(network).full.scores, size)
     yield build_subset_way("attention", network, host, bench, attention, attention_found)
-    if "occlusion" in supported_attributions(host):
-        scores = supported_attributions(host)["occlusion"].scores
+    found = supported_attributions(host)
+    for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
+        if name in found:
 
-        def occlusion_found() -> Logits:
-            return predict_kept(
-                Interventions(host, features, coords),
-                top_k(scores(predict_bag(host, features, coords)), size),
-            )
+            def choose(scores: Callable[[PredictedBag], Tensor] = found[name].scores) -> Selected:
+                return top_k(scores(predict_bag(host, features, coords)), size)
 
-        chosen = top_k(scores(predict_bag(host, features, coords)), size)
-        yield build_subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
-    if GRADIENTS in supported_attributions(host):
-        attribute = supported_attributions(host)[GRADIENTS].scores
+            def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
+                return Interventions(host, features, coords).kept(choose()).logits
 
-        def gradients_found() -> Logits:
-            return predict_kept(
-                Interventions(host, features, coords),
-                top_k(attribute(predict_bag(host, features, coords)), size),
-            )
-
-        chosen = top_k(attribute(predict_bag(host, features, coords)), size)
-        yield build_subset_way(GRADIENTS, network, host, bench, chosen, gradients_found)
+            yield build_subset_way(mode, network, host, bench, choose(), attribution_found)
 
 
 def list_control_ways(
@@ -249,10 +243,6 @@ def build_subset_way(
     rows = bench.features[selected]
     coords = None if bench.coords is None else bench.coords[selected]
     return Way(mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords))
-
-
-def predict_kept(asked: Interventions, selected: Selected) -> Logits:
-    return asked.kept(selected).logits
 
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,8 +37,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.explain import Interventions, bag_tensors, recover_evidence
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
-from gcemil.tasks.classification import confusion, macro_f1
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, as_array
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
 
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
@@ -129,21 +129,24 @@ def snr_scores(
     """The scores of one rule from its outcomes, bag by bag."""
     if not outcomes:
         raise UsageError("S/N/R needs at least one bag.")
-    has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes])
-    full = task_metric(task, targets, [outcome.full for outcome in outcomes])
-    kept = task_metric(task, targets, [outcome.kept for outcome in outcomes])
+    full, kept = (
+        task_metric(task, targets, [getattr(outcome, name) for outcome in outcomes])
+        for name in ("full", "kept")
+    )
     answers = Answers(task.n_outputs, scale or RiskScale())
     outputs = [answers.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
         evidence_sufficiency=kept,
-        complement_degradation=degradation(outcomes, targets, has_complement, task),
+        complement_degradation=subset_metrics(outcomes, targets, partial(task_metric, task))[
+            "complement_degradation"
+        ],
         cd_gap=sum(cd_gaps) / len(cd_gaps) if cd_gaps else None,
         full_kept_gap=sum(one.full_kept_gap for one in outputs) / len(outputs),
         evidence_fraction=sum(outcome.fraction for outcome in outcomes) / len(outcomes),
         n_bags=len(outcomes),
-        n_whole_bags=int((~has_complement).sum()),
+        n_whole_bags=sum(outcome.removed is None for outcome in outcomes),
     )
 
 
@@ -168,18 +171,6 @@ def snr(
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
     return snr_scores(outcomes, targets, task, scale=scale)
-
-
-def degradation(
-    outcomes: Sequence[BagOutcome], targets: Tensor, has_complement: Tensor, task: Task
-) -> float | None:
-    """M(X) - M(X_notS) over the bags that have a complement."""
-    if not bool(has_complement.any()):
-        return None
-    counted = targets[has_complement]
-    full = task_metric(task, counted, [o.full for o in outcomes if o.removed is not None])
-    removed = task_metric(task, counted, [o.removed for o in outcomes if o.removed is not None])
-    return full - removed
 
 
 def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
@@ -240,11 +231,7 @@ def explain_missing_metric(task: Task, targets: Tensor, full: Sequence[Logits]) 
 
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     """M: Macro-F1 or C-index."""
-    predictions = task.prediction(torch.stack([one.cpu() for one in logits]))
-    if task.task_metric == "macro_f1":
-        # `task.metrics` wants an AUC as well, which does not exist where the bags with a complement are of one class.
-        return macro_f1(confusion(as_array(targets), as_array(predictions)))
-    return task.metrics(targets, predictions)[task.task_metric]
+    return measure_task_metric(task, targets, torch.stack([one.cpu() for one in logits]))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 
 from fold_builders import few_bags
-from gcemil.diagnostics.bounds import greedy_subset, measure_bounds
+from gcemil.diagnostics.bounds import measure_bounds
 from gcemil.diagnostics.diagnose import DIAGNOSTICS
 from gcemil.diagnostics.trained_fold import TrainedFold
 from run_builders import TrainedRuns
