@@ -856,7 +856,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
 
     def predicted(run: Path) -> None:
         models = load_fold_models(run, fold=None, needs_evidence=False)
-        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta).bag, "full")
+        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta)[0], "full")
 
     for path in damaged:
         fold = path.parent

@@ -133,7 +133,7 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
         _, cohort = open_cohort(run)
         tested = {
             name
-            for number in _trained_numbers(run, fold)
+            for number in list_trained_folds(run, fold)
             for name in read_fold(cohort, number).slides("test")
         }
         return [row.slide_id for row in cohort.slides if row.slide_id in tested]
@@ -143,7 +143,8 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
     return chosen
 
 
-def _trained_numbers(run: Path, fold: int | None) -> list[int]:
+def list_trained_folds(run: Path, fold: int | None) -> list[int]:
+    """The numbers of all trained folds, or of the one that is asked for."""
     trained = [one.number for one in RunFolder(run).trained_folds()]
     if fold is not None and fold not in trained:
         raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
@@ -152,7 +153,7 @@ def _trained_numbers(run: Path, fold: int | None) -> list[int]:
 
 def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
     """Slides with a failure of any type under the run's own rule and network."""
-    for number in _trained_numbers(run, fold):
+    for number in list_trained_folds(run, fold):
         path = RunFolder(run).fold(number).finding("failures")
         if not path.is_file():
             raise UsageError(
@@ -186,7 +187,7 @@ def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> i
             f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
             f"'gcemil explain {run} FILE', FILE being the slide or its features."
         )
-    trained = _trained_numbers(run, fold)
+    trained = list_trained_folds(run, fold)
     tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
     return trained[0] if fold is not None else next(tests, trained[0])
 

@@ -303,8 +303,8 @@ class NewSlides:
                 f"{path} is no slide file: its patches are encoded already, and there is nothing to filter. "
                 "Give the slide itself, or predict with --mode discrete."
             )
-        slide = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
-        return slide.bag, predict_new_bag(self.models, slide.bag, FEATURE_MODES[options.mode]), slide.note
+        bag, note = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
+        return bag, predict_new_bag(self.models, bag, FEATURE_MODES[options.mode]), note
 
     def _require_predictor(self) -> SlidePredictor:
         """The encoder, loaded once; where that fails every slide file fails for the same reason."""

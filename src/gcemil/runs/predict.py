@@ -100,16 +100,8 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     return SlidePrediction(bag.bag_id, average_folds(models, per_fold), per_fold, answers[0][1])
 
 
-@dataclass(frozen=True, eq=False)
-class NewSlide:
-    """A slide outside any cohort, ready for a network, and what a reader must know of it."""
-
-    bag: Bag
-    note: str = ""
-
-
-def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> NewSlide:
-    """A feature file of any layout we know, checked against what the model was trained on.
+def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:
+    """A feature file of any layout we know, checked against what the model was trained on, and what a reader must know of it.
 
     `mpp` is needed where coordinates are micrometres.
     """
@@ -126,7 +118,7 @@ def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None
         )
     size = found.patch_size or meta["patch_size_level0"]
     bag = slide_bag(found.slide_id, features, coords, None if size is None else LevelZeroPx(size))
-    return NewSlide(bag, _compare_encoders(found.encoder, meta["encoder"]))
+    return bag, _compare_encoders(found.encoder, meta["encoder"])
 
 
 def _compare_encoders(stated: str, trained: str) -> str:

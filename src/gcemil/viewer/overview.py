@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from scipy import ndimage
-
+from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.claim import ORACLE_MEANING, describe_networks, make_claim, read_judged_slides
@@ -94,13 +92,8 @@ def count_regions(evidence: SlideEvidence | None) -> int:
     """Groups of selected patches that touch, at the corners too."""
     if evidence is None or evidence.coords is None or not evidence.selected.any():
         return 0
-    corners = evidence.coords.astype(np.int64)
-    steps = np.diff(np.unique(corners[:, 0]))
-    step = int(steps.min()) if len(steps) else 1
-    cells = (corners[evidence.selected] - corners.min(axis=0)) // max(1, step)
-    grid = np.zeros(cells.max(axis=0) + 1, dtype=bool)
-    grid[tuple(cells.T)] = True
-    return int(ndimage.label(grid, structure=np.ones((3, 3)))[1])
+    cells = patch_cells(evidence.coords, coordinate_step(evidence.coords))
+    return int(connected_regions(cells, evidence.selected).max())
 
 
 def _read_outcomes(data: FoldData) -> dict[str, dict[str, str]]:

@@ -6,7 +6,6 @@ grey square: a colour under a colour scale would be read as part of it.
 
 from __future__ import annotations
 
-import io
 import math
 import threading
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageDraw
 
 from gcemil.errors import GcemilError, UsageError
-from gcemil.exports.overlay import Thumbnail
+from gcemil.exports.overlay import Thumbnail, encode_image
 from gcemil.slides.reader import LARGEST_READ, Pixels, SlideReader, open_slide, read_region
 
 TILE = 256
@@ -217,8 +216,5 @@ def _draw_squares(image: Image.Image, corners: Places, colors: Colors, side: flo
 
 
 def _encode_tile(pixels: Pixels, form: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(
-        buffer, form, **({"quality": 85} if form == "JPEG" else {"compress_level": 1})
-    )
-    return buffer.getvalue()
+    options = {"quality": 85} if form == "JPEG" else {"compress_level": 1}
+    return encode_image(Image.fromarray(pixels), form, **options)

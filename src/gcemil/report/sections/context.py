@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gcemil.diagnostics.table import QUESTIONS
+from gcemil.exports.overlay import encode_image
 from gcemil.files import write_bytes
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
@@ -147,10 +148,7 @@ class Context:
 def _encode_small_jpeg(png: bytes) -> bytes:
     """A figure for the screen."""
     with Image.open(io.BytesIO(png)) as image:
-        shown = image.convert("RGB")
-    buffer = io.BytesIO()
-    shown.save(buffer, format="JPEG", quality=82, optimize=True)
-    return buffer.getvalue()
+        return encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
 
 
 def render_missing(what: str, remedy: str) -> Markup:

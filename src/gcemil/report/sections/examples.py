@@ -17,20 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gcemil.exports.overlay import Canvas, Thumbnail
+from gcemil.exports.overlay import Canvas, Mask, Thumbnail, draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
 from gcemil.report.run_data import BagKey, RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
-    Mask,
-    SlideFrame,
     SlideView,
     choose_color,
-    draw_attention,
-    draw_evidence,
     draw_subsets,
+    fit_slide,
     outline_truth,
     read_patch_pixels,
     read_slide_view,
@@ -179,7 +176,7 @@ def draw_attention_and_evidence(
     thumbnail: Thumbnail | None = None,
 ) -> Figure:
     """The host's attention and the recovered evidence on the same slide."""
-    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    place = fit_slide(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
     count = int(evidence.selected.sum())
     what = "No evidence: found" if evidence.is_no_evidence else "GCE evidence"
     panels = {
@@ -212,7 +209,7 @@ def draw_disjoint_subsets(
     thumbnail: Thumbnail | None = None,
 ) -> Figure:
     """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
-    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    place = fit_slide(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
     panels = {
         f"{name}: {int(numbers.max(initial=0))} sufficient": outline_truth(
             draw_subsets(place, numbers), place, truth

@@ -15,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
+from gcemil.exports.overlay import draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
 from gcemil.report.run_data import BagKey, Record, find_predicted_class
@@ -22,13 +23,11 @@ from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
 from gcemil.report.slide_view import (
     NO_EVIDENCE,
-    SlideFrame,
     SlideView,
     choose_color,
-    draw_attention,
-    draw_evidence,
     encode_jpeg,
     encode_palette_png,
+    fit_slide,
     name_anchor,
     outline_truth,
     read_slide_view,
@@ -276,7 +275,7 @@ def _render_map(view: SlideView) -> Markup:
 
 def draw_map(view: SlideView) -> tuple[bytes, str]:
     """A palette PNG of the patch grid, or a JPEG where tissue lies under it; and which of them."""
-    place = SlideFrame.fit(
+    place = fit_slide(
         view.coords,
         view.patch_size,
         largest=LARGEST_PANEL if view.thumbnail is None else LARGEST_TISSUE,
