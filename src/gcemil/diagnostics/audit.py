@@ -307,18 +307,19 @@ class _AuditTable:
         """One row per perturbation: means over its repeats, then over bags."""
         for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
             per_bag: list[Figures] = [
-                _mean_figures(
+                mean_row(
+                    {},
                     [
                         self.compare_perturbed(trial, one)
                         for one in trial.perturbed
                         if one.perturbation == name
-                    ]
-                )
+                    ],
+                ).values
                 for trial in trials
             ]
             yield mean_row(_audit_labels(rule, name), per_bag)
 
-    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> dict[str, float]:
+    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> Figures:
         full, kept = trial.outcome.full, trial.outcome.kept
         before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
@@ -376,10 +377,6 @@ class _AuditTable:
 
 def _audit_labels(rule: str, comparison: str) -> Labels:
     return {"rule": rule, "comparison": comparison}
-
-
-def _mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
-    return {name: fmean(one[name] for one in repeats) for name in repeats[0]}
 
 
 def measure_risk_scale(trials: Sequence[_AuditTrial], task: Task) -> RiskScale:

@@ -65,7 +65,7 @@ def run_diagnostic(
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
     """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
     opened = TrainedFold.open(run, fold, seed=seed)
-    if first.plain is None or not opened.leaves_host_alone:
+    if first.plain is None or not opened.settings.leaves_host_alone:
         return opened
     return replace(opened, plain=opened.host, plain_scale=opened.scale)
 

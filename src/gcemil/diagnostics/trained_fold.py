@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
@@ -64,14 +65,31 @@ NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
 
 
-class FoldBag:
-    """One bag, embedded once per network, asked many questions."""
+@dataclass(frozen=True, eq=False)
+class FoldNetwork:
+    """The network of a trained fold in evaluation mode on the CPU, with or without the cohort it was trained on."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
-        self.spec = spec
+    run: Path
+    fold: int
+    task: Task
+    settings: TrainSettings
+    host: Host
+    model: GceMil | None
+    scale: RiskScale
+
+    @property
+    def model_hash(self) -> str:
+        """The fingerprint of the checkpoint."""
+        return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
+
+
+class NetworkBag:
+    """One bag before a network, embedded once and asked many questions."""
+
+    def __init__(self, bag: Bag, network: FoldNetwork) -> None:
         self.bag = bag
         self.features, self.coords = bag_tensors(bag)
-        self._fold = fold
+        self.network = network
 
     def __len__(self) -> int:
         return len(self.features)
@@ -79,13 +97,22 @@ class FoldBag:
     @cached_property
     def explanation(self) -> Explanation | None:
         """Gates and recovered evidence; None for a run without the wrapper."""
-        return None if self._fold.model is None else explain_bag(self._fold.model, self.bag)
+        return None if self.network.model is None else explain_bag(self.network.model, self.bag)
 
     @cached_property
     def wrapped(self) -> Interventions:
         """Questions to the host of the run."""
         embedded = None if self.explanation is None else self.explanation.output.embedded
-        return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
+        return Interventions(self.network.host, self.features, self.coords, embedded=embedded)
+
+
+class FoldBag(NetworkBag):
+    """A bag of the fold's cohort, under its network and under the plain host."""
+
+    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
+        super().__init__(bag, fold)
+        self.spec = spec
+        self._fold = fold
 
     def predict(self, network: NetworkName) -> PredictedBag:
         """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
@@ -107,19 +134,12 @@ class FoldBag:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedFold:
-    """A trained fold, opened; both networks are in evaluation mode on the CPU."""
+class TrainedFold(FoldNetwork):
+    """A trained fold, opened with its cohort, and beside it a plain host."""
 
-    run: Path
-    fold: int
     cohort: Cohort
-    task: Task
-    settings: TrainSettings
     parts: FoldParts
-    host: Host
-    model: GceMil | None
     plain: Host | None
-    scale: RiskScale
     plain_scale: RiskScale
     seed: int = 0
 
@@ -154,12 +174,6 @@ class TrainedFold:
             plain_scale=RiskScale() if against is None else read_risk_scale(against, fold),
             seed=seed,
         )
-
-    @property
-    def leaves_host_alone(self) -> bool:
-        """Whether its host is the plain one: it learned as if there were no wrapper."""
-        evidence = self.settings.evidence
-        return evidence is not None and not evidence.teaches_host and not self.settings.host.is_frozen
 
     @property
     def networks(self) -> tuple[NetworkName, ...]:

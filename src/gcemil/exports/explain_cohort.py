@@ -23,7 +23,7 @@ from gcemil.diagnostics.failures import TYPES
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import VERDICTS, Certificate
-from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, FoldNetwork, explain_asked
+from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, explain_asked
 from gcemil.exports.overlay import read_cohort_place
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
@@ -81,7 +81,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     spec = next(spec for spec in fold.cohort.bags if slide_id in spec.slide_ids)
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
-    asked = AskedBag(FoldNetwork.of_fold(fold), bag, _find_part(fold, spec), hashes)
+    asked = AskedBag(fold, bag, _find_part(fold, spec), hashes)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
@@ -199,7 +199,4 @@ def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
 
 def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:
     """Fingerprints of the network and of the slide's features."""
-    return {
-        "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
-        "features": content_hash(fold.cohort.feature_file(slide_id)),
-    }
+    return {"model": fold.model_hash, "features": content_hash(fold.cohort.feature_file(slide_id))}

@@ -292,7 +292,7 @@ class NewSlides:
             **facts,
         )
 
-    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction | SlideFilePrediction, str]:
+    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""
         options = self.options
         if is_slide_file(path):
@@ -320,7 +320,7 @@ class NewSlides:
         return self._predictor
 
     def _write_files(
-        self, path: Path, bag: Bag | None, answer: SlidePrediction | SlideFilePrediction, out: Path
+        self, path: Path, bag: Bag | None, answer: SlidePrediction, out: Path
     ) -> dict[str, Path]:
         options = self.options
         if options.explain is not None:

@@ -82,7 +82,7 @@ def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float
     return dict(zip(models[0].task.prediction_names, means, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlidePrediction:
     """Mean over the folds of a run for one slide, and the evidence of the fold asked for."""
 
