@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution import leave_one_out
 from gcemil.diagnostics.rules import (
     attribute_patches,
     choose_attributions,
@@ -12,6 +11,7 @@ from gcemil.diagnostics.rules import (
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import UsageError
 from gcemil.recovery.recover import top_k
+from occlusion_loops import leave_one_out
 from planted_folds import planted_fold, planted_host
 from run_builders import TrainedRuns
 from wrapper_builders import prepared_host

@@ -54,6 +54,7 @@ from gcemil.report.sections.survival import (
     split_at_median,
 )
 from gcemil.report.slide_view import (
+    SlideView,
     draw_subsets,
     encode_palette_png,
     fit_slide,
@@ -308,21 +309,23 @@ def texts(figure) -> str:
 
 
 EVIDENCE = toy_evidence("slide $x$")
+
+
+def view_of(evidence, truth=None):
+    return SlideView(evidence.slide_id, evidence, evidence.coords, PATCH, truth, None)
+
+
 FIGURES = {
     "maps": (
-        lambda: draw_attention_and_evidence(
-            EVIDENCE, EVIDENCE.coords, patch_size=PATCH, truth=EVIDENCE.selected
-        ),
+        lambda: draw_attention_and_evidence(view_of(EVIDENCE, truth=EVIDENCE.selected)),
         "2 of 8 patches",
     ),
     "whole bag": (
-        lambda: draw_attention_and_evidence(
-            toy_evidence(n_patches=1, selected=(0,)), grid_coords(1), patch_size=PATCH
-        ),
+        lambda: draw_attention_and_evidence(view_of(toy_evidence(n_patches=1, selected=(0,)))),
         "1 of 1 patches",
     ),
     "subsets": (
-        lambda: draw_disjoint_subsets("s", EVIDENCE.coords, {"by x": np.arange(8) % 3}, patch_size=PATCH),
+        lambda: draw_disjoint_subsets(view_of(EVIDENCE), {"by x": np.arange(8) % 3}),
         "by x: 2 sufficient",
     ),
     "sheet": (lambda: draw_contact_sheet(EVIDENCE), "B  necrosis"),

@@ -400,18 +400,34 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
 
 
 def _draw_responses(axes: Axes, evidence: SlideEvidence, letters: list[str]) -> None:
-    places = np.arange(len(letters))
-    draw_grid(axes)
     others = ~evidence.selected
     inside = evidence.responses[evidence.selected].mean(axis=0)
     outside = evidence.responses[others].mean(axis=0) if others.any() else np.full(len(letters), np.nan)
-    axes.vlines(places, np.minimum(inside, outside), np.maximum(inside, outside), color=MUTED, linewidth=1)
-    axes.plot(places, outside, linestyle="", marker="o", color=RANDOM_COLOR, label="other patches")
-    axes.plot(places, inside, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence")
+    _draw_beside_evidence(axes, letters, outside, inside, name="other patches", color=RANDOM_COLOR)
+    axes.set_title("Anchor response")
+
+
+def _draw_beside_evidence(
+    axes: Axes,
+    letters: list[str],
+    other: Float[np.ndarray, "m"],
+    evidence: Float[np.ndarray, "m"],
+    *,
+    name: str,
+    color: str,
+    size: float = 5,
+) -> None:
+    """A figure of every anchor for the evidence, and beside it for something else."""
+    places = np.arange(len(letters))
+    draw_grid(axes)
+    axes.vlines(places, np.minimum(other, evidence), np.maximum(other, evidence), color=MUTED, linewidth=1)
+    axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
+    axes.plot(
+        places, evidence, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=size
+    )
     axes.set_xticks(places, letters)
     axes.set_ylim(0, 1.25)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set_title("Anchor response")
     axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
@@ -462,20 +478,9 @@ def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> No
 def _draw_repair(
     axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
 ) -> None:
-    draw_grid(axes)
-    places = np.arange(len(letters))
-    before, after = (
-        measure_coverage(evidence.responses, opened),
-        measure_coverage(evidence.responses, evidence.selected),
-    )
-    axes.vlines(places, before, after, color=MUTED, linewidth=1)
-    axes.plot(places, before, linestyle="", marker="o", color=ATTENTION_COLOR, label="threshold")
-    axes.plot(places, after, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=4)
-    axes.set_xticks(places, letters)
-    axes.set_ylim(0, 1.25)
-    axes.set_yticks(np.linspace(0, 1, 6))
+    before, after = (measure_coverage(evidence.responses, one) for one in (opened, evidence.selected))
+    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR, size=4)
     axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")
-    axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
 def measure_coverage(responses: Responses, members: Bool[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
