@@ -258,7 +258,7 @@ def class_probability(logits: Logits, class_index: int) -> float:
 
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
     """BagError for what is no bool mask over the patches of the bag."""
-    # The user's door: shapes are checked here with a message, not by annotation.
+    # Users call this with tensors of their own: a message says more than a failed annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(
             f"A selection is a bool mask over the bag's {n_patches} patches, got {selected.dtype} {tuple(selected.shape)}."

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,7 +210,7 @@ class PrefixLogits:
 
     def __init__(self, view: PredictedBag, order: Order, sizes: Sequence[int]) -> None:
         self._view, self._order = view, order
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Logits] = {}
         if view.linear is not None and sizes:
             self._known |= zip(sizes, prefix_logits(view, order, sizes), strict=True)
         # The closed form of a whole bag differs from its prediction by rounding, which a tolerance of 0 would see.
@@ -221,8 +220,7 @@ class PrefixLogits:
         """The prediction from the first `size` patches, asked once."""
         if size not in self._known:
             self._known[size] = prefix_logits(self._view, self._order, [size])[0]
-        found: Logits = self._known[size]
-        return found
+        return self._known[size]
 
 
 def _calibration_note(

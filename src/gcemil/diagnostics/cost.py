@@ -365,7 +365,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operations made and nobody has freed yet."""
+    """Counts the bytes of storages that operations made and that are not freed yet."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

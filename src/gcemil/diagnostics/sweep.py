@@ -101,7 +101,7 @@ def recover_at(
 ) -> Recovery:
     """The evidence of the run's gates under another threshold and target, what repair adds unchecked."""
     output, settings = explanation.output, model.settings.recovery
-    nobody = torch.zeros_like(output.opened)
+    no_patch = torch.zeros_like(output.opened)
     return recover(
         output.gates,
         output.responses,
@@ -111,7 +111,7 @@ def recover_at(
         max_fraction=settings.max_fraction,
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
-        shortlist=nobody if coverage_target is None else None,
+        shortlist=no_patch if coverage_target is None else None,
     )
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +43,7 @@ from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.hosts.attention import LinearPooling
-from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
+from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
 from gcemil.recovery.recover import members
 from gcemil.runs.checkpoint import load_network
@@ -251,8 +251,8 @@ class PredictedBag:
     features: Tensor
     """As stored: those of a large bag in half precision where the file has them so."""
     coords: Tensor | None
-    embedded: Any
-    """An `Embedded` of the host's own kind."""
+    embedded: Embedded
+    """Of the host's own kind."""
     full: HostOutput
 
     def __len__(self) -> int:
@@ -294,7 +294,7 @@ def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> Predicte
     return PredictedBag(host, features, coords, embedded, full)
 
 
-def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
+def linear_form(host: Host) -> Callable[[Embedded], LinearPooling] | None:
     """How to read an embedded bag of this host; None where patches see each other before they are pooled, or in training."""
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 

@@ -157,7 +157,7 @@ def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
         path = RunFolder(run).fold(number).finding("failures")
         if not path.is_file():
             raise UsageError(
-                f"{path} is not there, so nobody knows which slides fail. "
+                f"{path} is not there, so it is not known which slides fail. "
                 f"Run 'gcemil diagnose {run} --only failures' first."
             )
         records = [one for one in read_finding(path).slides if one.get("network") == "wrapped"]
