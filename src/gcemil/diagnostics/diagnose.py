@@ -10,10 +10,12 @@ finding with its origin.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +56,24 @@ def run_diagnostic(
             if name == "stability"
             else {}
         )
-        finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
+        finding = load_measure(name)(bench, **extra, **(options or {}))
     origin = _describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
     if against is not None:
         origin[SAME_NETWORK] = bench.is_same_network
     finding = replace(finding, provenance=origin)
     return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
+
+
+def load_measure(name: str) -> Callable[..., Finding]:
+    """The function that measures a fold; its module is imported now, not when the table is read."""
+    module, function = DIAGNOSTICS[name][0].split(":")
+    found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
+    return found
+
+
+def list_options(name: str) -> list[str]:
+    """What a caller may set, beside the fold."""
+    return [one for one in list(inspect.signature(load_measure(name)).parameters)[1:] if one != "others"]
 
 
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
