@@ -275,7 +275,7 @@ COLUMNS = (
 
 def review_table(finding: Finding, name: str = "review") -> Table:
     """Every rule over all reviewed slides, figures with their intervals."""
-    lines = [_line((*_words(row.labels),), row.labels, row.values, "") for row in finding.rows]
+    lines = [_line(row.labels, row.values) for row in finding.rows]
     return _table(
         name, "A reviewer's marks against what each rule chose", ("rule", "network"), lines, finding
     )
@@ -283,9 +283,7 @@ def review_table(finding: Finding, name: str = "review") -> Table:
 
 def review_slide_table(finding: Finding, name: str = "review_slides") -> Table:
     """The same slide by slide."""
-    lines = [
-        _line((str(one["slide_id"]), *_words(one)), one, one, str(one["slide_id"])) for one in finding.slides
-    ]
+    lines = [_line(one, one, (str(one["slide_id"]),)) for one in finding.slides]
     lines.sort(key=lambda line: line.row_labels[0])
     return _table(name, "The same, slide by slide", ("slide", "rule", "network"), lines, finding)
 
@@ -302,13 +300,8 @@ def _table(name: str, title: str, labels: tuple[str, ...], lines: Iterable[Line]
     )
 
 
-def _words(labels: Mapping[str, Any]) -> tuple[str, str]:
-    return find_rule(str(labels["rule"])).label, str(labels["network"])
-
-
-def _line(
-    row_labels: tuple[str, ...], labels: Mapping[str, Any], values: Mapping[str, Any], comparison: str
-) -> Line:
+def _line(labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()) -> Line:
+    """A rule over all slides, or on the slide whose id is given."""
     rule = find_rule(str(labels["rule"]))
     cells = (
         *(_interval_cell(values, f"review_{name}") for name in FIGURES),
@@ -318,10 +311,10 @@ def _line(
         else Cell(f"{100 * values['judged_share']:.0f} %", values["judged_share"]),
     )
     return Line(
-        row_labels,
+        (*slide, rule.label, str(labels["network"])),
         "ours",
         cells,
-        comparison=None if rule.is_control else comparison,
+        comparison=None if rule.is_control else "".join(slide),
         role="control" if rule.is_control else "own" if rule.is_ours else "",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
+from gcemil.exports.certificate import CHANGES, TOLERANCES, VERDICTS, Verdict, VerdictName
 from gcemil.exports.overlay import draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
@@ -51,18 +51,6 @@ FILTERS = {
     "show-none": "no evidence",
     "show-wrong": "prediction wrong",
     "show-failing": "any failure",
-}
-
-
-CHANGES: dict[VerdictName, str] = {
-    "sufficient": "full_kept_gap",
-    "necessary": "removal_gap",
-    "recoverable": "cd_gap",
-}
-TOLERANCES: dict[VerdictName, str] = {
-    "sufficient": "sufficiency_tolerance",
-    "necessary": "necessity_tolerance",
-    "recoverable": "recoverability_tolerance",
 }
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gcemil.exports.certificate import CHANGES, TOLERANCES, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
@@ -40,6 +41,11 @@ BOUNDS = {
 }
 """Each bound with its figures."""
 SIZES = ("empty_share", "runaway_share")
+PANELS: dict[VerdictName, tuple[str, str]] = {
+    "sufficient": ("Keep only", "|Φ(all) - Φ(kept)|  ↓"),
+    "necessary": ("Remove", "|Φ(all) - Φ(removed)|  ↑"),
+    "recoverable": ("Recover", "|Φ(gated) - Φ(kept)|  ↓"),
+}
 LARGEST_CHANGE = 1.0
 """A probability cannot move further, so a bound above it says nothing."""
 
@@ -82,24 +88,13 @@ def _render_figure(context: Context, finding: Finding) -> Markup:
     settings = finding.settings
     panels = [
         SlidePanel(
-            "Keep only",
-            "|Φ(all) - Φ(kept)|  ↓",
-            _collect_values(rules, "full_kept_gap"),
-            settings.get("sufficiency_tolerance"),
-        ),
-        SlidePanel(
-            "Remove",
-            "|Φ(all) - Φ(removed)|  ↑",
-            _collect_values(rules, "removal_gap"),
-            settings.get("necessity_tolerance"),
-            is_upper=False,
-        ),
-        SlidePanel(
-            "Recover",
-            "|Φ(gated) - Φ(kept)|  ↓",
-            _collect_values(rules, "cd_gap"),
-            settings.get("recoverability_tolerance"),
-        ),
+            title,
+            label,
+            _collect_values(rules, CHANGES[name]),
+            settings.get(TOLERANCES[name]),
+            is_upper=name != "necessary",
+        )
+        for name, (title, label) in PANELS.items()
     ]
     shown = [panel for panel in panels if panel.by_rule]
     if not shown:
