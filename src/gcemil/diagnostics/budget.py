@@ -56,7 +56,7 @@ class RuleKey:
 
 
 @dataclass(eq=False)
-class _RuleOutcomes:
+class RuleOutcomes:
     """One line of the table, bag by bag: predictions and figures, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
@@ -132,7 +132,7 @@ class RuleTable:
     """Rules over the test bags of a fold, one line for each rule, network and budget."""
 
     def __init__(self, fold: TrainedFold) -> None:
-        self.tallies: dict[RuleKey, _RuleOutcomes] = {}
+        self.tallies: dict[RuleKey, RuleOutcomes] = {}
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
@@ -143,13 +143,13 @@ class RuleTable:
         outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
             key = RuleKey(ranked.rule, ranked.network, budget)
-            tally = self.tallies.setdefault(key, _RuleOutcomes())
+            tally = self.tallies.setdefault(key, RuleOutcomes())
             tally.outcomes.append(outcome)
             tally.figures.append(_rule_figures(outcome, ranked, size, bag, self._fold))
         self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
 
     @property
-    def complete(self) -> dict[RuleKey, _RuleOutcomes]:
+    def complete(self) -> dict[RuleKey, RuleOutcomes]:
         """The lines that every bag has: over some of the bags, a rule would be compared with rules over all."""
         n_bags = len(self._fold.specs())
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
@@ -209,7 +209,7 @@ def _rule_figures(
     }
 
 
-def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+def _full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
     row = mean_row({**vars(key), "comparison": "full-kept"}, figures, values)
@@ -221,7 +221,7 @@ def _median_figures(figures: Sequence[Figures]) -> Figures:
     return {name: median(values) for name, values in found.items() if values}
 
 
-def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+def _soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
     figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
     return mean_row({**vars(key), "comparison": "soft-kept"}, figures, values)

@@ -11,12 +11,12 @@ full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gcemil.diagnostics.budget import Figures, RuleOutcomes
 from gcemil.diagnostics.snr import BagOutcome, explain_missing_metric, score_where_defined, subset_metrics
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
@@ -32,15 +32,6 @@ COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 SweepCell = tuple[float, float | None]
 CellKey = tuple[str, float, float | None]
-Figures = dict[str, float | None]
-
-
-@dataclass(eq=False)
-class _CellRecord:
-    """One rule in one cell: predictions of every bag, no patches."""
-
-    outcomes: list[BagOutcome] = field(default_factory=list)
-    per_bag: list[Figures] = field(default_factory=list)
 
 
 def measure_sweep(
@@ -56,7 +47,7 @@ def measure_sweep(
     if fold.model is None:
         return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
-    records: dict[CellKey, _CellRecord] = {}
+    records: dict[CellKey, RuleOutcomes] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
         random_order = torch.randperm(len(bag), generator=generator)
@@ -69,7 +60,7 @@ def measure_sweep(
 
 
 def sweep_bag(
-    records: dict[CellKey, _CellRecord],
+    records: dict[CellKey, RuleOutcomes],
     fold: TrainedFold,
     model: GceMil,
     bag: FoldBag,
@@ -87,13 +78,13 @@ def sweep_bag(
         size = int(recovery.selected.sum())
         subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
         for rule, selected in {"evidence": recovery.selected, **subsets}.items():
-            record = records.setdefault((rule, threshold, target), _CellRecord())
+            record = records.setdefault((rule, threshold, target), RuleOutcomes())
             outcome = pooled.outcome(selected, gated=rule == "evidence")
             figures = _cell_figures(outcome, selected, bag.truth, fold)
             if rule == "evidence":
                 figures["repaired_patches"] = float(len(recovery.added))
             record.outcomes.append(outcome)
-            record.per_bag.append(figures)
+            record.figures.append(figures)
 
 
 def recover_at(
@@ -150,10 +141,10 @@ def _cell_figures(
     return figures
 
 
-def _cell_row(key: CellKey, record: _CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
+def _cell_row(key: CellKey, record: RuleOutcomes, targets: Tensor, fold: TrainedFold) -> Row:
     rule, threshold, target = key
     wanted = "none" if target is None else f"{target:g}"
     labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
     found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
     values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
-    return mean_row(labels, record.per_bag, values)
+    return mean_row(labels, record.figures, values)
