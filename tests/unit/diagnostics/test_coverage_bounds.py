@@ -6,6 +6,7 @@ from fold_builders import few_bags
 from gcemil.diagnostics.bounds import measure_bounds
 from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.recovery.recover import greedy_subset
 from run_builders import TrainedRuns
 
 
