@@ -400,6 +400,11 @@ class TrainSettings(Settings):
     )
     seed: int = Field(0, ge=0, description="Where random numbers start.")
 
+    @property
+    def leaves_host_alone(self) -> bool:
+        """Whether the host of a wrapped run is the plain one: it learned as if there were no wrapper."""
+        return self.evidence is not None and not self.evidence.teaches_host and not self.host.is_frozen
+
     @field_validator("device")
     @classmethod
     def _is_a_device(cls, device: str) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
@@ -257,18 +256,9 @@ def class_probability(logits: Logits, class_index: int) -> float:
     return float(torch.softmax(logits.double(), dim=0)[class_index])
 
 
-def standardised_risk(logits: Float[Tensor, "1"], *, mean: float, deviation: float) -> float:
-    """Phi of survival: the risk in units of the training fold's risks."""
-    if not deviation > 0:
-        raise UsageError(
-            f"The training risks have standard deviation {deviation}: a model that says the same of everyone has no unit of risk."
-        )
-    return (float(logits[0]) - mean) / deviation
-
-
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
     """BagError for what is no bool mask over the patches of the bag."""
-    # The user's door: shapes are checked here with a message, not by annotation.
+    # Users call this with tensors of their own: a message says more than a failed annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(
             f"A selection is a bool mask over the bag's {n_patches} patches, got {selected.dtype} {tuple(selected.shape)}."

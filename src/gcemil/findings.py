@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -106,6 +106,20 @@ def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, fl
     return fmean(found), stdev(found) if len(found) > 1 else 0.0
 
 
-def mean_row(labels: Labels, per_slide: Sequence[dict[str, float | None]]) -> Row:
-    """One row from figures per slide: mean and deviation over the slides that have the figure."""
-    return join_rows([Row(labels, values) for values in per_slide])
+def mean_row(
+    labels: Labels,
+    per_slide: Sequence[dict[str, float | None]],
+    over_all: Mapping[str, float | None] | None = None,
+) -> Row:
+    """One row from figures per slide, mean and deviation over the slides that have the figure, behind those over all slides."""
+    row = join_rows([Row(labels, values) for values in per_slide])
+    return Row(labels, {**(over_all or {}), **row.values}, row.deviations)
+
+
+def mean_rows(records: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> tuple[Row, ...]:
+    """A row for every combination of these labels, in the order they come: the means of the metrics that its records have."""
+    groups: dict[tuple[str, ...], list[dict[str, float | None]]] = {}
+    for record in records:
+        figures = {name: value for name, value in record.items() if name in METRICS}
+        groups.setdefault(tuple(str(record[name]) for name in labels), []).append(figures)
+    return tuple(mean_row(dict(zip(labels, key, strict=True)), own) for key, own in groups.items())

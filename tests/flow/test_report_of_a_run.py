@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from gcemil.cli.report import report
 from gcemil.diagnostics.diagnose import run_diagnostic
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import RunError
 from gcemil.records import read_representations, write_evidence
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
-from gcemil.report.sections.context import QUESTIONS
 from gcemil.report.sections.representations import FEWEST
 from report_builders import run_folder, toy_evidence
 

@@ -814,7 +814,7 @@ def build_networks(folder: Path) -> None:
     from gcemil.features.extract import FeatureOrigin
 
     fitted = FittedPrefilter(
-        Student(4).eval(), PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}
+        PrefilterSettings(width=4), FeatureOrigin(**origin), 0.5, 0.1, 1.0, "h", {}, Student(4).eval()
     )
     save_prefilter(folder / "gce" / "fold_0" / "prefilter.safetensors", fitted)
 
@@ -856,7 +856,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
 
     def predicted(run: Path) -> None:
         models = load_fold_models(run, fold=None, needs_evidence=False)
-        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta).bag, "full")
+        predict_new_bag(models, read_new_slide(cohort_file, models[0].meta)[0], "full")
 
     for path in damaged:
         fold = path.parent

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gcemil.errors import BagError, UsageError
-from gcemil.explain import Interventions, class_probability, standardised_risk
+from gcemil.errors import BagError
+from gcemil.explain import Interventions, class_probability
 from gcemil.hosts.host import Embedded, HostOutput, MilHost
 from wrapper_builders import prepared_host, tensor_bag
 
@@ -94,12 +94,3 @@ def test_a_bag_of_another_width_is_refused():
 
 def test_class_probability_is_the_softmax_of_one_class():
     assert class_probability(torch.tensor([0.0, math.log(3.0)]), 1) == pytest.approx(0.75)
-
-
-def test_risk_is_counted_in_training_deviations():
-    assert standardised_risk(torch.tensor([5.0]), mean=1.0, deviation=2.0) == pytest.approx(2.0)
-
-
-def test_risks_without_spread_have_no_unit():
-    with pytest.raises(UsageError, match="standard deviation 0"):
-        standardised_risk(torch.tensor([5.0]), mean=1.0, deviation=0.0)

@@ -206,7 +206,7 @@ def check_own_hosts(grid: Grid) -> None:
 
 def check_diagnostics(grid: Grid) -> None:
     """A diagnostic or an option of one that does not exist is found before anything runs."""
-    from gcemil.diagnostics.diagnose import DIAGNOSTICS
+    from gcemil.diagnostics.diagnose import DIAGNOSTICS, list_options
 
     by_cohort = (name for names in grid.diagnostics_by_cohort.values() for name in names)
     named = (*grid.diagnostics, *by_cohort, *grid.diagnostic_options)
@@ -215,7 +215,7 @@ def check_diagnostics(grid: Grid) -> None:
             f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(DIAGNOSTICS)}."
         )
     for name, options in grid.diagnostic_options.items():
-        known = DIAGNOSTICS[name].options()
+        known = list_options(name)
         if unknown := [option for option in options if option not in known]:
             raise ConfigError(
                 f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: {', '.join(known) or 'none'}."

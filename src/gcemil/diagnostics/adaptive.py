@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +28,7 @@ from torch import Tensor
 from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    NetworkView,
-    Order,
-    TrainedFold,
-    network_view,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import FoldBag, Order, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.findings import Finding
 from gcemil.recovery.growth import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
@@ -122,7 +114,7 @@ def _measure_validation_shares(
     """For every validation bag, the share of its patches that each tolerance asks for."""
     shares = []
     for bag in fold.bags("val"):
-        search = start_search(fold, bag, network_view(fold, bag, "wrapped"), steps)
+        search = start_search(fold, bag, bag.predict("wrapped"), steps)
         shares.append([_count_selected(search.smallest(tolerance)) / len(bag) for tolerance in tolerances])
     return shares
 
@@ -139,7 +131,7 @@ def _fill_table(
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
-        views = {network: network_view(fold, bag, network) for network in fold.networks}
+        views = {network: bag.predict(network) for network in fold.networks}
         growth = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)
         for network, view in views.items():
             rivals = attribute_patches(view, explainers[network])
@@ -166,7 +158,7 @@ def _count_selected(growth: Growth) -> int:
     return int(growth.selected.sum())
 
 
-def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Steps) -> _PrefixSearch:
+def start_search(fold: TrainedFold, bag: FoldBag, view: PredictedBag, steps: Steps) -> _PrefixSearch:
     """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
     scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
     answers = fold.answers("wrapped", risk_tolerance=steps.risk_tolerance)
@@ -176,7 +168,7 @@ def start_search(fold: TrainedFold, bag: FoldBag, view: NetworkView, steps: Step
 class _PrefixSearch:
     """One ranking of one bag, walked under any number of tolerances; no prefix is asked for twice."""
 
-    def __init__(self, view: NetworkView, order: Order, answers: Answers, steps: Steps) -> None:
+    def __init__(self, view: PredictedBag, order: Order, answers: Answers, steps: Steps) -> None:
         n_patches, largest = len(order), subset_size(len(order), steps.max_fraction)
         self._order, self._answers, self._steps = order, answers, steps
         self._full: Logits = view.full.logits
@@ -199,29 +191,26 @@ class _PrefixSearch:
             self._order,
             self._output_of,
             is_necessary,
-            reference=self._phi(self._full),
+            reference=self._answers.output(self._full, self._full),
             tolerance=tolerance,
             step_fraction=self._steps.step_fraction,
             max_fraction=self._steps.max_fraction,
         )
 
     def _output_of(self, selected: Tensor) -> float:
-        return self._phi(self._kept.logits(int(selected.sum())))
+        return self._answers.output(self._full, self._kept.logits(int(selected.sum())))
 
     def _is_necessary(self, selected: Tensor) -> bool:
         rest = self._rest.logits(len(selected) - int(selected.sum()))
         return not bool(self._answers.agree(self._full, rest.unsqueeze(0)))
 
-    def _phi(self, logits: Logits) -> float:
-        return float(self._answers.outputs(self._full, logits.unsqueeze(0)))
-
 
 class PrefixLogits:
     """The host on prefixes of a ranking: all at once where it pools linearly, elsewhere each when it is asked for."""
 
-    def __init__(self, view: NetworkView, order: Order, sizes: Sequence[int]) -> None:
+    def __init__(self, view: PredictedBag, order: Order, sizes: Sequence[int]) -> None:
         self._view, self._order = view, order
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Logits] = {}
         if view.linear is not None and sizes:
             self._known |= zip(sizes, prefix_logits(view, order, sizes), strict=True)
         # The closed form of a whole bag differs from its prediction by rounding, which a tolerance of 0 would see.
@@ -231,8 +220,7 @@ class PrefixLogits:
         """The prediction from the first `size` patches, asked once."""
         if size not in self._known:
             self._known[size] = prefix_logits(self._view, self._order, [size])[0]
-        found: Logits = self._known[size]
-        return found
+        return self._known[size]
 
 
 def _calibration_note(

@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
 from gcemil.bags.annotations.shapes import polygon_overlap
 from gcemil.bags.arrays import Bounds
+from gcemil.diagnostics.paired_tests import percentile_interval
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row, read_finding
 from gcemil.rules import find_rule, order_rules
@@ -46,7 +47,6 @@ MARK_NAMES: dict[str, tuple[str, ...]] = {
 MIN_COVER = 0.5
 """Share of a patch under marks that makes it judged."""
 POSITIVE, NEGATIVE, NOT_JUDGED = 1, -1, 0
-CONFIDENCE = 0.95
 FIGURES = ("precision", "recall", "kappa")
 
 Verdicts = Int[np.ndarray, "n"]
@@ -257,8 +257,7 @@ def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
     there = values[np.isfinite(values)]
     if 2 * len(there) < len(values) or not len(there):
         return None
-    low, high = np.quantile(there, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    return percentile_interval(there)
 
 
 def _number(value: Any) -> float | None:
@@ -276,7 +275,7 @@ COLUMNS = (
 
 def review_table(finding: Finding, name: str = "review") -> Table:
     """Every rule over all reviewed slides, figures with their intervals."""
-    lines = [_line((*_words(row.labels),), row.labels, row.values, "") for row in finding.rows]
+    lines = [_line(row.labels, row.values) for row in finding.rows]
     return _table(
         name, "A reviewer's marks against what each rule chose", ("rule", "network"), lines, finding
     )
@@ -284,9 +283,7 @@ def review_table(finding: Finding, name: str = "review") -> Table:
 
 def review_slide_table(finding: Finding, name: str = "review_slides") -> Table:
     """The same slide by slide."""
-    lines = [
-        _line((str(one["slide_id"]), *_words(one)), one, one, str(one["slide_id"])) for one in finding.slides
-    ]
+    lines = [_line(one, one, (str(one["slide_id"]),)) for one in finding.slides]
     lines.sort(key=lambda line: line.row_labels[0])
     return _table(name, "The same, slide by slide", ("slide", "rule", "network"), lines, finding)
 
@@ -303,13 +300,8 @@ def _table(name: str, title: str, labels: tuple[str, ...], lines: Iterable[Line]
     )
 
 
-def _words(labels: Mapping[str, Any]) -> tuple[str, str]:
-    return find_rule(str(labels["rule"])).label, str(labels["network"])
-
-
-def _line(
-    row_labels: tuple[str, ...], labels: Mapping[str, Any], values: Mapping[str, Any], comparison: str
-) -> Line:
+def _line(labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()) -> Line:
+    """A rule over all slides, or on the slide whose id is given."""
     rule = find_rule(str(labels["rule"]))
     cells = (
         *(_interval_cell(values, f"review_{name}") for name in FIGURES),
@@ -319,10 +311,10 @@ def _line(
         else Cell(f"{100 * values['judged_share']:.0f} %", values["judged_share"]),
     )
     return Line(
-        row_labels,
+        (*slide, rule.label, str(labels["network"])),
         "ours",
         cells,
-        comparison=None if rule.is_control else comparison,
+        comparison=None if rule.is_control else "".join(slide),
         role="control" if rule.is_control else "own" if rule.is_ours else "",
     )
 

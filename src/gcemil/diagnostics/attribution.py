@@ -18,8 +18,7 @@ How the means are taken without losing digits stands in hosts/attention.py; what
 tables use blocks: at most 29 square pieces of the patch grid (runs of rows where a bag has no coordinates), each removed
 or kept alone, and every patch of a block gets its score.
 
-`leave_one_out` and `keep_one` are one pass per patch, `captum_occlusion` the same through captum's FeatureAblation: the
-closed form must equal them.
+`captum_occlusion` is one pass per patch through captum's FeatureAblation: the closed form must equal it.
 
 Gradients score by the slope of the predicted output f:
 
@@ -109,20 +108,6 @@ def _find_closed_form(host: Host) -> ClosedForm:
 
 MAX_BLOCKS = 29
 """With the whole bag, 30 passes."""
-
-
-@torch.no_grad()
-def leave_one_out(bag: PredictedBag) -> Scores:
-    """f(X) - f(X without i), one pass per patch."""
-    patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([bag.logit - _kept_logit(bag, patches != patch) for patch in patches])
-
-
-@torch.no_grad()
-def keep_one(bag: PredictedBag) -> Scores:
-    """f({i}), one pass per patch."""
-    patches = torch.arange(len(bag), device=bag.logit.device)
-    return torch.stack([_kept_logit(bag, patches == patch) for patch in patches])
 
 
 def captum_occlusion(bag: PredictedBag) -> Scores:

@@ -21,8 +21,8 @@ training risks of a foreign model are not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -42,9 +42,9 @@ from gcemil.diagnostics.snr import (
     RiskScale,
     Tolerances,
     bag_outcome,
-    bag_outputs,
     judge_subset,
-    snr_scores,
+    subset_metrics,
+    task_metric,
 )
 from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
@@ -273,19 +273,10 @@ class _AuditTable:
 
     def full_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Sufficiency, necessity, size and truth."""
-        scores = snr_scores(
-            [replace(trial.outcome, gated=None) for trial in trials],
-            self.targets,
-            self.task,
-            scale=self.scale,
-        )
-        row = mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials])
-        metrics: Figures = {
-            "evidence_sufficiency": scores.evidence_sufficiency,
-            "keep_only_drop": scores.keep_only_drop,
-            "complement_degradation": scores.complement_degradation,
-        }
-        return replace(row, values=metrics | row.values)
+        score = partial(task_metric, self.task)
+        metrics = subset_metrics([trial.outcome for trial in trials], self.targets, score)
+        metrics.pop("task_metric")
+        return mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials], metrics)
 
     def figures(self, trial: _AuditTrial) -> Figures:
         """What is said of one bag."""
@@ -301,7 +292,7 @@ class _AuditTable:
         }
 
     def outputs(self, trial: _AuditTrial) -> BagOutputs:
-        return bag_outputs(trial.outcome, self.task, self.scale)
+        return self.answers.read(trial.outcome)
 
     def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
@@ -316,26 +307,23 @@ class _AuditTable:
         """One row per perturbation: means over its repeats, then over bags."""
         for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
             per_bag: list[Figures] = [
-                _mean_figures(
+                mean_row(
+                    {},
                     [
                         self.compare_perturbed(trial, one)
                         for one in trial.perturbed
                         if one.perturbation == name
-                    ]
-                )
+                    ],
+                ).values
                 for trial in trials
             ]
             yield mean_row(_audit_labels(rule, name), per_bag)
 
-    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> dict[str, float]:
+    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> Figures:
         full, kept = trial.outcome.full, trial.outcome.kept
         before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
-        flipped = (
-            gap > self.answers.risk_tolerance
-            if self.answers.is_risk
-            else int(kept.argmax()) != int(changed.kept.argmax())
-        )
+        flipped = self.answers.differ(kept, changed.kept, gap)
         return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
@@ -389,10 +377,6 @@ class _AuditTable:
 
 def _audit_labels(rule: str, comparison: str) -> Labels:
     return {"rule": rule, "comparison": comparison}
-
-
-def _mean_figures(repeats: Sequence[dict[str, float]]) -> Figures:
-    return {name: fmean(one[name] for one in repeats) for name in repeats[0]}
 
 
 def measure_risk_scale(trials: Sequence[_AuditTrial], task: Task) -> RiskScale:

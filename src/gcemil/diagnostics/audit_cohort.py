@@ -98,11 +98,11 @@ def _import_from_working_folder() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _load_host(run: Path, fold: int) -> Any:
+def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """The host of a trained fold as a callable that gives logits and its own patch scores."""
     host = load_network(RunFolder(run).fold(fold).checkpoint)[0].host
 
-    def answer(features: Any, coords: Any) -> tuple[Any, Any]:
+    def answer(features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         output = host(features, coords)
         return output.logits, output.scores
 

@@ -32,16 +32,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.diagnostics.rules import rule_subsets
-from gcemil.diagnostics.snr import BagOutputs, gap
+from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.evidence.curvature import greedy_bound_factor, total_curvature
 from gcemil.explain import Explanation
-from gcemil.findings import Finding, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import logarithm
 from gcemil.model import GceMil
-from gcemil.recovery.recover import LazyGreedy, members
+from gcemil.recovery.recover import greedy_subset
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]
@@ -206,8 +206,8 @@ def _measure_variations(
         kept = bench.wrapped.kept(subset.selected)
         residual = coverage_residual(subset.selected, responses, weights)
         feature = float((full.bag_feature.double() - kept.bag_feature.double()).norm())
-        moved = gap(full.logits, full.logits, kept.logits, fold.task, fold.scale)
-        found.append(Variation(residual, feature, moved))
+        moved = fold.answers("wrapped").drops(full.logits, kept.logits.unsqueeze(0)).abs()
+        found.append(Variation(residual, feature, float(moved)))
     return found
 
 
@@ -219,22 +219,12 @@ def measure_bounds(fold: TrainedFold) -> Finding:
     slides: list[dict[str, Any]] = []
     for bench in fold.bags("test"):
         slides += _bound_records(fold.model, bench, generator)
-    rules = dict.fromkeys(record["rule"] for record in slides)
-    rows = [
-        mean_row(
-            {"rule": rule, "network": "wrapped"},
-            [{name: record[name] for name in BOUND_FIGURES} for record in slides if record["rule"] == rule],
-        )
-        for rule in rules
-    ]
+    rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (
         "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor is 1 - 1/e: a bound for the "
         "worst case, far below what greedy selection reaches."
     )
-    return Finding("bounds", tuple(rows), slides=tuple(slides), notes=(note,), settings={"seed": fold.seed})
-
-
-BOUND_FIGURES = ("curvature", "greedy_factor", "utility_share", "greedy_share")
+    return Finding("bounds", rows, slides=tuple(slides), notes=(note,), settings={"seed": fold.seed})
 
 
 @torch.no_grad()
@@ -256,17 +246,3 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
         }
         records.append({"bag_id": bench.bag.bag_id, "rule": rule, **shared, **shares})
     return records
-
-
-def greedy_subset(responses: Responses, weights: AnchorWeights, size: int) -> Selected:
-    """The patches that greedy selection takes from nothing; fewer where no further patch adds anything."""
-    nothing = torch.zeros(len(responses), dtype=torch.bool)
-    greedy = LazyGreedy(responses, weights, selected=nothing, candidates=~nothing)
-    chosen: list[int] = []
-    while len(chosen) < size:
-        patch, gain = greedy.best()
-        if gain <= 0.0:
-            break
-        greedy.add(patch)
-        chosen.append(patch)
-    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses))

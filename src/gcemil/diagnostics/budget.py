@@ -14,7 +14,7 @@ better side, so survival has the absolute ones only. Rules: rules.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -24,24 +24,14 @@ from torch import Tensor
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import (
     BagOutcome,
-    bag_outputs,
+    explain_missing_metric,
     gated_metrics,
     score_where_defined,
     subset_metrics,
-    task_metric,
 )
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    NetworkName,
-    NetworkView,
-    TrainedFold,
-    network_view,
-    prefix_logits,
-)
-from gcemil.diagnostics.truth import (
-    truth_figures,
-)
-from gcemil.errors import InputError, UsageError
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold, prefix_logits
+from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
+from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
@@ -66,7 +56,7 @@ class RuleKey:
 
 
 @dataclass(eq=False)
-class _RuleOutcomes:
+class RuleOutcomes:
     """One line of the table, bag by bag: predictions and figures, no patches."""
 
     outcomes: list[BagOutcome] = field(default_factory=list)
@@ -89,7 +79,7 @@ def measure_budget(
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             scores = rule_scores(bag, network, attribute_patches(view, chosen[network]), random=random)
             for rule, values in scores.items():
                 table.add(bag, view, RuleOnBag(rule, network, values), sizes)
@@ -142,24 +132,24 @@ class RuleTable:
     """Rules over the test bags of a fold, one line for each rule, network and budget."""
 
     def __init__(self, fold: TrainedFold) -> None:
-        self.tallies: dict[RuleKey, _RuleOutcomes] = {}
+        self.tallies: dict[RuleKey, RuleOutcomes] = {}
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
-    def add(self, bag: FoldBag, view: NetworkView, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
+    def add(self, bag: FoldBag, view: PredictedBag, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
         """Put one rule's subsets of one bag to the test; `slides` gets the record of the last size."""
         explained = bag.explanation if ranked.rule in GATED_RULES else None
         gated = None if explained is None else explained.output.soft.logits
         outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
             key = RuleKey(ranked.rule, ranked.network, budget)
-            tally = self.tallies.setdefault(key, _RuleOutcomes())
+            tally = self.tallies.setdefault(key, RuleOutcomes())
             tally.outcomes.append(outcome)
             tally.figures.append(_rule_figures(outcome, ranked, size, bag, self._fold))
         self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
 
     @property
-    def complete(self) -> dict[RuleKey, _RuleOutcomes]:
+    def complete(self) -> dict[RuleKey, RuleOutcomes]:
         """The lines that every bag has: over some of the bags, a rule would be compared with rules over all."""
         n_bags = len(self._fold.specs())
         return {key: tally for key, tally in self.tallies.items() if len(tally.outcomes) == n_bags}
@@ -178,19 +168,16 @@ class RuleTable:
         if dropped := dict.fromkeys(key.rule for key in self.tallies if key not in complete):
             yield f"Left out, because some bags cannot have them: {', '.join(dropped)}."
         if not any(key.rule == "oracle" for key in self.tallies):
-            yield "The cohort has no truth: there is neither an oracle row nor a figure against truth."
+            yield NO_TRUTH
         if self._fold.model is None:
             yield "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
-        try:
-            full = [outcome.full for outcome in next(iter(complete.values())).outcomes]
-            task_metric(self._fold.task, self._fold.targets(), full)
-        except InputError as error:
-            yield f"No task metric on these bags: {error}"
+        full = [outcome.full for outcome in next(iter(complete.values())).outcomes]
+        yield from explain_missing_metric(self._fold.task, self._fold.targets(), full)
 
 
 @torch.no_grad()
 def prefix_outcomes(
-    view: NetworkView, scores: Scores, sizes: Sequence[int], gated: Logits | None
+    view: PredictedBag, scores: Scores, sizes: Sequence[int], gated: Logits | None
 ) -> list[BagOutcome]:
     """The four predictions for the first so many patches of a ranking."""
     order = ranking(scores)
@@ -208,7 +195,7 @@ def _rule_figures(
     outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
 ) -> Figures:
     """What one bag says of one subset."""
-    outputs = bag_outputs(outcome, fold.task, fold.scale_of(ranked.network))
+    outputs = fold.answers(ranked.network).read(outcome)
     removed = outputs.removed if fold.task.n_outputs > 1 else None
     selected = members(ranking(ranked.scores)[:size], n_patches=len(bag))
     return {
@@ -222,11 +209,11 @@ def _rule_figures(
     }
 
 
-def _full_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+def _full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
     figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
-    row = mean_row({**vars(key), "comparison": "full-kept"}, figures)
-    return Row(row.labels, {**values, **row.values, **_median_figures(figures)}, row.deviations)
+    row = mean_row({**vars(key), "comparison": "full-kept"}, figures, values)
+    return replace(row, values={**row.values, **_median_figures(figures)})
 
 
 def _median_figures(figures: Sequence[Figures]) -> Figures:
@@ -234,8 +221,7 @@ def _median_figures(figures: Sequence[Figures]) -> Figures:
     return {name: median(values) for name, values in found.items() if values}
 
 
-def _soft_kept_row(key: RuleKey, tally: _RuleOutcomes, task: Task, targets: Tensor) -> Row:
+def _soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
     values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
     figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
-    row = mean_row({**vars(key), "comparison": "soft-kept"}, figures)
-    return Row(row.labels, {**values, **row.values}, row.deviations)
+    return mean_row({**vars(key), "comparison": "soft-kept"}, figures, values)

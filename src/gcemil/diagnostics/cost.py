@@ -50,7 +50,14 @@ from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
 from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import task_metric
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldBag, NetworkName, TrainedFold, predict_bag
+from gcemil.diagnostics.trained_fold import (
+    DEFAULT_BUDGET,
+    FoldBag,
+    NetworkName,
+    PredictedBag,
+    TrainedFold,
+    predict_bag,
+)
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
@@ -180,41 +187,28 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
 
         def evidence_found() -> Logits:
             output = model(features, coords, step=step)
-            return predict_kept(
-                Interventions(fold.host, features, coords, embedded=output.embedded),
-                recover_evidence(model, output, coords).selected,
-            )
+            asked = Interventions(fold.host, features, coords, embedded=output.embedded)
+            return asked.kept(recover_evidence(model, output, coords).selected).logits
 
         yield build_subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
-        return predict_kept(asked, top_k(asked.full().scores, size))
+        return asked.kept(top_k(asked.full().scores, size)).logits
 
-    attention = top_k(bench.network(network).full().scores, size)
+    attention = top_k(bench.predict(network).full.scores, size)
     yield build_subset_way("attention", network, host, bench, attention, attention_found)
-    if "occlusion" in supported_attributions(host):
-        scores = supported_attributions(host)["occlusion"].scores
+    found = supported_attributions(host)
+    for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
+        if name in found:
 
-        def occlusion_found() -> Logits:
-            return predict_kept(
-                Interventions(host, features, coords),
-                top_k(scores(predict_bag(host, features, coords)), size),
-            )
+            def choose(scores: Callable[[PredictedBag], Tensor] = found[name].scores) -> Selected:
+                return top_k(scores(predict_bag(host, features, coords)), size)
 
-        chosen = top_k(scores(predict_bag(host, features, coords)), size)
-        yield build_subset_way(CLOSED_FORM, network, host, bench, chosen, occlusion_found)
-    if GRADIENTS in supported_attributions(host):
-        attribute = supported_attributions(host)[GRADIENTS].scores
+            def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
+                return Interventions(host, features, coords).kept(choose()).logits
 
-        def gradients_found() -> Logits:
-            return predict_kept(
-                Interventions(host, features, coords),
-                top_k(attribute(predict_bag(host, features, coords)), size),
-            )
-
-        chosen = top_k(attribute(predict_bag(host, features, coords)), size)
-        yield build_subset_way(GRADIENTS, network, host, bench, chosen, gradients_found)
+            yield build_subset_way(mode, network, host, bench, choose(), attribution_found)
 
 
 def list_control_ways(
@@ -222,7 +216,7 @@ def list_control_ways(
 ) -> Iterator[Way]:
     """The host on as many patches by chance, and by the truth where it is known."""
     network: NetworkName = "wrapped" if fold.plain is None else "plain"
-    full, random = bench.network(network).full(), torch.rand(len(bench), generator=generator)
+    full, random = bench.predict(network).full, torch.rand(len(bench), generator=generator)
     for subset in rule_subsets(bench, network, full, random, budget=budget):
         if find_rule(subset.rule).is_control:
             yield build_subset_way(subset.rule, network, fold.host_of(network), bench, subset.selected, None)
@@ -251,10 +245,6 @@ def build_subset_way(
     return Way(mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords))
 
 
-def predict_kept(asked: Interventions, selected: Selected) -> Logits:
-    return asked.kept(selected).logits
-
-
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
     """Seconds per patch of an encoder's architecture with random weights, on the threads at hand."""
     spec = find_encoder_spec(RANDOM_PREFIX + name)
@@ -269,7 +259,7 @@ def measure_ways(
 ) -> Iterator[tuple[Labels, Figures]]:
     """Time and memory of each way on one bag, over those of the first; with an encoder before it, from patch to answer."""
     full = ways[0]
-    asked = bench.network(full.network)
+    asked = bench.predict(full.network).asked
     one_out = [leave_out_patch(len(bench), turn) for turn in range(repeats)]
     calls = {f"predict {way.mode}": way.predict for way in ways}
     calls |= {f"explain {way.mode}": way.explain for way in ways if way.explain is not None}
@@ -375,7 +365,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operations made and nobody has freed yet."""
+    """Counts the bytes of storages that operations made and that are not freed yet."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -4,8 +4,8 @@ RUN/fold_<k>/diagnostics/<name>.json   one fold, slides in detail
 RUN/diagnostics/<name>.json            joined over folds: mean and deviation between folds
 RUN/diagnostics/significance.json      the run against another, paired by fold
 
-DIAGNOSTICS names every diagnostic; `run_diagnostic` is the one way to make it: open the fold, measure, write the finding
-with its origin.
+DIAGNOSTICS (table.py) names every diagnostic; `run_diagnostic` is the one way to make it: open the fold, measure, write the
+finding with its origin.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 
 from gcemil.bags.fingerprint import content_hash
+from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
+from gcemil.diagnostics.table import SIGNIFICANCE
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.files import working_in
@@ -32,64 +34,6 @@ from gcemil.runs.folder import RunFolder, open_cohort, read_run, write_summary
 from gcemil.wording import did_you_mean
 
 OnDone = Callable[[int, int], None]
-SIGNIFICANCE = "significance"
-
-
-@dataclass(frozen=True)
-class _DiagnosticSpec:
-    """Where a diagnostic lives and the question it answers."""
-
-    function: str
-    """module:function; the module is imported when the diagnostic is made."""
-    question: str
-
-    def load(self) -> Callable[..., Finding]:
-        """The function that measures a fold."""
-        module, name = self.function.split(":")
-        found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), name)
-        return found
-
-    def options(self) -> list[str]:
-        """What a caller may set, beside the fold."""
-        return [name for name in list(inspect.signature(self.load()).parameters)[1:] if name != "others"]
-
-
-DIAGNOSTICS: dict[str, _DiagnosticSpec] = {
-    "snr": _DiagnosticSpec(
-        "snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"
-    ),
-    "budget": _DiagnosticSpec(
-        "budget:measure_budget", "Which rule finds the best patches, all having the same number?"
-    ),
-    "posthoc": _DiagnosticSpec("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
-    "subsets": _DiagnosticSpec(
-        "subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"
-    ),
-    "regions": _DiagnosticSpec(
-        "regions:measure_regions", "Which connected regions are enough, which are needed?"
-    ),
-    "stability": _DiagnosticSpec(
-        "stability:measure_stability", "Does the evidence stay when bag or seed change a little?"
-    ),
-    "localisation": _DiagnosticSpec(
-        "localisation:measure_localisation", "Does it lie on the annotated lesions?"
-    ),
-    "failures": _DiagnosticSpec("failures:measure_failures", "Which slides fail, and how?"),
-    "cost": _DiagnosticSpec(
-        "cost:measure_inference_cost", "What does the evidence cost, and what does it save?"
-    ),
-    "guarantee": _DiagnosticSpec(
-        "guarantee:measure_guarantee", "Which evidence size keeps the prediction, with which promise?"
-    ),
-    "adaptive": _DiagnosticSpec(
-        "adaptive:measure_adaptive", "How few patches does a slide need, and which rule picks them best?"
-    ),
-    "bounds": _DiagnosticSpec(
-        "bounds:measure_bounds", "How near is repair to the best coverage, and what is promised of it?"
-    ),
-    "sweep": _DiagnosticSpec("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
-}
-"""Diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
 
 
 def run_diagnostic(
@@ -112,7 +56,7 @@ def run_diagnostic(
             if name == "stability"
             else {}
         )
-        finding = DIAGNOSTICS[name].load()(bench, **extra, **(options or {}))
+        finding = load_measure(name)(bench, **extra, **(options or {}))
     origin = _describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
     if against is not None:
         origin[SAME_NETWORK] = bench.is_same_network
@@ -120,10 +64,22 @@ def run_diagnostic(
     return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
 
 
+def load_measure(name: str) -> Callable[..., Finding]:
+    """The function that measures a fold; its module is imported now, not when the table is read."""
+    module, function = DIAGNOSTICS[name][0].split(":")
+    found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
+    return found
+
+
+def list_options(name: str) -> list[str]:
+    """What a caller may set, beside the fold."""
+    return [one for one in list(inspect.signature(load_measure(name)).parameters)[1:] if one != "others"]
+
+
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
     """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
     opened = TrainedFold.open(run, fold, seed=seed)
-    if first.plain is None or not opened.leaves_host_alone:
+    if first.plain is None or not opened.settings.leaves_host_alone:
         return opened
     return replace(opened, plain=opened.host, plain_scale=opened.scale)
 
@@ -169,36 +125,27 @@ def diagnose_run(
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
-    chosen = _choose_names(names, comparison)
-    open_cohort(comparison.run)
-    with working_in(comparison.run):
-        return _diagnose_run(comparison, chosen, folds, again=again, jobs=jobs, on_done=on_done)
-
-
-def _diagnose_run(
-    comparison: Comparison,
-    chosen: Sequence[str],
-    folds: Sequence[int] | None,
-    *,
-    again: bool,
-    jobs: int | None,
-    on_done: OnDone | None,
-) -> list[Finding]:
-    numbers = _trained_fold_numbers(comparison.run) if folds is None else list(folds)
+    run, chosen = comparison.run, _choose_names(names, comparison)
+    open_cohort(run)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
-    todo = [
-        (name, fold)
-        for name in per_fold
-        for fold in numbers
-        if again or not is_current(finding_file(comparison.run, name, fold), comparison, fold)
-    ]
-    for done, _ in enumerate(_make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
-        if on_done:
-            on_done(done, len(todo))
-    found = [_join_finding(comparison.run, name) for name in per_fold]
-    if SIGNIFICANCE in chosen:
-        found.append(_compare_with_rival(comparison))
-    write_summary(comparison.run)
+    with working_in(run):
+        numbers = [one.number for one in RunFolder(run).trained_folds()] if folds is None else folds
+        todo = [
+            (name, fold)
+            for name in per_fold
+            for fold in numbers
+            if again or not is_current(finding_file(run, name, fold), comparison, fold)
+        ]
+        for done, _ in enumerate(_make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+            if on_done:
+                on_done(done, len(todo))
+        found = [_join_finding(run, name) for name in per_fold]
+        if SIGNIFICANCE in chosen and comparison.against is not None:
+            from gcemil.diagnostics.significance import compare_runs
+
+            found.append(compare_runs(run, comparison.against))
+            write_finding(RunFolder(run).diagnostics, found[-1])
+        write_summary(run)
     return found
 
 
@@ -214,10 +161,6 @@ def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
     if SIGNIFICANCE in names and comparison.against is None:
         raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
     return list(names)
-
-
-def _trained_fold_numbers(run: Path) -> list[int]:
-    return [fold.number for fold in RunFolder(run).trained_folds()]
 
 
 def finding_file(run: Path, name: str, fold: int) -> Path:
@@ -268,14 +211,4 @@ def _join_finding(run: Path, name: str) -> Finding:
     folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
     finding = join_folds([read_finding(fold.finding(name)) for fold in folds])
     write_finding(RunFolder(run).diagnostics, finding)
-    return finding
-
-
-def _compare_with_rival(comparison: Comparison) -> Finding:
-    from gcemil.diagnostics.significance import compare_runs
-
-    if comparison.against is None:
-        raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
-    finding = compare_runs(comparison.run, comparison.against)
-    write_finding(RunFolder(comparison.run).diagnostics, finding)
     return finding

@@ -18,7 +18,7 @@ states no thresholds, so its rates are no yardstick for ours; random, attention 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +238,8 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
             members = [record for record in own if name in ("all", record.get("target"))]
             if members:
                 labels = {"rule": rule, "network": network, "class": name}
-                row = mean_row(labels, [_failure_shares(record) for record in members])
-                yield replace(row, values={"audited_slides": float(len(members)), **row.values})
+                shares = [_failure_shares(record) for record in members]
+                yield mean_row(labels, shares, {"audited_slides": float(len(members))})
 
 
 def _failure_shares(record: Record) -> dict[str, float | None]:

@@ -45,11 +45,10 @@ from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     NetworkName,
-    NetworkView,
     Order,
     PartName,
+    PredictedBag,
     TrainedFold,
-    network_view,
     prefix_logits,
 )
 from gcemil.diagnostics.truth import average_precision
@@ -228,7 +227,7 @@ def _measure_part(
     for bag in fold.bags(part):
         random_order = torch.randperm(len(bag), generator=generator)
         for network, answers in judges.items():
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
                 record = records.setdefault((rule, network), RuleRecord())
                 _add_bag(record, bag, view, order, answers, fractions)
@@ -238,7 +237,7 @@ def _measure_part(
 def _add_bag(
     record: RuleRecord,
     bag: FoldBag,
-    view: NetworkView,
+    view: PredictedBag,
     order: Order,
     answers: Answers,
     fractions: Sequence[float],

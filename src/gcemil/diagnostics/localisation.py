@@ -155,7 +155,7 @@ def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTr
 
 def _bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
     """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
-    maps = {("attention", str(name)): bench.network(name).full().scores for name in fold.networks}
+    maps = {("attention", str(name)): bench.predict(name).full.scores for name in fold.networks}
     if bench.explanation is not None:
         maps["evidence scores", "wrapped"] = bench.explanation.output.scores
         maps["gates", "wrapped"] = bench.explanation.output.gates

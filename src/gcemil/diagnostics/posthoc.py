@@ -39,14 +39,7 @@ from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
-from gcemil.diagnostics.trained_fold import (
-    FoldBag,
-    NetworkView,
-    TrainedFold,
-    network_view,
-    predict_bag,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
 from gcemil.findings import Finding
@@ -76,7 +69,7 @@ def measure_posthoc(
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
-            view, answers = network_view(fold, bag, network), fold.answers(network)
+            view, answers = bag.predict(network), fold.answers(network)
             attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
@@ -184,7 +177,7 @@ class _FlippingCurves:
 
 @torch.no_grad()
 def flipping_curves(
-    view: NetworkView,
+    view: PredictedBag,
     order: Int[Tensor, "n"],
     answers: Answers,
     *,

@@ -24,26 +24,17 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, rule_subsets
-from gcemil.diagnostics.snr import BagOutputs, RiskScale, Tolerances, judge_subset, output
-from gcemil.diagnostics.trained_fold import NetworkView, TrainedFold, network_view, prefix_logits
+from gcemil.diagnostics.snr import Answers, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.trained_fold import PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Scores, Selected
-from gcemil.tasks.task import Task
 
 MAX_ASKED = 16
 """Regions of a bag that are asked one by one."""
-FIGURES = (
-    "regions_per_slide",
-    "region_patches",
-    "region_sufficient_share",
-    "region_necessary_share",
-    "regions_reached_share",
-    "regions_needed",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +77,7 @@ def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None
 class RegionJudge:
     """How the regions of one network's bags are judged."""
 
-    task: Task
-    scale: RiskScale
+    answers: Answers
     tolerances: Tolerances
     limit: int = MAX_ASKED
     """Regions that are asked, largest mass first."""
@@ -108,13 +98,7 @@ class RegionJudge:
     def _ask(
         self, asked: Interventions, full: Logits, members: Selected, region: RegionVerdict
     ) -> RegionVerdict:
-        without = asked.removed(members)
-        outputs = BagOutputs(
-            full=self._read(full, full),
-            kept=self._read(full, asked.kept(members).logits),
-            removed=None if without is None else self._read(full, without.logits),
-            gated=None,
-        )
+        outputs = self.answers.read(bag_outcome(asked, members, full=full))
         found = judge_subset(outputs, self.tolerances)
         return replace(
             region,
@@ -125,19 +109,16 @@ class RegionJudge:
         )
 
     @torch.no_grad()
-    def count_needed(self, view: NetworkView, regions: Regions) -> int | None:
+    def count_needed(self, view: PredictedBag, regions: Regions) -> int | None:
         """How many regions, largest mass first, are sufficient together; None where those asked are not."""
         full, count = view.full.logits, min(self.limit, len(regions))
         order = torch.cat([regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)])
         ends = regions.sizes.cumsum(0)[:count].tolist()
-        whole = self._read(full, full)
+        whole = self.answers.output(full, full)
         for needed, logits in enumerate(prefix_logits(view, order, ends), start=1):
-            if abs(self._read(full, logits) - whole) <= self.tolerances.sufficiency:
+            if abs(self.answers.output(full, logits) - whole) <= self.tolerances.sufficiency:
                 return needed
         return None
-
-    def _read(self, full: Logits, logits: Logits) -> float:
-        return output(full, logits, self.task, self.scale)
 
 
 def measure_regions(
@@ -154,8 +135,7 @@ def measure_regions(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     budget = fold.own_budget if budget is None else budget
     judges = {
-        network: RegionJudge(fold.task, fold.scale_of(network), tolerances, max_regions)
-        for network in fold.networks
+        network: RegionJudge(fold.answers(network), tolerances, max_regions) for network in fold.networks
     }
     generator = torch.Generator().manual_seed(fold.seed)
     records: list[dict[str, Any]] = []
@@ -166,13 +146,13 @@ def measure_regions(
             placeless.append(bench.spec.bag_id)
             continue
         for network, judge in judges.items():
-            view = network_view(fold, bench, network)
+            view = bench.predict(network)
             for subset in rule_subsets(bench, network, view.full, random, budget=budget):
                 labels = {"bag_id": bench.spec.bag_id, "rule": subset.rule, "network": network}
                 records.append({**labels, **judge_rule(bench.bag, view, subset, judge)})
     return Finding(
         name="regions",
-        rows=tuple(_region_rows(records)),
+        rows=mean_rows(records, ("rule", "network")),
         slides=tuple(records),
         notes=tuple(_region_notes(placeless, records, max_regions)),
         settings={
@@ -185,12 +165,12 @@ def measure_regions(
     )
 
 
-def judge_rule(bag: Bag, view: NetworkView, subset: RuleSubset, judge: RegionJudge) -> dict[str, Any]:
+def judge_rule(bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJudge) -> dict[str, Any]:
     """Figures and regions of what one rule takes from one bag."""
     regions = find_regions(bag, subset.selected, subset.scores)
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
-    verdicts = judge.judge(view.bench, view.full.logits, bag, regions)
+    verdicts = judge.judge(view.asked, view.full.logits, bag, regions)
     figures = _region_figures(verdicts, judge.count_needed(view, regions))
     return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
 
@@ -205,15 +185,6 @@ def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> di
         "regions_reached_share": float(needed is not None),
         "regions_needed": None if needed is None else float(needed),
     }
-
-
-def _region_rows(records: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """Means over the bags by rule and network."""
-    for rule, network in dict.fromkeys((one["rule"], one["network"]) for one in records):
-        own = [one for one in records if (one["rule"], one["network"]) == (rule, network)]
-        yield mean_row(
-            {"rule": rule, "network": network}, [{name: one[name] for name in FIGURES} for one in own]
-        )
 
 
 def _region_notes(

@@ -276,10 +276,8 @@ def choose_patches(fold: TrainedFold, bench: FoldBag, slide_id: str) -> Mapping[
     if bench.explanation is not None:
         evidence = bench.explanation.recovery.selected[rows].numpy()
         found["evidence", "wrapped"], size = evidence, int(evidence.sum())
-    for network in ("wrapped", *(["plain"] if fold.plain is not None else [])):
-        asked = bench.wrapped if network == "wrapped" else bench.plain
-        if asked is not None:
-            found["attention", network] = _take_first(asked.full().scores[rows], size)
+    for network in reversed(fold.networks):
+        found["attention", network] = _take_first(bench.predict(network).full.scores[rows], size)
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([fold.seed, *slide_id.encode()])
     found["random", "none"] = _take_first(torch.from_numpy(draws.random(n_patches)), size)

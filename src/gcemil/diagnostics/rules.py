@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, NetworkView, Order
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, Order, PredictedBag
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
@@ -54,9 +54,9 @@ def rule_scores(
     return found
 
 
-def attribute_patches(view: NetworkView, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+def attribute_patches(view: PredictedBag, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
     """What each attribution says of the patches of a bag."""
-    return {name: one.scores(view.predicted) for name, one in attributions.items()}
+    return {name: one.scores(view) for name, one in attributions.items()}
 
 
 def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -120,7 +120,7 @@ def rule_subsets(
         yield RuleSubset("oracle", top_k(oracle, size), oracle)
 
 
-def rival_subsets(view: NetworkView, rivals: Mapping[str, Attribution], size: int) -> Iterator[RuleSubset]:
+def rival_subsets(view: PredictedBag, rivals: Mapping[str, Attribution], size: int) -> Iterator[RuleSubset]:
     """The first so many patches by each rival; attention is among the rules of `rule_subsets` already."""
     for name, scores in attribute_patches(view, rivals).items():
         if name != "attention":
@@ -128,7 +128,7 @@ def rival_subsets(view: NetworkView, rivals: Mapping[str, Attribution], size: in
 
 
 def rank_by_rules(
-    bag: FoldBag, network: NetworkName, view: NetworkView, *, random_order: Order
+    bag: FoldBag, network: NetworkName, view: PredictedBag, *, random_order: Order
 ) -> dict[str, Tensor]:
     """Every rule's order of the patches, best first: evidence where there are gates, oracle where there is truth."""
     attention = view.full.scores

@@ -155,10 +155,10 @@ def _bootstrap_bags(
 ) -> tuple[_BagIntervals, list[Path]]:
     """The intervals, or the tables of predictions that are missing for them."""
     files = {
-        fold: {mode: _prediction_file(run, fold, mode, ours[fold]) for mode in _shared_modes(ours)}
+        fold: {mode: RunFolder(run).fold(fold).predictions(mode, ours[fold]) for mode in _shared_modes(ours)}
         for fold in ours
     }
-    rivals = {fold: _prediction_file(against, fold, "full", theirs[fold]) for fold in ours}
+    rivals = {fold: RunFolder(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
     if missing := [path for path in needed if not path.is_file()]:
         return _BagIntervals({}, 0), missing
@@ -166,11 +166,6 @@ def _bootstrap_bags(
     task = create_task(Cohort.load(card.cohort), card.settings)
     pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
     return bag_intervals(pairs, task, generator=generator, resamples=resamples), []
-
-
-def _prediction_file(run: Path, fold: int, mode: str, metrics: dict[str, dict[str, float]]) -> Path:
-    """The predictions of this mode on the bags of a fold."""
-    return RunFolder(run).fold(fold).predictions(mode, metrics)
 
 
 def _fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,11 +34,10 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Interventions, bag_tensors, class_probability, recover_evidence, standardised_risk
+from gcemil.explain import Interventions, bag_tensors, recover_evidence
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
-from gcemil.tasks.classification import confusion, macro_f1
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, as_array
+from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
 
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
@@ -129,20 +129,24 @@ def snr_scores(
     """The scores of one rule from its outcomes, bag by bag."""
     if not outcomes:
         raise UsageError("S/N/R needs at least one bag.")
-    has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes])
-    full = task_metric(task, targets, [outcome.full for outcome in outcomes])
-    kept = task_metric(task, targets, [outcome.kept for outcome in outcomes])
-    outputs = [bag_outputs(outcome, task, scale) for outcome in outcomes]
+    full, kept = (
+        task_metric(task, targets, [getattr(outcome, name) for outcome in outcomes])
+        for name in ("full", "kept")
+    )
+    answers = Answers(task.n_outputs, scale or RiskScale())
+    outputs = [answers.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
         evidence_sufficiency=kept,
-        complement_degradation=degradation(outcomes, targets, has_complement, task),
+        complement_degradation=subset_metrics(outcomes, targets, partial(task_metric, task))[
+            "complement_degradation"
+        ],
         cd_gap=sum(cd_gaps) / len(cd_gaps) if cd_gaps else None,
         full_kept_gap=sum(one.full_kept_gap for one in outputs) / len(outputs),
         evidence_fraction=sum(outcome.fraction for outcome in outcomes) / len(outcomes),
         n_bags=len(outcomes),
-        n_whole_bags=int((~has_complement).sum()),
+        n_whole_bags=sum(outcome.removed is None for outcome in outcomes),
     )
 
 
@@ -167,18 +171,6 @@ def snr(
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
     return snr_scores(outcomes, targets, task, scale=scale)
-
-
-def degradation(
-    outcomes: Sequence[BagOutcome], targets: Tensor, has_complement: Tensor, task: Task
-) -> float | None:
-    """M(X) - M(X_notS) over the bags that have a complement."""
-    if not bool(has_complement.any()):
-        return None
-    counted = targets[has_complement]
-    full = task_metric(task, counted, [o.full for o in outcomes if o.removed is not None])
-    removed = task_metric(task, counted, [o.removed for o in outcomes if o.removed is not None])
-    return full - removed
 
 
 def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
@@ -228,44 +220,23 @@ def score_where_defined(task: Task) -> Score:
     return score
 
 
+def explain_missing_metric(task: Task, targets: Tensor, full: Sequence[Logits]) -> list[str]:
+    """Why M does not exist on these bags, if so."""
+    try:
+        task_metric(task, targets, full)
+    except InputError as error:
+        return [f"No task metric on these bags: {error}"]
+    return []
+
+
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     """M: Macro-F1 or C-index."""
-    predictions = task.prediction(torch.stack([one.cpu() for one in logits]))
-    if task.task_metric == "macro_f1":
-        # `task.metrics` wants an AUC as well, which does not exist where the bags with a complement are of one class.
-        return macro_f1(confusion(as_array(targets), as_array(predictions)))
-    return task.metrics(targets, predictions)[task.task_metric]
-
-
-def bag_outputs(outcome: BagOutcome, task: Task, scale: RiskScale | None = None) -> BagOutputs:
-    """Phi of X, X_S, X_notS and X_pi."""
-
-    def phi(logits: Logits) -> float:
-        return output(outcome.full, logits, task, scale or RiskScale())
-
-    return BagOutputs(
-        full=phi(outcome.full),
-        kept=phi(outcome.kept),
-        removed=None if outcome.removed is None else phi(outcome.removed),
-        gated=None if outcome.gated is None else phi(outcome.gated),
-    )
-
-
-def output(full: Logits, logits: Logits, task: Task, scale: RiskScale) -> float:
-    """Phi of one prediction; the class is the one predicted on X."""
-    if task.n_outputs == 1:
-        return standardised_risk(logits, mean=scale.mean, deviation=scale.deviation)
-    return class_probability(logits, int(full.argmax()))
-
-
-def gap(full: Logits, one: Logits, other: Logits, task: Task, scale: RiskScale) -> float:
-    """|Phi - Phi| of two predictions for one bag."""
-    return abs(output(full, one, task, scale) - output(full, other, task, scale))
+    return measure_task_metric(task, targets, torch.stack([one.cpu() for one in logits]))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """How the predictions of one network are compared."""
+    """Phi, and how the predictions of one network are compared."""
 
     n_outputs: int
     scale: RiskScale
@@ -291,6 +262,23 @@ class Answers:
             return (logits[:, 0].double() - self.scale.mean) / self.scale.deviation
         return torch.softmax(logits.double(), dim=1)[:, full.argmax()]
 
+    def output(self, full: Logits, logits: Logits) -> float:
+        """Phi of one prediction; the class is the one predicted on X."""
+        return float(self.outputs(full, logits.unsqueeze(0)))
+
+    def read(self, outcome: BagOutcome) -> BagOutputs:
+        """Phi of X, X_S, X_notS and X_pi."""
+
+        def phi(logits: Logits | None) -> float | None:
+            return None if logits is None else self.output(outcome.full, logits)
+
+        return BagOutputs(
+            full=self.output(outcome.full, outcome.full),
+            kept=self.output(outcome.full, outcome.kept),
+            removed=phi(outcome.removed),
+            gated=phi(outcome.gated),
+        )
+
     def drops(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi(X) - Phi of each: what of the prediction is lost. A risk can move either way, so its size counts."""
         lost = self.outputs(full, full.unsqueeze(0)) - self.outputs(full, logits)
@@ -301,6 +289,10 @@ class Answers:
         if self.is_risk:
             return self.drops(full, logits) <= self.risk_tolerance
         return logits.argmax(dim=1) == full.argmax()
+
+    def differ(self, one: Logits, other: Logits, gap: float) -> bool:
+        """Whether two predictions, their outputs so far apart, are different answers."""
+        return gap > self.risk_tolerance if self.is_risk else int(one.argmax()) != int(other.argmax())
 
 
 @dataclass(frozen=True)

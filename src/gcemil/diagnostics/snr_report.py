@@ -44,16 +44,14 @@ from gcemil.diagnostics.snr import (
     Tolerances,
     Verdict,
     bag_outcome,
-    bag_outputs,
+    explain_missing_metric,
     gated_metrics,
     judge_subset,
     score_where_defined,
     subset_metrics,
-    task_metric,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
-from gcemil.diagnostics.truth import TRUTH_FIGURES, truth_figures
-from gcemil.errors import InputError
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES, truth_figures
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
@@ -244,8 +242,7 @@ def _add_slide_means(
         {name: _as_figure(one.record[key]) for name, key in keys.items() if key in one.record}
         for one in members
     ]
-    row = mean_row(labels, per_slide)
-    return Row(labels, {**values, **row.values}, row.deviations)
+    return mean_row(labels, per_slide, values)
 
 
 def _as_figure(value: float | bool | None) -> float | None:
@@ -270,12 +267,9 @@ def _class_f1(task: ClassificationTask, class_index: int) -> Score:
 def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
-    try:
-        task_metric(fold.task, _stack_targets(own), [one.outcome.full for one in own])
-    except InputError as error:
-        yield f"No task metric on these bags: {error}"
+    yield from explain_missing_metric(fold.task, _stack_targets(own), [one.outcome.full for one in own])
     if not any(one.record["rule"] == "oracle" for one in trials):
-        yield "The cohort has no truth: there is neither an oracle row nor a figure against truth."
+        yield NO_TRUTH
     if fold.model is None:
         yield "The run has no wrapper: 'wrapped' is its own host, and subsets hold the budget's share of each bag."
         return
@@ -316,15 +310,15 @@ def judge_subsets(
     """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
     random = torch.rand(len(bench), generator=generator)
     for network in fold.networks:
-        asked = bench.network(network)
-        full = asked.full()
-        subsets = list(rule_subsets(bench, network, full, random, budget=budget))
+        predicted = bench.predict(network)
+        subsets = list(rule_subsets(bench, network, predicted.full, random, budget=budget))
         if rivals is not None:
             size = int(subsets[0].selected.sum())
-            subsets += rival_subsets(network_view(fold, bench, network), rivals[network], size)
+            subsets += rival_subsets(predicted, rivals[network], size)
         for subset in subsets:
-            outcome = bag_outcome(asked, subset.selected, subset.log_gates, full=full.logits)
-            outputs = bag_outputs(outcome, fold.task, fold.scale_of(network))
+            full = predicted.full.logits
+            outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
+            outputs = fold.answers(network).read(outcome)
             yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
 
 

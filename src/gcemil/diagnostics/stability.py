@@ -44,12 +44,10 @@ from torch import Tensor
 from gcemil.bags.bag import Bag, RowIndex
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold, network_view
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import Explanation
-from gcemil.findings import Finding, mean_row
-from gcemil.model import GceMil
+from gcemil.findings import Finding, mean_row, mean_rows
 from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores, Selected
@@ -62,6 +60,7 @@ FIXED_SHARE = 0.05
 """Evidence of a run without gates."""
 
 Figures = dict[str, float | None]
+Record = dict[str, Any]
 
 SEEDS = "seeds"
 
@@ -111,20 +110,20 @@ def measure_across_runs(
     _check_runs(folds)
     generator = torch.Generator().manual_seed(folds[0].seed)
     rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    table = _StabilityTable()
+    records: list[Record] = []
     for bag in folds[0].bags("test"):
         original, rows = OriginalBag.of(bag), torch.arange(len(bag))
         found = [rules.collect(fold, FoldBag(bag.spec, bag.bag, fold), original, rows) for fold in folds]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
             figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
-            table.add(bag, key, SEEDS, figures)
+            records.append(_stability_record(bag, key, SEEDS, figures))
     settings = {
         "seeds": [fold.settings.seed for fold in folds],
         "risk_tolerance": risk_tolerance,
         "share": share,
     }
-    return table.finding(settings, notes=tuple(_run_differences(folds)))
+    return _stability_finding(records, settings, notes=tuple(_run_differences(folds)))
 
 
 def measure_under_perturbation(
@@ -142,7 +141,7 @@ def measure_under_perturbation(
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
     generator = torch.Generator().manual_seed(fold.seed)
     rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    table = _StabilityTable()
+    records: list[Record] = []
     for bag in fold.bags("test"):
         original = OriginalBag.of(bag)
         clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
@@ -153,7 +152,8 @@ def measure_under_perturbation(
                     pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
                     for judged, rows in versions
                 ]
-                table.add(bag, key, f"{name} {strength:g}", mean_row({}, figures).values)
+                means = mean_row({}, figures).values
+                records.append(_stability_record(bag, key, f"{name} {strength:g}", means))
     settings = {
         "dropout": dropout,
         "noise": noise,
@@ -162,7 +162,7 @@ def measure_under_perturbation(
         "share": share,
         "attributions": list(attributions),
     }
-    return table.finding(settings)
+    return _stability_finding(records, settings)
 
 
 def _judge_perturbed(
@@ -207,27 +207,17 @@ def pair_figures(
     return figures
 
 
-class _StabilityTable:
-    """Figures per bag, gathered by rule, network and perturbation."""
+def _stability_record(bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> Record:
+    rule, network = key
+    labels = {"rule": rule, "network": network, "perturbation": perturbation}
+    return {"bag_id": bag.bag.bag_id, **labels, **figures}
 
-    def __init__(self) -> None:
-        self._figures: dict[tuple[str, str, str], list[Figures]] = {}
-        self._slides: list[dict[str, Any]] = []
 
-    def add(self, bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> None:
-        """Note what a rule did on a bag."""
-        rule, network = key
-        self._figures.setdefault((rule, network, perturbation), []).append(figures)
-        labels = {"rule": rule, "network": network, "perturbation": perturbation}
-        self._slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
-
-    def finding(self, settings: dict[str, Any], *, notes: tuple[str, ...] = ()) -> Finding:
-        """A row per rule, network and perturbation, and every bag."""
-        rows = tuple(
-            mean_row({"rule": rule, "network": network, "perturbation": perturbation}, figures)
-            for (rule, network, perturbation), figures in self._figures.items()
-        )
-        return Finding("stability", rows, slides=tuple(self._slides), notes=notes, settings=settings)
+def _stability_finding(
+    records: Sequence[Record], settings: dict[str, Any], *, notes: tuple[str, ...] = ()
+) -> Finding:
+    rows = mean_rows(records, ("rule", "network", "perturbation"))
+    return Finding("stability", rows, slides=tuple(records), notes=notes, settings=settings)
 
 
 def _run_differences(folds: Sequence[TrainedFold]) -> list[str]:
@@ -301,7 +291,7 @@ class _EvidenceRules:
         """The evidence in a bag whose patches stand at `rows` of the original."""
         found: dict[RuleKey, RuleEvidence] = {}
         for network in fold.networks:
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
             oracle = None if original.oracle is None else original.oracle[rows]
             chosen = choose_attributions(fold.host_of(network), self.attributions)
@@ -310,8 +300,10 @@ class _EvidenceRules:
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
-                    kept=view.bench.kept(selected).logits,
-                    gated=_soft_logits(bag.explanation) if rule in GATED_RULES else None,
+                    kept=view.asked.kept(selected).logits,
+                    gated=None
+                    if bag.explanation is None or rule not in GATED_RULES
+                    else bag.explanation.output.soft.logits,
                     answers=answers,
                 )
         return found
@@ -335,7 +327,8 @@ class _EvidenceRules:
         }
         found |= {name: top_k(values, size) for name, values in scores.items()}
         if network == "wrapped" and fold.model is not None and explanation is not None:
-            found["soft_thresholded"] = _threshold_gates(fold.model, explanation)
+            threshold = fold.model.settings.selection_threshold
+            found["soft_thresholded"] = above_threshold(explanation.output.gates, threshold)
             found["evidence"] = explanation.recovery.selected
         if oracle is not None:
             found["oracle"] = top_k(oracle, size)
@@ -350,16 +343,12 @@ def jaccard(one: Selected, other: Selected) -> float:
 
 def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
     """Whether the two predictions from the evidence are different answers."""
-    if one.answers.is_risk:
-        return output_gap(one, other) > one.answers.risk_tolerance
-    return int(one.kept.argmax()) != int(other.kept.argmax())
+    return one.answers.differ(one.kept, other.kept, output_gap(one, other))
 
 
 def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
     """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
-    first = one.answers.outputs(one.full, one.kept.unsqueeze(0))
-    second = other.answers.outputs(one.full, other.kept.unsqueeze(0))
-    return abs(float(first) - float(second))
+    return abs(one.answers.output(one.full, one.kept) - other.answers.output(one.full, other.kept))
 
 
 def own_gap(judged: RuleEvidence) -> float:
@@ -367,15 +356,6 @@ def own_gap(judged: RuleEvidence) -> float:
     reference = judged.full if judged.gated is None else judged.gated
     one, other = judged.answers.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
     return abs(one - other)
-
-
-def _threshold_gates(model: GceMil, explanation: Explanation) -> Selected:
-    """Gates above the threshold, without repair; the best patch when there are none."""
-    return above_threshold(explanation.output.gates, model.settings.selection_threshold)
-
-
-def _soft_logits(explanation: Explanation | None) -> Logits | None:
-    return None if explanation is None else explanation.output.soft.logits
 
 
 @dataclass(frozen=True, eq=False)

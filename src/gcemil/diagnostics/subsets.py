@@ -33,18 +33,10 @@ from torch import Tensor
 
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import (
-    NetworkView,
-    Order,
-    PartName,
-    Ranking,
-    TrainedFold,
-    network_view,
-    prefix_logits,
-)
+from gcemil.diagnostics.trained_fold import Order, PartName, PredictedBag, Ranking, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, mean_row
+from gcemil.findings import Finding, mean_rows
 from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
 
@@ -94,25 +86,21 @@ def measure_subsets(
         network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
         for network in fold.networks
     }
-    found: dict[tuple[str, str, int], list[Figures]] = {}
     slides: list[dict[str, Any]] = []
     for bag in fold.bags(part):
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
-            view = network_view(fold, bag, network)
+            view = bag.predict(network)
             orders = rank_by_rules(bag, network, view, random_order=random_order)
             for k in sizes:
                 for rule, (order, steps) in _candidate_policies(orders).items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(view, candidates, judge.answers, random_order)
                     figures["precision"] = _first_precision(candidates, bag.truth)
-                    found.setdefault((rule, network, k), []).append(figures)
-                    slides.append(_subset_record(bag.bag.bag_id, rule, network, k, figures))
-    rows = tuple(
-        mean_row({"rule": rule, "network": network, "k": str(k)}, per_slide)
-        for (rule, network, k), per_slide in found.items()
-    )
+                    slides.append(
+                        {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
+                    )
     settings = {
         "sizes": list(sizes),
         "tolerance": tolerance,
@@ -122,6 +110,7 @@ def measure_subsets(
         "max_subsets": MAX_SUBSETS,
         "max_steps": MAX_STEPS,
     }
+    rows = mean_rows(slides, ("rule", "network", "k"))
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
 
 
@@ -132,7 +121,7 @@ def _candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, in
 
 
 def disjoint_candidates(
-    view: NetworkView, order: Order, judge: Sufficiency, *, k: int, steps: int
+    view: PredictedBag, order: Order, judge: Sufficiency, *, k: int, steps: int
 ) -> list[_Candidate]:
     """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended."""
     candidates: list[_Candidate] = []
@@ -146,7 +135,7 @@ def disjoint_candidates(
 
 
 def _next_candidate(
-    view: NetworkView, left: Ranking, judge: Sufficiency, *, k: int, steps: int
+    view: PredictedBag, left: Ranking, judge: Sufficiency, *, k: int, steps: int
 ) -> _Candidate:
     """The shortest sufficient prefix of the patches left, or the last one tried."""
     sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
@@ -159,7 +148,7 @@ def _next_candidate(
 
 
 def subset_figures(
-    view: NetworkView, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
+    view: PredictedBag, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
 ) -> Figures:
     """The columns of the paper's table for one bag."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
@@ -179,11 +168,11 @@ def subset_figures(
     return figures
 
 
-def _removal_drop(view: NetworkView, patches: Ranking | None, answers: Answers) -> float | None:
+def _removal_drop(view: PredictedBag, patches: Ranking | None, answers: Answers) -> float | None:
     """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
     if patches is None:
         return None
-    removed = view.bench.removed(members(patches, n_patches=len(view.embedded.tokens)))
+    removed = view.asked.removed(members(patches, n_patches=len(view)))
     return None if removed is None else float(answers.drops(view.full.logits, removed.logits.unsqueeze(0)))
 
 
@@ -192,10 +181,6 @@ def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> 
     if truth is None or not bool(truth.any()):
         return None
     return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
-
-
-def _subset_record(bag_id: str, rule: str, network: str, k: int, figures: Figures) -> dict[str, Any]:
-    return {"bag_id": bag_id, "rule": rule, "network": network, "k": k, **figures}
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:

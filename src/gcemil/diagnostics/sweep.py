@@ -11,16 +11,16 @@ full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.snr import BagOutcome, bag_outputs, score_where_defined, subset_metrics, task_metric
+from gcemil.diagnostics.budget import Figures, RuleOutcomes
+from gcemil.diagnostics.snr import BagOutcome, explain_missing_metric, score_where_defined, subset_metrics
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
 from gcemil.findings import Finding, Row, mean_row
 from gcemil.model import GceMil
@@ -32,15 +32,6 @@ COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 SweepCell = tuple[float, float | None]
 CellKey = tuple[str, float, float | None]
-Figures = dict[str, float | None]
-
-
-@dataclass(eq=False)
-class _CellRecord:
-    """One rule in one cell: predictions of every bag, no patches."""
-
-    outcomes: list[BagOutcome] = field(default_factory=list)
-    per_bag: list[Figures] = field(default_factory=list)
 
 
 def measure_sweep(
@@ -56,18 +47,20 @@ def measure_sweep(
     if fold.model is None:
         return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
-    records: dict[CellKey, _CellRecord] = {}
+    records: dict[CellKey, RuleOutcomes] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
         random_order = torch.randperm(len(bag), generator=generator)
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()
     rows = tuple(_cell_row(key, record, targets, fold) for key, record in records.items())
-    return Finding("sweep", rows, notes=_metric_notes(records, targets, fold), settings=settings)
+    full = [outcome.full for outcome in next(iter(records.values())).outcomes]
+    notes = tuple(explain_missing_metric(fold.task, targets, full))
+    return Finding("sweep", rows, notes=notes, settings=settings)
 
 
 def sweep_bag(
-    records: dict[CellKey, _CellRecord],
+    records: dict[CellKey, RuleOutcomes],
     fold: TrainedFold,
     model: GceMil,
     bag: FoldBag,
@@ -85,13 +78,13 @@ def sweep_bag(
         size = int(recovery.selected.sum())
         subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
         for rule, selected in {"evidence": recovery.selected, **subsets}.items():
-            record = records.setdefault((rule, threshold, target), _CellRecord())
+            record = records.setdefault((rule, threshold, target), RuleOutcomes())
             outcome = pooled.outcome(selected, gated=rule == "evidence")
             figures = _cell_figures(outcome, selected, bag.truth, fold)
             if rule == "evidence":
                 figures["repaired_patches"] = float(len(recovery.added))
             record.outcomes.append(outcome)
-            record.per_bag.append(figures)
+            record.figures.append(figures)
 
 
 def recover_at(
@@ -99,7 +92,7 @@ def recover_at(
 ) -> Recovery:
     """The evidence of the run's gates under another threshold and target, what repair adds unchecked."""
     output, settings = explanation.output, model.settings.recovery
-    nobody = torch.zeros_like(output.opened)
+    no_patch = torch.zeros_like(output.opened)
     return recover(
         output.gates,
         output.responses,
@@ -109,7 +102,7 @@ def recover_at(
         max_fraction=settings.max_fraction,
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
-        shortlist=nobody if coverage_target is None else None,
+        shortlist=no_patch if coverage_target is None else None,
     )
 
 
@@ -138,7 +131,7 @@ class SubsetCache:
 def _cell_figures(
     outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
 ) -> Figures:
-    outputs = bag_outputs(outcome, fold.task, fold.scale)
+    outputs = fold.answers("wrapped").read(outcome)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
         {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}
@@ -148,24 +141,10 @@ def _cell_figures(
     return figures
 
 
-def _cell_row(key: CellKey, record: _CellRecord, targets: Tensor, fold: TrainedFold) -> Row:
+def _cell_row(key: CellKey, record: RuleOutcomes, targets: Tensor, fold: TrainedFold) -> Row:
     rule, threshold, target = key
-    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": _target_label(target)}
-    row = mean_row(labels, record.per_bag)
+    wanted = "none" if target is None else f"{target:g}"
+    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
     found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
     values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
-    return Row(labels, {**row.values, **values}, row.deviations)
-
-
-def _metric_notes(records: dict[CellKey, _CellRecord], targets: Tensor, fold: TrainedFold) -> tuple[str, ...]:
-    """Why the task metric does not exist on these bags, if so."""
-    outcomes = next(iter(records.values())).outcomes
-    try:
-        task_metric(fold.task, targets, [outcome.full for outcome in outcomes])
-    except InputError as error:
-        return (f"No task metric on these bags: {error}",)
-    return ()
-
-
-def _target_label(target: float | None) -> str:
-    return "none" if target is None else f"{target:g}"
+    return mean_row(labels, record.figures, values)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
@@ -42,7 +43,7 @@ from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.hosts.attention import LinearPooling
-from gcemil.hosts.host import Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
+from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
 from gcemil.recovery.recover import members
 from gcemil.runs.checkpoint import load_network
@@ -62,17 +63,33 @@ DEFAULT_BUDGET = 0.05
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
-NO_PLAIN_HOST = "There is no plain host to compare with. Name its run with --against."
 
 
-class FoldBag:
-    """One bag, embedded once per network, asked many questions."""
+@dataclass(frozen=True, eq=False)
+class FoldNetwork:
+    """The network of a trained fold in evaluation mode on the CPU, with or without the cohort it was trained on."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
-        self.spec = spec
+    run: Path
+    fold: int
+    task: Task
+    settings: TrainSettings
+    host: Host
+    model: GceMil | None
+    scale: RiskScale
+
+    @property
+    def model_hash(self) -> str:
+        """The fingerprint of the checkpoint."""
+        return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
+
+
+class NetworkBag:
+    """One bag before a network, embedded once and asked many questions."""
+
+    def __init__(self, bag: Bag, network: FoldNetwork) -> None:
         self.bag = bag
         self.features, self.coords = bag_tensors(bag)
-        self._fold = fold
+        self.network = network
 
     def __len__(self) -> int:
         return len(self.features)
@@ -80,26 +97,30 @@ class FoldBag:
     @cached_property
     def explanation(self) -> Explanation | None:
         """Gates and recovered evidence; None for a run without the wrapper."""
-        return None if self._fold.model is None else explain_bag(self._fold.model, self.bag)
+        return None if self.network.model is None else explain_bag(self.network.model, self.bag)
 
     @cached_property
     def wrapped(self) -> Interventions:
         """Questions to the host of the run."""
         embedded = None if self.explanation is None else self.explanation.output.embedded
-        return Interventions(self._fold.host, self.features, self.coords, embedded=embedded)
+        return Interventions(self.network.host, self.features, self.coords, embedded=embedded)
 
-    @cached_property
-    def plain(self) -> Interventions | None:
-        """Questions to the plain host, where there is one."""
-        host = self._fold.plain
-        return None if host is None else Interventions(host, self.features, self.coords)
 
-    def network(self, name: NetworkName) -> Interventions:
-        """The interventions under one of the two networks."""
-        found = self.wrapped if name == "wrapped" else self.plain
-        if found is None:
-            raise RunError(NO_PLAIN_HOST)
-        return found
+class FoldBag(NetworkBag):
+    """A bag of the fold's cohort, under its network and under the plain host."""
+
+    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
+        super().__init__(bag, fold)
+        self.spec = spec
+        self._fold = fold
+
+    def predict(self, network: NetworkName) -> PredictedBag:
+        """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
+        host = self._fold.host_of(network)
+        if network == "wrapped" and self.explanation is not None:
+            output = self.explanation.output
+            return PredictedBag(host, self.features, self.coords, output.embedded, output.full)
+        return predict_bag(host, self.features, self.coords)
 
     @cached_property
     def truth(self) -> Tensor | None:
@@ -113,19 +134,12 @@ class FoldBag:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedFold:
-    """A trained fold, opened; both networks are in evaluation mode on the CPU."""
+class TrainedFold(FoldNetwork):
+    """A trained fold, opened with its cohort, and beside it a plain host."""
 
-    run: Path
-    fold: int
     cohort: Cohort
-    task: Task
-    settings: TrainSettings
     parts: FoldParts
-    host: Host
-    model: GceMil | None
     plain: Host | None
-    scale: RiskScale
     plain_scale: RiskScale
     seed: int = 0
 
@@ -162,12 +176,6 @@ class TrainedFold:
         )
 
     @property
-    def leaves_host_alone(self) -> bool:
-        """Whether its host is the plain one: it learned as if there were no wrapper."""
-        evidence = self.settings.evidence
-        return evidence is not None and not evidence.teaches_host and not self.settings.host.is_frozen
-
-    @property
     def networks(self) -> tuple[NetworkName, ...]:
         """The networks that can be asked."""
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
@@ -185,7 +193,7 @@ class TrainedFold:
         if network == "wrapped":
             return self.host
         if self.plain is None:
-            raise RunError(NO_PLAIN_HOST)
+            raise RunError("There is no plain host to compare with. Name its run with --against.")
         return self.plain
 
     @property
@@ -195,11 +203,8 @@ class TrainedFold:
 
     def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
         """How predictions of one network are compared, in units of that network's own training risks."""
-        return Answers(self.task.n_outputs, self.scale_of(network), risk_tolerance)
-
-    def scale_of(self, network: NetworkName) -> RiskScale:
-        """How the risks of a network are standardised."""
-        return self.scale if network == "wrapped" else self.plain_scale
+        scale = self.scale if network == "wrapped" else self.plain_scale
+        return Answers(self.task.n_outputs, scale, risk_tolerance)
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
         """The bags of a part."""
@@ -240,14 +245,14 @@ Order = Int[Tensor, "n"]
 
 @dataclass(frozen=True, eq=False)
 class PredictedBag:
-    """A bag embedded and pooled once by a host in evaluation mode: the pass that every attribution starts from."""
+    """A bag embedded and pooled once by a host in evaluation mode: where every attribution and every subset starts."""
 
     host: Host
     features: Tensor
     """As stored: those of a large bag in half precision where the file has them so."""
     coords: Tensor | None
-    embedded: Any
-    """An `Embedded` of the host's own kind."""
+    embedded: Embedded
+    """Of the host's own kind."""
     full: HostOutput
 
     def __len__(self) -> int:
@@ -263,6 +268,18 @@ class PredictedBag:
         """The explained output on the whole bag."""
         return self.full.logits[self.index]
 
+    @cached_property
+    def asked(self) -> Interventions:
+        """The interventions on the bag, which is not embedded again."""
+        return Interventions(self.host, self.features, self.coords, embedded=self.embedded)
+
+    @cached_property
+    def linear(self) -> LinearPooling | None:
+        """None for a host whose patches see each other before they are pooled."""
+        form = linear_form(self.host)
+        with torch.no_grad():
+            return None if form is None else form(self.embedded)
+
 
 @torch.no_grad()
 def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> PredictedBag:
@@ -277,7 +294,7 @@ def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> Predicte
     return PredictedBag(host, features, coords, embedded, full)
 
 
-def linear_form(host: Host) -> Callable[[Any], LinearPooling] | None:
+def linear_form(host: Host) -> Callable[[Embedded], LinearPooling] | None:
     """How to read an embedded bag of this host; None where patches see each other before they are pooled, or in training."""
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
@@ -298,64 +315,19 @@ def _pool_prefixes(
     return torch.cat([pooled(part) - pooled(-part) for part in columns], dim=1)
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkView:
-    """One bag under one network, embedded once."""
-
-    predicted: PredictedBag
-    bench: Interventions
-
-    @property
-    def host(self) -> Host:
-        """The network's host."""
-        return self.predicted.host
-
-    @property
-    def embedded(self) -> Any:
-        """The bag as the host embedded it, of the host's own kind."""
-        return self.predicted.embedded
-
-    @property
-    def full(self) -> HostOutput:
-        """What the host says of the whole bag."""
-        return self.predicted.full
-
-    @cached_property
-    def linear(self) -> LinearPooling | None:
-        """None for a host whose patches see each other before they are pooled."""
-        form = linear_form(self.host)
-        with torch.no_grad():
-            return None if form is None else form(self.embedded)
-
-
 @torch.no_grad()
-def network_view(fold: TrainedFold, bag: FoldBag, network: NetworkName) -> NetworkView:
-    """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
-    host = fold.host_of(network)
-    if network == "wrapped" and bag.explanation is not None:
-        output = bag.explanation.output
-        return view_bag(PredictedBag(host, bag.features, bag.coords, output.embedded, output.full))
-    return view_bag(predict_bag(host, bag.features, bag.coords))
-
-
-def view_bag(bag: PredictedBag) -> NetworkView:
-    """A predicted bag with the interventions on it."""
-    return NetworkView(bag, Interventions(bag.host, bag.features, bag.coords, embedded=bag.embedded))
-
-
-@torch.no_grad()
-def prefix_logits(view: NetworkView, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
+def prefix_logits(bag: PredictedBag, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
-    if view.linear is None:
-        return torch.stack([_pool_prefix(view, order[:size]).logits for size in sizes])
-    pooled = _pool_prefixes(view.linear, order, sizes)
-    return view.linear.read_out(pooled.to(view.full.logits.dtype))
+    if bag.linear is None:
+        return torch.stack([_pool_prefix(bag, order[:size]).logits for size in sizes])
+    pooled = _pool_prefixes(bag.linear, order, sizes)
+    return bag.linear.read_out(pooled.to(bag.full.logits.dtype))
 
 
-def _pool_prefix(view: NetworkView, patches: Ranking) -> HostOutput:
+def _pool_prefix(bag: PredictedBag, patches: Ranking) -> HostOutput:
     """What the host says of these patches alone."""
-    n_patches = len(view.embedded.tokens)
+    n_patches = len(bag)
     # The whole bag is the dearest prefix, and its answer is known.
     if len(patches) == n_patches:
-        return view.full
-    return view.bench.kept(members(patches, n_patches=n_patches))
+        return bag.full
+    return bag.asked.kept(members(patches, n_patches=n_patches))

@@ -29,6 +29,7 @@ from gcemil.simulation.profile import load_profile
 RegionNumbers = Int[Tensor, "n"]
 """The connected true region of each patch, 0 = none."""
 
+NO_TRUTH = "The cohort has no truth: there is neither an oracle row nor a figure against truth."
 TRUTH_FIGURES = ("precision", "recall", "average_precision", "region_coverage")
 
 

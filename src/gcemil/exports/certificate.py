@@ -27,6 +27,18 @@ BOUND: dict[VerdictName, str] = {
     "necessary": "at least",
     "recoverable": "at most",
 }
+CHANGES: dict[VerdictName, str] = {
+    "sufficient": "full_kept_gap",
+    "necessary": "removal_gap",
+    "recoverable": "cd_gap",
+}
+"""The metric that says how far the two outputs are apart."""
+TOLERANCES: dict[VerdictName, str] = {
+    "sufficient": "sufficiency_tolerance",
+    "necessary": "necessity_tolerance",
+    "recoverable": "recoverability_tolerance",
+}
+"""The setting of the S/N/R diagnostic that limits it."""
 WITHOUT_CHANGE: dict[VerdictName, str] = {
     "sufficient": "there is no prediction from the evidence",
     "necessary": "the evidence is the whole bag, nothing is left without it",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,20 +17,12 @@ from jaxtyping import Int
 
 from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
-from gcemil.bags.fingerprint import content_hash
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import (
-    BagOutputs,
-    RiskScale,
-    Tolerances,
-    bag_outcome,
-    bag_outputs,
-    judge_subset,
-)
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, TrainedFold, read_risk_scale
+from gcemil.diagnostics.snr import Answers, BagOutputs, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldNetwork, NetworkBag, read_risk_scale
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag, slide_evidence
+from gcemil.explain import Explanation, slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
@@ -47,7 +38,6 @@ from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
 from gcemil.exports.slide_export import DrawnFiles, SlideExport
 from gcemil.files import remove_leftovers
-from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.recovery.recover import subset_size, top_k
@@ -74,69 +64,19 @@ class ExplainOptions:
     """Whether connected regions are judged one by one as well."""
 
 
-@dataclass(frozen=True, eq=False)
-class FoldNetwork:
-    """A trained network as an explanation needs it, with or without the cohort it was trained on."""
-
-    run: Path
-    fold: int
-    task: Task
-    settings: TrainSettings
-    host: Host
-    model: GceMil | None
-    scale: RiskScale
-
-    @classmethod
-    def of_fold(cls, fold: TrainedFold) -> FoldNetwork:
-        """The network of a fold opened with its cohort."""
-        return cls(fold.run, fold.fold, fold.task, fold.settings, fold.host, fold.model, fold.scale)
-
-    @classmethod
-    def of_model(cls, model: FoldModel) -> FoldNetwork:
-        """The network of a fold built from its checkpoint alone."""
-        folder = FoldFolder(model.folder)
-        settings = TrainSettings.model_validate(model.meta["settings"])
-        return cls(
-            run=folder.run.path,
-            fold=folder.number,
-            task=model.task,
-            settings=settings,
-            host=model.loaded.host,
-            model=model.loaded.model,
-            scale=read_risk_scale(folder.run.path, folder.number),
-        )
-
-    @property
-    def model_hash(self) -> str:
-        """The fingerprint of the checkpoint."""
-        return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
-
-
-@dataclass(frozen=True, eq=False)
-class AskedBag:
+class AskedBag(NetworkBag):
     """A bag put before a network, and where it comes from."""
 
-    network: FoldNetwork
-    bag: Bag
-    part: str
-    """Of the fold, or 'new'."""
-    hashes: dict[str, dict[str, str]]
-    """Fingerprints by slide: of its features, or of the slide file they were made from."""
+    def __init__(self, network: FoldNetwork, bag: Bag, part: str, hashes: dict[str, dict[str, str]]) -> None:
+        """`part` is that of the fold, or 'new'; `hashes` are of the features or of the slide file, by slide."""
+        super().__init__(bag, network)
+        self.part = part
+        self.hashes = hashes
 
-    @cached_property
-    def explanation(self) -> Explanation | None:
-        """Gates and recovered evidence; None for a run without the wrapper."""
-        return None if self.network.model is None else explain_bag(self.network.model, self.bag)
-
-    @cached_property
-    def asked(self) -> Interventions:
-        """The interventions, on a bag embedded once."""
-        embedded = None if self.explanation is None else self.explanation.output.embedded
-        return Interventions(self.network.host, *bag_tensors(self.bag), embedded=embedded)
-
-    def hashes_of(self, slide_id: str) -> dict[str, str]:
-        """Fingerprints of the network and of one slide."""
-        return {"model": self.network.model_hash, **self.hashes[slide_id]}
+    @property
+    def answers(self) -> Answers:
+        """How predictions of the network are compared."""
+        return Answers(self.network.task.n_outputs, self.network.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +110,7 @@ def explain_new_slide(
 ) -> ExplainedSlide:
     """A slide outside the cohort, from the checkpoint of one fold alone."""
     (slide_id,) = bag.slide_ids
-    asked = AskedBag(FoldNetwork.of_model(model), bag, NEW, {slide_id: hashes})
+    asked = AskedBag(_find_network(model), bag, NEW, {slide_id: hashes})
     stride = None if bag.coords is None else grid_stride(bag.coords)
     size = bag.patch_size or (None if stride is None else max(1, round(stride)))
     if bag.coords is not None and size is None:
@@ -181,6 +121,20 @@ def explain_new_slide(
     patches, certificate = explain_asked(asked, slide_id, size, options)
     folder = RunFolder(asked.network.run).new_slides / slide_id
     return ExplainedSlide(patches, certificate, place, folder)
+
+
+def _find_network(model: FoldModel) -> FoldNetwork:
+    """The network of a fold built from its checkpoint alone."""
+    folder = FoldFolder(model.folder)
+    return FoldNetwork(
+        run=folder.run.path,
+        fold=folder.number,
+        task=model.task,
+        settings=TrainSettings.model_validate(model.meta["settings"]),
+        host=model.loaded.host,
+        model=model.loaded.model,
+        scale=read_risk_scale(folder.run.path, folder.number),
+    )
 
 
 def explain_asked(
@@ -199,7 +153,7 @@ def explain_asked(
     )
     regions = _judge_regions(asked, chosen, options)
     certificate = _certify(asked, slide_id, chosen, options.tolerances, regions)
-    rows, hashes = bag.rows_of(slide_id), asked.hashes_of(slide_id)
+    rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **asked.hashes[slide_id]}
     evidence = _find_evidence(network.model, bag, found, slide_id, hashes)
     coords = bag.slide_coords(slide_id)
     patches = SlideExport(
@@ -260,7 +214,7 @@ def _choose_evidence(model: GceMil, found: Explanation) -> ChosenSet:
 
 def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
     """The highest scores of a plain host, named as what they are."""
-    budget, full = options.budget or DEFAULT_BUDGET, asked.asked.full()
+    budget, full = options.budget or DEFAULT_BUDGET, asked.wrapped.full()
     return ChosenSet(
         selected=top_k(full.scores, subset_size(len(asked.bag), budget)),
         scores=full.scores,
@@ -305,9 +259,9 @@ def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) 
                 f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    network, is_judged = asked.network, options.unit == "region"
-    judge = RegionJudge(network.task, network.scale, options.tolerances, MAX_REGIONS if is_judged else 0)
-    verdicts = judge.judge(asked.asked, chosen.full, asked.bag, regions)
+    is_judged = options.unit == "region"
+    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if is_judged else 0)
+    verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
     return _BagRegions(regions.number.numpy(), tuple(verdicts), is_judged)
 
 
@@ -320,8 +274,8 @@ def _certify(
 ) -> Certificate:
     network, found, bag = asked.network, asked.explanation, asked.bag
     gates = None if found is None else found.output.log_gates
-    outcome = bag_outcome(asked.asked, chosen.selected, gates, full=chosen.full)
-    outputs = bag_outputs(outcome, network.task, network.scale)
+    outcome = bag_outcome(asked.wrapped, chosen.selected, gates, full=chosen.full)
+    outputs = asked.answers.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
 
     def prediction(logits: Logits | None, output: float | None) -> Prediction | None:

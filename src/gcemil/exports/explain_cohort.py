@@ -23,7 +23,7 @@ from gcemil.diagnostics.failures import TYPES
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import VERDICTS, Certificate
-from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, FoldNetwork, explain_asked
+from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, explain_asked
 from gcemil.exports.overlay import read_cohort_place
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
@@ -81,7 +81,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     spec = next(spec for spec in fold.cohort.bags if slide_id in spec.slide_ids)
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
-    asked = AskedBag(FoldNetwork.of_fold(fold), bag, _find_part(fold, spec), hashes)
+    asked = AskedBag(fold, bag, _find_part(fold, spec), hashes)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
@@ -133,7 +133,7 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
         _, cohort = open_cohort(run)
         tested = {
             name
-            for number in _trained_numbers(run, fold)
+            for number in list_trained_folds(run, fold)
             for name in read_fold(cohort, number).slides("test")
         }
         return [row.slide_id for row in cohort.slides if row.slide_id in tested]
@@ -143,7 +143,8 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
     return chosen
 
 
-def _trained_numbers(run: Path, fold: int | None) -> list[int]:
+def list_trained_folds(run: Path, fold: int | None) -> list[int]:
+    """The numbers of all trained folds, or of the one that is asked for."""
     trained = [one.number for one in RunFolder(run).trained_folds()]
     if fold is not None and fold not in trained:
         raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
@@ -152,11 +153,11 @@ def _trained_numbers(run: Path, fold: int | None) -> list[int]:
 
 def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
     """Slides with a failure of any type under the run's own rule and network."""
-    for number in _trained_numbers(run, fold):
+    for number in list_trained_folds(run, fold):
         path = RunFolder(run).fold(number).finding("failures")
         if not path.is_file():
             raise UsageError(
-                f"{path} is not there, so nobody knows which slides fail. "
+                f"{path} is not there, so it is not known which slides fail. "
                 f"Run 'gcemil diagnose {run} --only failures' first."
             )
         records = [one for one in read_finding(path).slides if one.get("network") == "wrapped"]
@@ -186,7 +187,7 @@ def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> i
             f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
             f"'gcemil explain {run} FILE', FILE being the slide or its features."
         )
-    trained = _trained_numbers(run, fold)
+    trained = list_trained_folds(run, fold)
     tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
     return trained[0] if fold is not None else next(tests, trained[0])
 
@@ -198,7 +199,4 @@ def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
 
 def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:
     """Fingerprints of the network and of the slide's features."""
-    return {
-        "model": content_hash(RunFolder(fold.run).fold(fold.fold).checkpoint),
-        "features": content_hash(fold.cohort.feature_file(slide_id)),
-    }
+    return {"model": fold.model_hash, "features": content_hash(fold.cohort.feature_file(slide_id))}

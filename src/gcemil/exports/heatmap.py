@@ -25,16 +25,7 @@ from PIL import Image
 
 from gcemil.errors import MissingExtraError, UsageError
 from gcemil.exports.geojson import NAMESPACE
-from gcemil.exports.overlay import (
-    ROUNDING,
-    Canvas,
-    Frame,
-    SlidePlace,
-    color_ramp,
-    draw_background,
-    paint_patches,
-    rank_shares,
-)
+from gcemil.exports.overlay import Canvas, Frame, SlideFrame, SlidePlace, color_ramp, rank_shares
 from gcemil.files import whole_file
 
 PATCH_PIXELS = 16
@@ -75,10 +66,7 @@ def draw_heatmap(
     downsample = patch_size / per_patch
     frame = Frame(0, 0, math.ceil(width / downsample), math.ceil(height / downsample), scale=1 / downsample)
     shares = np.clip(values, 0.0, 1.0).astype(np.float64) if name in BY_VALUE else rank_shares(values)
-    side = max(1, math.ceil(per_patch - ROUNDING))
-    pixels = paint_patches(
-        draw_background(frame, None), frame.corners(corners), color_ramp(shares), shares, side, opacity=1.0
-    )
+    pixels = SlideFrame.of(frame, corners, patch_size, None).paint(color_ramp(shares), shares)
     return HeatMap(pixels, downsample, place, name)
 
 

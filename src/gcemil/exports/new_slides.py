@@ -292,7 +292,7 @@ class NewSlides:
             **facts,
         )
 
-    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction | SlideFilePrediction, str]:
+    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""
         options = self.options
         if is_slide_file(path):
@@ -303,8 +303,8 @@ class NewSlides:
                 f"{path} is no slide file: its patches are encoded already, and there is nothing to filter. "
                 "Give the slide itself, or predict with --mode discrete."
             )
-        slide = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
-        return slide.bag, predict_new_bag(self.models, slide.bag, FEATURE_MODES[options.mode]), slide.note
+        bag, note = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
+        return bag, predict_new_bag(self.models, bag, FEATURE_MODES[options.mode]), note
 
     def _require_predictor(self) -> SlidePredictor:
         """The encoder, loaded once; where that fails every slide file fails for the same reason."""
@@ -320,7 +320,7 @@ class NewSlides:
         return self._predictor
 
     def _write_files(
-        self, path: Path, bag: Bag | None, answer: SlidePrediction | SlideFilePrediction, out: Path
+        self, path: Path, bag: Bag | None, answer: SlidePrediction, out: Path
     ) -> dict[str, Path]:
         options = self.options
         if options.explain is not None:

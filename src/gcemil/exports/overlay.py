@@ -30,6 +30,8 @@ from gcemil.slides.thumbnails import read_thumbnail as draw_thumbnail
 
 Canvas = UInt8[np.ndarray, "height width 3"]
 PerPatch = Shaped[np.ndarray, "n"]
+Colors = UInt8[np.ndarray, "n 3"]
+Mask = Bool[np.ndarray, "n"]
 
 LARGEST_SIDE = 900
 """Pixels of one panel."""
@@ -85,11 +87,68 @@ class Frame:
         return np.floor(moved + ROUNDING).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class SlideFrame:
+    """Where the patches of one slide lie in a picture."""
+
+    frame: Frame
+    corners: Int[np.ndarray, "n 2"]
+    side: int
+    thumbnail: Thumbnail | None
+
+    @classmethod
+    def of(
+        cls, frame: Frame, coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None
+    ) -> SlideFrame:
+        """Patches of this size in level-0 pixels."""
+        side = max(1, math.ceil(patch_size * frame.scale - ROUNDING))
+        return cls(frame, frame.corners(coords.astype(np.int64)), side, thumbnail)
+
+    def draw_background(self) -> Canvas:
+        """The thumbnail at the size of the frame, or white."""
+        size = (self.frame.width, self.frame.height)
+        if self.thumbnail is None:
+            return np.full((*reversed(size), 3), 255, dtype=np.uint8)
+        return np.array(Image.fromarray(self.thumbnail.pixels).resize(size, Image.Resampling.LANCZOS))
+
+    def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
+        """Squares in these colours; over a thumbnail they let it shine through."""
+        chosen = np.ones(len(colors), dtype=bool) if members is None else members
+        opacity = 1.0 if self.thumbnail is None else OPACITY
+        return paint_patches(
+            self.draw_background(),
+            self.corners[chosen],
+            colors[chosen],
+            importance[chosen],
+            self.side,
+            opacity=opacity,
+        )
+
+    def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
+        """The pixels of these patches."""
+        ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
+        colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
+        order = np.zeros(len(colors))
+        return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
+
+
+def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
+    """Every patch in the colour of its rank, the highest darkest."""
+    ranked = rank_shares(scores)
+    return place.paint(color_ramp(ranked), ranked)
+
+
+def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
+    """The selected patches; the others grey where there is no tissue to see."""
+    colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
+    return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
+
+
 def draw_overlay(
     slide_id: str,
     coords: Int[np.ndarray, "n 2"],
     scores: PerPatch,
-    selected: Bool[np.ndarray, "n"],
+    selected: Mask,
     *,
     patch_size: int,
     patch_class: PatchClass = EVIDENCE,
@@ -98,18 +157,8 @@ def draw_overlay(
     """Attention and evidence, each with its title."""
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
-    frame = fit_frame(coords, patch_size, thumbnail)
-    side = max(1, math.ceil(patch_size * frame.scale - ROUNDING))
-    corners, canvas = frame.corners(coords), draw_background(frame, thumbnail)
-    opacity = 1.0 if thumbnail is None else OPACITY
-    ranked = rank_shares(scores)
-    colors = np.where(selected[:, None], patch_class.color, GREY).astype(np.uint8)
-    # Grey would only hide the tissue of a thumbnail.
-    drawn = selected if thumbnail is not None else np.ones_like(selected)
-    panels = [
-        paint_patches(canvas, corners, color_ramp(ranked), ranked, side, opacity=opacity),
-        paint_patches(canvas, corners[drawn], colors[drawn], selected[drawn], side, opacity=opacity),
-    ]
+    place = SlideFrame.of(fit_frame(coords, patch_size, thumbnail), coords, patch_size, thumbnail)
+    panels = [draw_attention(place, scores), draw_evidence(place, selected, patch_class.color)]
     titles = (
         "attention score, light to dark by rank",
         f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
@@ -121,9 +170,14 @@ def draw_overlay(
 
 def write_overlay(path: Path, image: Image.Image) -> Path:
     """Write the picture as PNG."""
+    return write_bytes(path, encode_image(image, "PNG", optimize=True))
+
+
+def encode_image(image: Image.Image, form: str, **options: int | bool) -> bytes:
+    """The picture as the bytes of a file of this form."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return write_bytes(path, buffer.getvalue())
+    image.save(buffer, format=form, **options)
+    return buffer.getvalue()
 
 
 def read_thumbnail(
@@ -160,18 +214,10 @@ def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbn
     return Frame(left, top, width, height, scale)
 
 
-def draw_background(frame: Frame, thumbnail: Thumbnail | None) -> Canvas:
-    """The thumbnail at the size of the frame, or white."""
-    if thumbnail is None:
-        return np.full((frame.height, frame.width, 3), 255, dtype=np.uint8)
-    image = Image.fromarray(thumbnail.pixels).resize((frame.width, frame.height), Image.Resampling.LANCZOS)
-    return np.array(image)
-
-
 def paint_patches(
     canvas: Canvas,
     corners: Int[np.ndarray, "n 2"],
-    colors: UInt8[np.ndarray, "n 3"],
+    colors: Colors,
     importance: PerPatch,
     side: int,
     *,
@@ -200,7 +246,7 @@ def rank_shares(scores: PerPatch) -> Float[np.ndarray, "n"]:
     return rankdata(scores) / len(scores)
 
 
-def color_ramp(values: Float[np.ndarray, "n"]) -> UInt8[np.ndarray, "n 3"]:
+def color_ramp(values: Float[np.ndarray, "n"]) -> Colors:
     """Colours of values in [0, 1]."""
     steps = np.linspace(0.0, 1.0, len(RAMP))
     channels = [np.interp(values, steps, RAMP[:, channel]) for channel in range(3)]

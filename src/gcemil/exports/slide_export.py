@@ -83,16 +83,20 @@ class SlideExport:
         return ATTENTION if self.evidence is None else EVIDENCE
 
     def to_list(self) -> EvidenceList:
-        """The selected patches for scripts that do not read HDF5."""
-        return list_evidence(
-            self.slide_id,
-            self.selected,
-            self.coords,
-            rule=self.rule,
-            patch_size=self.patch_size,
-            measurements=self.measurements,
-            stop_reason=self.stop_reason,
-            hashes=self.hashes,
+        """One entry per selected patch for scripts that do not read HDF5; positions are corners in level-0 pixels."""
+        return EvidenceList(
+            head={
+                "slide_id": self.slide_id,
+                "rule": self.rule,
+                "n_patches": len(self.selected),
+                "fraction": float(self.selected.mean()),
+                "patch_size_level0": self.patch_size,
+                "stop_reason": self.stop_reason,
+                "hashes": self.hashes,
+            },
+            patches=np.flatnonzero(self.selected),
+            coords=None if self.coords is None else self.coords[self.selected],
+            measurements={name: values[self.selected] for name, values in self.measurements.items()},
         )
 
     def to_collection(
@@ -267,31 +271,3 @@ class EvidenceList:
         if self.coords is None:
             return {"index": self.patches}
         return {"index": self.patches, "x": self.coords[:, 0], "y": self.coords[:, 1]}
-
-
-def list_evidence(
-    slide_id: str,
-    selected: Bool[np.ndarray, "n"],
-    coords: Int[np.ndarray, "n 2"] | None,
-    *,
-    rule: str,
-    patch_size: int | None,
-    measurements: Mapping[str, Real[np.ndarray, "n"]],
-    stop_reason: str | None,
-    hashes: Mapping[str, str],
-) -> EvidenceList:
-    """One entry per selected patch; positions are top-left corners in level-0 pixels of the feature file."""
-    return EvidenceList(
-        head={
-            "slide_id": slide_id,
-            "rule": rule,
-            "n_patches": len(selected),
-            "fraction": float(selected.mean()),
-            "patch_size_level0": patch_size,
-            "stop_reason": stop_reason,
-            "hashes": dict(hashes),
-        },
-        patches=np.flatnonzero(selected),
-        coords=None if coords is None else coords[selected],
-        measurements={name: values[selected] for name, values in measurements.items()},
-    )

@@ -150,9 +150,9 @@ class RateOutcome:
 
 def settle_limit(trial: Trial, settings: CertificateSettings) -> RateOutcome:
     """The largest limit that keeps both promises, and what it costs."""
-    nobody = np.zeros(len(trial.doubts), dtype=bool)
-    full = trial.utility_of(nobody)
-    limit, certified, utility = None, nobody, full
+    uncertified = np.zeros(len(trial.doubts), dtype=bool)
+    full = trial.utility_of(uncertified)
+    limit, certified, utility = None, uncertified, full
     for candidate in _allowed_limits(trial.doubts, trial.changed, settings.risk):
         accepted = trial.doubts <= candidate
         reached = trial.utility_of(accepted)

@@ -28,10 +28,9 @@ from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
-from gcemil.prefilter.distil import measure_utility
 from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredictor
 from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
-from gcemil.tasks.task import create_task, stacked_targets
+from gcemil.tasks.task import create_task, measure_task_metric, stacked_targets
 
 _COST_FILE = "prefilter_cost.json"
 _ENCODING, _PREDICTION = "encoding", "prediction"
@@ -204,8 +203,8 @@ def measure_cost(
         keep_rate=fitted.keep_rate,
         threads=torch.get_num_threads(),
         model_hash=fitted.model_hash,
-        full_utility=measure_utility(task, targets, _as_logits([one.full for one in found])),
-        prefilter_utility=measure_utility(task, targets, _as_logits([one.prefiltered for one in found])),
+        full_utility=measure_task_metric(task, targets, _as_logits([one.full for one in found])),
+        prefilter_utility=measure_task_metric(task, targets, _as_logits([one.prefiltered for one in found])),
         slides=tuple(found),
     )
     write_cost(RunFolder(run).fold(fold).path, cost)

@@ -62,8 +62,7 @@ from gcemil.runs.environment import package_version
 from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort, read_metrics
 from gcemil.shapes import Logits
 from gcemil.slides.reader import open_slide
-from gcemil.tasks import classification
-from gcemil.tasks.task import Task, as_array, create_task, stacked_targets
+from gcemil.tasks.task import Task, create_task, measure_task_metric, stacked_targets
 
 Advance = Callable[[int, int], None]
 _REPORT = "prefilter.json"
@@ -109,7 +108,7 @@ def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taugh
         model,
         slides,
         origin,
-        _read_risk_deviation(folder),
+        read_metrics(folder).details.risk_deviation,
     )
 
 
@@ -126,11 +125,6 @@ def _refuse_missing(needed: Sequence[str], slides: Mapping[str, Path], cohort: C
             raise UsageError(
                 f"{slides[slide_id]} is not the file that {cohort.feature_file(slide_id)} was made from. Give the same slides."
             )
-
-
-def _read_risk_deviation(folder: Path) -> float:
-    """Deviation of the training risks as training wrote it; 1 for classification."""
-    return read_metrics(folder).details.risk_deviation
 
 
 @dataclass(frozen=True)
@@ -267,7 +261,7 @@ def _group_by_rate(
         kept = torch.stack([bag.kept[place] for bag in bags])
 
         def utility_of(certified: Certified, kept: Tensor = kept) -> float:
-            return measure_utility(
+            return measure_task_metric(
                 task, targets, torch.where(torch.from_numpy(certified)[:, None], kept, full)
             )
 
@@ -286,15 +280,6 @@ def _keep_rows_of_bag(
     """The rows of a bag that the student keeps: the same share of each of its slides."""
     parts = [span.start + keep_rows(scores[span.slide_id], keep_rate) for span in bag.spans]
     return np.concatenate(parts)
-
-
-def measure_utility(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
-    """Macro-F1 or C-index."""
-    predictions = task.prediction(logits)
-    if task.task_metric == "macro_f1":
-        # `task.metrics` wants an AUC as well, which a few validation slides may not have.
-        return classification.macro_f1(classification.confusion(as_array(targets), as_array(predictions)))
-    return task.metrics(targets, predictions)[task.task_metric]
 
 
 def _assemble_prefilter(

@@ -46,7 +46,7 @@ from gcemil.prefilter.student import (
 )
 from gcemil.records import SlideEvidence
 from gcemil.runs.folder import open_cohort
-from gcemil.runs.predict import FoldModel, Mode, average_folds, load_fold_models
+from gcemil.runs.predict import FoldModel, Mode, SlidePrediction, average_folds, load_fold_models
 from gcemil.shapes import Logits
 from gcemil.slides.grid import PatchGrid, patch_grid
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
@@ -111,15 +111,9 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, eq=False)
-class SlideFilePrediction:
-    """What a run says of a slide file, and what it took to say so."""
+class SlideFilePrediction(SlidePrediction):
+    """What a run says of a slide file, and what it took; the evidence is over the patches encoded for the first fold."""
 
-    slide_id: str
-    values: dict[str, float]
-    """prob_<class>, or risk."""
-    per_fold: list[list[float]]
-    evidence: SlideEvidence | None
-    """Of the first fold, over the patches that were encoded for it."""
     rows: Int[np.ndarray, "_"]
     """The patches of `evidence`, as rows of the slide's grid."""
     n_patches: int

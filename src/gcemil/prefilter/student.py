@@ -20,23 +20,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
-from pydantic import BaseModel, Field
-from safetensors import SafetensorError, safe_open
+from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from gcemil.config import Settings
-from gcemil.errors import InputError, RunError, UsageError
+from gcemil.errors import RunError, UsageError
 from gcemil.features.extract import FeatureOrigin
-from gcemil.files import checked, is_file, parse_json, write_bytes
+from gcemil.files import checked, is_file, write_bytes
+from gcemil.runs.checkpoint import MISREAD, read_safetensors
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
@@ -266,49 +266,39 @@ def keep_rows(scores: Float[Tensor, "n"], keep_rate: float) -> Int[np.ndarray, "
 
 
 @dataclass(frozen=True, eq=False)
-class FittedPrefilter:
-    """A student, and how far it is to be trusted."""
+class PrefilterRecord:
+    """How a student sees, and how far it is to be trusted: the header of its file."""
 
-    student: Student
     settings: PrefilterSettings
     origin: FeatureOrigin
-    keep_rate: float
+    keep_rate: Annotated[float, Field(gt=0, le=1)]
     doubt_limit: float | None
     """Predictions from kept patches up to this doubt are certified; None certifies nothing."""
-    risk_deviation: float
+    risk_deviation: Annotated[float, Field(gt=0)]
     """Deviation of the training risks, the unit of doubt of a survival model."""
     model_hash: str
     """The checkpoint whose selector taught the student."""
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FittedPrefilter(PrefilterRecord):
+    """The record with its student."""
+
+    student: Student
 
     def certifies(self, doubt: float) -> bool:
         """Whether a prediction of this doubt is trusted."""
         return self.doubt_limit is not None and doubt <= self.doubt_limit
 
 
-class PrefilterRecord(BaseModel):
-    """The header of the file."""
-
-    settings: PrefilterSettings
-    origin: FeatureOrigin
-    keep_rate: float = Field(gt=0, le=1)
-    doubt_limit: float | None
-    risk_deviation: float = Field(gt=0)
-    model_hash: str
-    provenance: dict[str, Any]
-
-
 def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
     """A file that appears whole or not at all."""
     meta = {
+        **{one.name: getattr(fitted, one.name) for one in fields(PrefilterRecord)},
         "settings": fitted.settings.model_dump(mode="json"),
         "settings_hash": fitted.settings.hash,
         "origin": asdict(fitted.origin),
-        "keep_rate": fitted.keep_rate,
-        "doubt_limit": fitted.doubt_limit,
-        "risk_deviation": fitted.risk_deviation,
-        "model_hash": fitted.model_hash,
-        "provenance": fitted.provenance,
     }
     tensors = {name: tensor.contiguous() for name, tensor in fitted.student.state_dict().items()}
     write_bytes(path, save(tensors, metadata={_HEADER_KEY: json.dumps(meta, sort_keys=True)}))
@@ -323,30 +313,10 @@ def load_prefilter(path: Path) -> FittedPrefilter:
         )
     remedy = "Fit it again with 'gcemil prefilter'."
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = parse_json((file.metadata() or {})[_HEADER_KEY], path)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, meta = read_safetensors(path, _HEADER_KEY)
         record = checked(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
         student = Student(record.settings.width)
         student.load_state_dict(tensors)
-    except (
-        SafetensorError,
-        InputError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OSError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
+    except MISREAD as error:
         raise RunError(f"{path} is no prefilter of gcemil ({error}). {remedy}") from error
-    return FittedPrefilter(
-        student=student.eval(),
-        settings=record.settings,
-        origin=record.origin,
-        keep_rate=record.keep_rate,
-        doubt_limit=record.doubt_limit,
-        risk_deviation=record.risk_deviation,
-        model_hash=record.model_hash,
-        provenance=record.provenance,
-    )
+    return FittedPrefilter(**vars(record), student=student.eval())

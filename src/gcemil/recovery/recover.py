@@ -93,7 +93,7 @@ def recover(
 
     `shortlist` marks the patches repair may add, `max_added` says how many of them a check has let pass.
     """
-    # The user's door: shapes are checked here with a message, not by annotation.
+    # Users call this with tensors of their own: a message says more than a failed annotation.
     _check_bag_tensors(gates, responses, anchor_weights, shortlist)
     _check_options(threshold, coverage_target, min_weight_share)
     device, dtype = responses.device, responses.dtype
@@ -259,8 +259,8 @@ class LazyGreedy:
 def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -> Selected:
     """At most k patches, each the one of largest gain; fewer when the next would add nothing."""
     _check_size(k, n_patches=len(responses))
-    nobody = torch.zeros(len(responses), dtype=torch.bool)
-    greedy = LazyGreedy(responses.cpu(), anchor_weights.cpu(), selected=nobody, candidates=~nobody)
+    no_patch = torch.zeros(len(responses), dtype=torch.bool)
+    greedy = LazyGreedy(responses.cpu(), anchor_weights.cpu(), selected=no_patch, candidates=~no_patch)
     chosen: list[int] = []
     while len(chosen) < k:
         patch, gain = greedy.best()

@@ -5,7 +5,7 @@ What is not there is None or empty, never a guess; a file that is there and cann
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 from gcemil.bags.cohort import CohortCard, read_card
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.records import MODES, SlideEvidence, read_evidence
-from gcemil.runs.folder import FoldFolder, RunFolder, read_history, read_metrics, read_run
+from gcemil.runs.folder import FoldFolder, RunCard, RunFolder, read_history, read_metrics, read_run
 
 Record = dict[str, Any]
 
@@ -36,27 +37,28 @@ class BagKey:
 class FoldData:
     """A finished fold."""
 
-    folder: Path
-    number: int
+    files: FoldFolder
+
+    @property
+    def number(self) -> int:
+        """The k of fold_<k>."""
+        return self.files.number
 
     @cached_property
     def metrics(self) -> Record:
         """Metrics of every mode, and details of the training."""
-        found = read_metrics(self.folder)
+        found = read_metrics(self.files.path)
         return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
 
     @cached_property
     def history(self) -> list[Record]:
         """One record per epoch."""
-        return read_history(self.folder)
+        return read_history(self.files.path)
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
         """What diagnostics found, by their name."""
-        return {
-            path.stem: read_finding(path)
-            for path in sorted(FoldFolder(self.folder).diagnostics.glob("*.json"))
-        }
+        return {path.stem: read_finding(path) for path in sorted(self.files.diagnostics.glob("*.json"))}
 
     @property
     def modes(self) -> list[str]:
@@ -66,10 +68,9 @@ class FoldData:
     @property
     def outdated(self) -> list[str]:
         """Diagnostics that were made from another network than the one that lies here."""
-        checkpoint = FoldFolder(self.folder).checkpoint
-        if not checkpoint.is_file():
+        if not self.files.checkpoint.is_file():
             return []
-        here = content_hash(checkpoint)
+        here = content_hash(self.files.checkpoint)
         made_from = {
             name: found.provenance.get("inputs", {}).get("run") for name, found in self.findings.items()
         }
@@ -77,18 +78,14 @@ class FoldData:
 
     def predictions(self, mode: str) -> list[dict[str, str]] | None:
         """Lines of the test part."""
-        path = FoldFolder(self.folder).predictions(mode, self.modes)
+        path = self.files.predictions(mode, self.modes)
         if not path.is_file():
             return None
         return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
 
-    def evidence_file(self, slide_id: str) -> Path:
-        """Where the evidence of a slide lies, if there is any."""
-        return FoldFolder(self.folder).evidence(check_slide_id(slide_id, self.folder / "predictions.csv"))
-
     def evidence(self, slide_id: str) -> SlideEvidence | None:
         """None where the fold recovered nothing: a plain host, or a bag it did not test."""
-        path = self.evidence_file(slide_id)
+        path = self.files.evidence(check_slide_id(slide_id, self.files.path / "predictions.csv"))
         return read_evidence(path) if path.is_file() else None
 
 
@@ -97,24 +94,30 @@ class RunData:
     """A run and all its finished folds."""
 
     folder: Path
-    config: Record
+    config: RunCard
     folds: tuple[FoldData, ...]
 
     @property
-    def settings(self) -> Record:
-        """The training settings, as they were saved."""
-        found: Record = self.config["settings"]
-        return found
+    def settings(self) -> TrainSettings:
+        """The training settings."""
+        return self.config.settings
+
+    @property
+    def evidence(self) -> EvidenceSettings:
+        """How the evidence of a wrapped run is found; a plain one has none."""
+        if self.settings.evidence is None:
+            raise RunError(f"{self.folder} was trained without evidence.")
+        return self.settings.evidence
 
     @property
     def host(self) -> str:
         """The name of the host."""
-        return str(self.settings["host"]["name"])
+        return self.settings.host.name
 
     @property
     def is_wrapped(self) -> bool:
         """Whether the host was trained with evidence."""
-        return self.settings.get("evidence") is not None
+        return self.settings.evidence is not None
 
     @property
     def rule(self) -> str:
@@ -130,7 +133,7 @@ class RunData:
     @property
     def cohort(self) -> Path:
         """Where the cohort lay in training."""
-        return Path(self.config["cohort"])
+        return self.config.cohort
 
     @cached_property
     def card(self) -> CohortCard | None:
@@ -236,11 +239,17 @@ def _show_network_once(finding: Finding) -> Finding:
 
 def read_run_data(folder: Path) -> RunData:
     """The run in this folder; one without a finished fold has nothing to report."""
-    config = read_run(folder).model_dump(mode="json")
+    config = read_run(folder)
     folds = RunFolder(folder).finished_folds()
     if not folds:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
-    return RunData(folder, config, tuple(FoldData(fold.path, fold.number) for fold in folds))
+    return RunData(folder, config, tuple(map(FoldData, folds)))
+
+
+def find_predicted_class(prediction: Mapping[str, str]) -> str | None:
+    """The most probable class of a line of predictions; None for a risk."""
+    shares = {name: float(value) for name, value in prediction.items() if name.startswith("prob_")}
+    return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
 
 
 def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
@@ -248,7 +257,7 @@ def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
     slides = fold.findings[name].slides
     if not all(_has_names(record.get("slide_ids")) and "bag_id" in record for record in slides):
         raise RunError(
-            f"{fold.folder / 'diagnostics' / name}.json: a slide has no 'slide_ids' or 'bag_id'. "
+            f"{fold.files.finding(name)}: a slide has no 'slide_ids' or 'bag_id'. "
             "Measure it again with 'gcemil diagnose --again'."
         )
     return slides

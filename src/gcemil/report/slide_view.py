@@ -9,14 +9,13 @@ outline of the annotated patches is black inside a white halo: it shows on any c
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Int
 from PIL import Image
 from scipy import ndimage
 
@@ -27,16 +26,13 @@ from gcemil.errors import GcemilError
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import (
     GREY,
-    OPACITY,
     ROUNDING,
     Canvas,
     Frame,
-    PerPatch,
+    Mask,
+    SlideFrame,
     Thumbnail,
-    color_ramp,
-    draw_background,
-    paint_patches,
-    rank_shares,
+    encode_image,
     read_own_thumbnail,
 )
 from gcemil.records import SlideEvidence
@@ -49,8 +45,6 @@ PROTOTYPE = "prototype "
 
 
 Corners = Int[np.ndarray, "n 2"]
-Colors = UInt8[np.ndarray, "n 3"]
-Mask = Bool[np.ndarray, "n"]
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
 NO_EVIDENCE = (120, 134, 145)
@@ -114,63 +108,27 @@ def read_patch_pixels(
         return None
 
 
-@dataclass(frozen=True, eq=False)
-class SlideFrame:
-    """Where the patches of one slide lie in a picture no larger than asked for."""
-
-    frame: Frame
-    corners: Corners
-    side: int
-    thumbnail: Thumbnail | None
-
-    @classmethod
-    def fit(
-        cls,
-        coords: Corners,
-        patch_size: int,
-        *,
-        largest: int,
-        thumbnail: Thumbnail | None = None,
-        most_per_patch: int = 14,
-    ) -> SlideFrame:
-        """The box around the patches; the thumbnail, where there is one, is cut to it."""
-        left, top = coords.min(axis=0).tolist()
-        extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
-        if thumbnail is not None:
-            # Tissue deserves all the pixels it has; flat squares do not.
-            most_per_patch = max(most_per_patch, min(MOST_TISSUE, round(patch_size / thumbnail.downsample)))
-        scale = min(largest / max(extent), most_per_patch / patch_size)
-        if scale * patch_size >= 1:
-            # Whole pixels per patch: all squares are then of one size.
-            scale = math.floor(scale * patch_size) / patch_size
-        width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
-        frame = Frame(left, top, width, height, scale)
-        side = max(1, math.ceil(patch_size * scale - ROUNDING))
-        return cls(frame, frame.corners(coords.astype(np.int64)), side, _crop_thumbnail(thumbnail, frame))
-
-    def draw_background(self) -> Canvas:
-        """The thumbnail under the frame, or white."""
-        return draw_background(self.frame, self.thumbnail)
-
-    def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
-        """Squares in these colours; over a thumbnail they let it shine through."""
-        chosen = np.ones(len(colors), dtype=bool) if members is None else members
-        opacity = 1.0 if self.thumbnail is None else OPACITY
-        return paint_patches(
-            self.draw_background(),
-            self.corners[chosen],
-            colors[chosen],
-            importance[chosen],
-            self.side,
-            opacity=opacity,
-        )
-
-    def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
-        """The pixels of these patches."""
-        ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
-        colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
-        order = np.zeros(len(colors))
-        return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
+def fit_slide(
+    coords: Corners,
+    patch_size: int,
+    *,
+    largest: int,
+    thumbnail: Thumbnail | None = None,
+    most_per_patch: int = 14,
+) -> SlideFrame:
+    """The box around the patches; the thumbnail, where there is one, is cut to it."""
+    left, top = coords.min(axis=0).tolist()
+    extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
+    if thumbnail is not None:
+        # Tissue deserves all the pixels it has; flat squares do not.
+        most_per_patch = max(most_per_patch, min(MOST_TISSUE, round(patch_size / thumbnail.downsample)))
+    scale = min(largest / max(extent), most_per_patch / patch_size)
+    if scale * patch_size >= 1:
+        # Whole pixels per patch: all squares are then of one size.
+        scale = math.floor(scale * patch_size) / patch_size
+    width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
+    frame = Frame(left, top, width, height, scale)
+    return SlideFrame.of(frame, coords, patch_size, _crop_thumbnail(thumbnail, frame))
 
 
 def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
@@ -187,18 +145,6 @@ def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | No
     sheet = Image.new("RGB", (width, height), "white")
     sheet.paste(Image.fromarray(thumbnail.pixels), (-left, -top))
     return Thumbnail(np.array(sheet), step, (frame.left, frame.top))
-
-
-def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
-    """Every patch in the colour of its rank, the highest darkest."""
-    ranked = rank_shares(scores)
-    return place.paint(color_ramp(ranked), ranked)
-
-
-def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
-    """The selected patches; the others grey where there is no tissue to see."""
-    colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
-    return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
 
 
 def choose_color(evidence: SlideEvidence) -> tuple[int, int, int]:
@@ -248,13 +194,9 @@ def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canv
 def encode_palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
     """A small PNG; few colours are enough for a map and keep a hundred of them small."""
     image = Image.fromarray(canvas).quantize(colors, dither=Image.Dither.NONE)
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
+    return encode_image(image, "PNG", optimize=True)
 
 
 def encode_jpeg(canvas: Canvas) -> bytes:
     """For tissue, whose many colours a palette would not make small."""
-    buffer = io.BytesIO()
-    Image.fromarray(canvas).save(buffer, format="JPEG", quality=72, optimize=True)
-    return buffer.getvalue()
+    return encode_image(Image.fromarray(canvas), "JPEG", quality=72, optimize=True)

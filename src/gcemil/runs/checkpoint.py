@@ -38,6 +38,10 @@ SUSPICIOUS_LAYER = 2**25
 """Weights; no layer of the hosts comes near."""
 
 
+MISREAD = (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, MemoryError, InputError)
+"""What a file that is no file of ours raises; one that claims more than the memory can map is none either."""
+
+
 # The network of a fold
 
 
@@ -229,24 +233,19 @@ def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Te
             f"{path} does not exist: the fold is not trained.{known} Train it with 'gcemil train'."
         )
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = parse_json((file.metadata() or {})["gcemil"], path)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, meta = read_safetensors(path, "gcemil")
         if not isinstance(meta, dict):
             raise TypeError(f"its header holds {type(meta).__name__}")
-    # A file that claims more than the memory can map is no checkpoint either.
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OSError,
-        RuntimeError,
-        MemoryError,
-        InputError,
-    ) as error:
+    except MISREAD as error:
         raise RunError(f"{path} is not a gcemil checkpoint ({error}). {remedy}") from error
     return tensors, meta
+
+
+def read_safetensors(path: Path, key: str) -> tuple[dict[str, Tensor], Any]:
+    """Every tensor of a file, and the JSON that stands under this key of its header."""
+    with safe_open(path, framework="pt") as file:
+        meta = parse_json((file.metadata() or {})[key], path)
+        return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
 
 
 @contextmanager

@@ -28,7 +28,16 @@ from gcemil.bags.fingerprint import CohortRecord, record_cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
-from gcemil.files import checked, is_file, parse_json, read_json, read_text, read_yaml, write_json
+from gcemil.files import (
+    checked,
+    is_file,
+    parse_json,
+    read_json,
+    read_record,
+    read_text,
+    read_yaml,
+    write_json,
+)
 from gcemil.findings import join_folds, mean_and_deviation, read_finding
 from gcemil.records import MODES
 from gcemil.wording import is_there, near_path
@@ -322,12 +331,7 @@ def read_metrics(fold: Path) -> FoldMetrics:
     path = FoldFolder(fold).metrics
     if not is_file(path):
         raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
-    remedy = "Make it again with 'gcemil evaluate'."
-    try:
-        values = read_json(path)
-    except InputError as error:
-        raise RunError(f"{error} {remedy}") from error
-    return checked(values, FoldMetrics, path, error=RunError, remedy=remedy)
+    return read_record(path, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil evaluate'.")
 
 
 def read_history(fold: Path) -> list[Record]:
@@ -340,21 +344,11 @@ def read_history(fold: Path) -> list[Record]:
         records = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
     except InputError as error:
         raise RunError(f"{error} Remove the file; training writes it again.") from error
-    # Losses may be NaN where training went wrong, which is what the file is there to show.
-    return _check_lines(records, path)
-
-
-def _check_lines(records: Sequence[Any], path: Path) -> list[Record]:
+    remedy = "Remove the file."
     for number, record in enumerate(records, start=1):
-        checked(
-            record,
-            _EpochLine,
-            f"{path}, line {number}",
-            error=RunError,
-            remedy="Remove the file.",
-            finite=False,
-        )
-    return list(records)
+        # Losses may be NaN where training went wrong, which is what the file is there to show.
+        checked(record, _EpochLine, f"{path}, line {number}", error=RunError, remedy=remedy, finite=False)
+    return records
 
 
 # Its cohort

@@ -19,6 +19,7 @@ from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
+from gcemil.hosts.host import HostOutput
 from gcemil.records import (
     AdapterFigures,
     Representations,
@@ -61,10 +62,10 @@ class FoldModel:
 
     def answer(self, bag: Bag, mode: Mode) -> tuple[Logits, SlideEvidence | None]:
         """What the fold says of a bag of one slide, and on what evidence."""
-        logits, explanation = _predict_bag(self.loaded, bag, modes=("full", "soft", "discrete"))
+        outputs, explanation = _predict_bag(self.loaded, bag)
         if explanation is None or self.loaded.model is None:
-            return logits[mode], None
-        return logits[mode], slide_evidence(self.loaded.model, bag, explanation)[0]
+            return outputs[mode].logits, None
+        return outputs[mode].logits, slide_evidence(self.loaded.model, bag, explanation)[0]
 
 
 def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
@@ -82,7 +83,7 @@ def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float
     return dict(zip(models[0].task.prediction_names, means, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlidePrediction:
     """Mean over the folds of a run for one slide, and the evidence of the fold asked for."""
 
@@ -100,16 +101,8 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     return SlidePrediction(bag.bag_id, average_folds(models, per_fold), per_fold, answers[0][1])
 
 
-@dataclass(frozen=True, eq=False)
-class NewSlide:
-    """A slide outside any cohort, ready for a network, and what a reader must know of it."""
-
-    bag: Bag
-    note: str = ""
-
-
-def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> NewSlide:
-    """A feature file of any layout we know, checked against what the model was trained on.
+def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:
+    """A feature file of any layout we know, checked against what the model was trained on, and what a reader must know of it.
 
     `mpp` is needed where coordinates are micrometres.
     """
@@ -126,7 +119,7 @@ def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None
         )
     size = found.patch_size or meta["patch_size_level0"]
     bag = slide_bag(found.slide_id, features, coords, None if size is None else LevelZeroPx(size))
-    return NewSlide(bag, _compare_encoders(found.encoder, meta["encoder"]))
+    return bag, _compare_encoders(found.encoder, meta["encoder"])
 
 
 def _compare_encoders(stated: str, trained: str) -> str:
@@ -153,33 +146,29 @@ def evaluate_bags(
     rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
     loaded.network.eval()
     for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        logits, explanation = _predict_bag(loaded, bag, modes=modes)
+        outputs, explanation = _predict_bag(loaded, bag, recovers="discrete" in modes)
         for mode in modes:
-            rows[mode].append(logits[mode].float().cpu())
+            rows[mode].append(outputs[mode].logits.float().cpu())
         if on_explained and explanation is not None:
             on_explained(spec, bag, explanation)
         # A large bag and its embedding must be gone before the next one is read.
-        del bag, explanation
+        del bag, outputs, explanation
     return {mode: torch.stack(found) for mode, found in rows.items()}
 
 
 @torch.no_grad()
 def _predict_bag(
-    loaded: LoadedNetwork, bag: Bag, *, modes: Sequence[Mode]
-) -> tuple[dict[Mode, Tensor], Explanation | None]:
-    """Logits by mode; the subset is recovered only where the discrete mode is asked for."""
+    loaded: LoadedNetwork, bag: Bag, *, recovers: bool = True
+) -> tuple[dict[Mode, HostOutput], Explanation | None]:
+    """What the host says by mode; the subset is recovered only where the discrete mode is asked for."""
     device = next(loaded.network.parameters()).device
     if loaded.model is None:
-        return {"full": loaded.host(*bag_tensors(bag, device)).logits}, None
-    if "discrete" in modes:
-        found = explain_bag(loaded.model, bag)
-        return {
-            "full": found.output.full_logits,
-            "soft": found.output.logits,
-            "discrete": found.discrete.logits,
-        }, found
-    output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
-    return {"full": output.full_logits, "soft": output.logits}, None
+        return {"full": loaded.host(*bag_tensors(bag, device))}, None
+    if not recovers:
+        output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
+        return {"full": output.full, "soft": output.soft}, None
+    found = explain_bag(loaded.model, bag)
+    return {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}, found
 
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
@@ -213,8 +202,8 @@ def represent_bags(
     loaded.network.eval()
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
-        for mode, feature in _read_bag_features(loaded, bag, recovers=recovers).items():
-            rows.setdefault(mode, []).append(feature)
+        for mode, output in _predict_bag(loaded, bag, recovers=recovers)[0].items():
+            rows.setdefault(mode, []).append(output.bag_feature.flatten().float().cpu().numpy())
         if on_bag:
             on_bag(done)
     return Representations(
@@ -223,20 +212,6 @@ def represent_bags(
         ("val",) * len(parts.val) + ("test",) * len(parts.test),
         tuple(_name_group(spec, cohort) for spec in specs),
     )
-
-
-def _read_bag_features(loaded: LoadedNetwork, bag: Bag, *, recovers: bool) -> dict[str, np.ndarray]:
-    """What the head sees of all patches, of the gated ones, and of the evidence alone."""
-    features = bag_tensors(bag, next(loaded.network.parameters()).device)
-    if loaded.model is None:
-        outputs = {"full": loaded.host(*features)}
-    elif recovers:
-        found = explain_bag(loaded.model, bag)
-        outputs = {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}
-    else:
-        output = loaded.model(*features, step=bag.patch_size)
-        outputs = {"full": output.full, "soft": output.soft}
-    return {mode: output.bag_feature.flatten().float().cpu().numpy() for mode, output in outputs.items()}
 
 
 ADAPTED_BAGS = 12

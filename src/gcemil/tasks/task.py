@@ -296,6 +296,14 @@ def _full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def measure_task_metric(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
+    """Macro-F1 or C-index, also of bags that are all of one class, which have no AUC."""
+    predictions = task.prediction(logits)
+    if task.task_metric == "macro_f1":
+        return classification.macro_f1(classification.confusion(as_array(targets), as_array(predictions)))
+    return task.metrics(targets, predictions)[task.task_metric]
+
+
 def as_array(values: Shaped[Tensor, "*k"]) -> Shaped[np.ndarray, "*k"]:
     """On the CPU, floats in double precision."""
     array: Shaped[np.ndarray, "*k"] = values.detach().cpu().numpy()

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from gcemil.bags.cohort import read_slide_bounds
 from gcemil.diagnostics.regions import find_regions
-from gcemil.diagnostics.snr import BagOutcome, Tolerances, bag_outputs, output
+from gcemil.diagnostics.snr import BagOutcome, Tolerances
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
-from gcemil.diagnostics.trained_fold import network_view
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.exports.certificate import VERDICTS
@@ -115,7 +114,7 @@ def region_numbers(slide: OpenedSlide) -> list[int]:
 @torch.no_grad()
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
-    view = network_view(slide.fold, slide.bench, "wrapped")
+    view = slide.bench.predict("wrapped")
     judge = Sufficiency(slide.fold.answers("wrapped"))
     order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
@@ -187,7 +186,7 @@ def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | N
     fold = slide.fold
     return {
         "values": name_prediction(fold.task, logits),
-        "output": output(slide.full.logits, logits, fold.task, fold.scale),
+        "output": fold.answers("wrapped").output(slide.full.logits, logits),
     }
 
 
@@ -202,8 +201,7 @@ def _predictions(slide: OpenedSlide, outcome: BagOutcome | None) -> dict[str, An
 
 
 def _verdicts(slide: OpenedSlide, outcome: BagOutcome, tolerances: Tolerances) -> list[dict[str, Any]]:
-    outputs = bag_outputs(outcome, slide.fold.task, slide.fold.scale)
-    verdicts = judge_outputs(outputs, tolerances)
+    verdicts = judge_outputs(slide.fold.answers("wrapped").read(outcome), tolerances)
     return [
         {"name": name, "held": verdicts[name].held, "sentence": verdicts[name].sentence(name)}
         for name in VERDICTS

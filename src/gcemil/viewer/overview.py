@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from scipy import ndimage
-
+from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.claim import ORACLE_MEANING, describe_networks, make_claim, read_judged_slides
-from gcemil.report.run_data import FoldData
+from gcemil.report.run_data import FoldData, find_predicted_class
+from gcemil.runs.folder import FoldFolder
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
@@ -25,7 +24,7 @@ Key = tuple[bool, bool, bool, bool, int]
 def describe_run(session: ViewerSession) -> dict[str, Any]:
     """The run in a few words, its slides, and the one to open first."""
     fold = session.fold
-    data = FoldData(session.folder, fold.fold)
+    data = FoldData(FoldFolder(session.folder))
     outcomes = _read_outcomes(data)
     facts = {
         slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
@@ -93,23 +92,16 @@ def count_regions(evidence: SlideEvidence | None) -> int:
     """Groups of selected patches that touch, at the corners too."""
     if evidence is None or evidence.coords is None or not evidence.selected.any():
         return 0
-    corners = evidence.coords.astype(np.int64)
-    steps = np.diff(np.unique(corners[:, 0]))
-    step = int(steps.min()) if len(steps) else 1
-    cells = (corners[evidence.selected] - corners.min(axis=0)) // max(1, step)
-    grid = np.zeros(cells.max(axis=0) + 1, dtype=bool)
-    grid[tuple(cells.T)] = True
-    return int(ndimage.label(grid, structure=np.ones((3, 3)))[1])
+    cells = patch_cells(evidence.coords, coordinate_step(evidence.coords))
+    return int(connected_regions(cells, evidence.selected).max())
 
 
 def _read_outcomes(data: FoldData) -> dict[str, dict[str, str]]:
     """Target and predicted class of every test slide; a risk has no class."""
     found = {}
     for row in data.predictions("full") or []:
-        shares = {name: float(value) for name, value in row.items() if name.startswith("prob_")}
-        predicted = (
-            {"predicted": max(shares, key=lambda name: shares[name]).removeprefix("prob_")} if shares else {}
-        )
+        found_class = find_predicted_class(row)
+        predicted = {} if found_class is None else {"predicted": found_class}
         for slide_id in row["slide_id"].split("|"):
             found[slide_id] = {"target": row.get("target", ""), **predicted}
     return found

@@ -21,10 +21,10 @@ from gcemil.bags.cohort import BagSpec
 from gcemil.bags.patching import find_slides
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import UsageError
 from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE
-from gcemil.exports.explain_cohort import hash_inputs
+from gcemil.exports.explain_cohort import hash_inputs, list_trained_folds
 from gcemil.exports.overlay import read_own_thumbnail
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
@@ -125,10 +125,7 @@ class ViewerSession:
         slides: Path | None = None,
     ) -> ViewerSession:
         """The fold asked for, or the first that is trained; `slides` is a folder of slide files."""
-        trained = [one.number for one in RunFolder(run).trained_folds()]
-        if fold is not None and fold not in trained:
-            raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
-        opened = TrainedFold.open(run, trained[0] if fold is None else fold)
+        opened = TrainedFold.open(run, list_trained_folds(run, fold)[0])
         session = cls(opened, tolerances=tolerances, slides=slides)
         if slides is not None and not session.specs.keys() & session._slide_files.keys():
             raise UsageError(

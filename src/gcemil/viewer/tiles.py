@@ -6,7 +6,6 @@ grey square: a colour under a colour scale would be read as part of it.
 
 from __future__ import annotations
 
-import io
 import math
 import threading
 from contextlib import ExitStack
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from PIL import Image, ImageDraw
 
 from gcemil.errors import GcemilError, UsageError
-from gcemil.exports.overlay import Thumbnail
+from gcemil.exports.overlay import Thumbnail, encode_image
 from gcemil.slides.reader import LARGEST_READ, Pixels, SlideReader, open_slide, read_region
 
 TILE = 256
@@ -33,7 +32,6 @@ PATCH_GREY = (206, 212, 216)
 
 Corners = Int[np.ndarray, "n 2"]
 Places = Float[np.ndarray, "k 2"]
-Colors = UInt8[np.ndarray, "n 3"]
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,6 @@ class GridTiles:
 
     def __init__(self, coords: Corners, patch_size: int) -> None:
         self._size = patch_size
-        self._colors: Colors = np.tile(np.array(PATCH_GREY, dtype=np.uint8), (len(coords), 1))
         low, high = coords.min(axis=0) - patch_size, coords.max(axis=0) + 2 * patch_size
         self.frame = Frame(int(low[0]), int(low[1]), int(high[0] - low[0]), int(high[1] - low[1]))
         self._corners = coords - low
@@ -153,7 +150,7 @@ class GridTiles:
         seen = ((corners > -side) & (corners < (right - left, bottom - top))).all(axis=1)
         image = Image.new("RGB", (right - left, bottom - top), GLASS)
         draw = _draw_points if side < SMALLEST_SQUARE else _draw_squares
-        return _encode_tile(draw(image, corners[seen], self._colors[seen], side), "PNG")
+        return _encode_tile(draw(image, corners[seen], side), "PNG")
 
     def close(self) -> None:
         """There is no file."""
@@ -198,27 +195,23 @@ def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
         return None, str(error)
 
 
-def _draw_points(image: Image.Image, corners: Places, colors: Colors, side: float) -> Pixels:
+def _draw_points(image: Image.Image, corners: Places, side: float) -> Pixels:
     pixels = np.array(image)
     at = np.floor(corners + side / 2).astype(np.int64)
     inside = ((at >= 0) & (at < (image.width, image.height))).all(axis=1)
-    pixels[at[inside, 1], at[inside, 0]] = colors[inside]
+    pixels[at[inside, 1], at[inside, 0]] = PATCH_GREY
     return pixels
 
 
-def _draw_squares(image: Image.Image, corners: Places, colors: Colors, side: float) -> Pixels:
+def _draw_squares(image: Image.Image, corners: Places, side: float) -> Pixels:
     draw = ImageDraw.Draw(image)
     gap = 1 if side >= 6 else 0
     ends = np.maximum(corners + side - 1 - gap, corners)
-    boxes = np.rint(np.concatenate((corners, ends), axis=1)).tolist()
-    for box, color in zip(boxes, colors.tolist(), strict=True):
-        draw.rectangle(box, fill=tuple(color))
+    for box in np.rint(np.concatenate((corners, ends), axis=1)).tolist():
+        draw.rectangle(box, fill=PATCH_GREY)
     return np.asarray(image)
 
 
 def _encode_tile(pixels: Pixels, form: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(
-        buffer, form, **({"quality": 85} if form == "JPEG" else {"compress_level": 1})
-    )
-    return buffer.getvalue()
+    options = {"quality": 85} if form == "JPEG" else {"compress_level": 1}
+    return encode_image(Image.fromarray(pixels), form, **options)

@@ -8,7 +8,7 @@ import torch
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import adaptive
 from gcemil.diagnostics.adaptive import PrefixLogits, Steps, choose_tolerance, start_search
-from gcemil.diagnostics.trained_fold import TrainedFold, network_view
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
@@ -57,7 +57,7 @@ def test_the_largest_tolerance_stands_in_where_none_keeps_the_budget():
 
 def planted_sizes(fold, tolerances):
     bag = next(iter(fold.bags()))
-    way = start_search(fold, bag, network_view(fold, bag, "wrapped"), Steps(**BY_PATCH))
+    way = start_search(fold, bag, bag.predict("wrapped"), Steps(**BY_PATCH))
     grown = [way.smallest(tolerance) for tolerance in tolerances]
     return [(int(one.selected.sum()), one.end) for one in grown]
 
@@ -149,12 +149,12 @@ def test_rules_share_their_sizes_and_the_oracle_is_best_on_truth(kind, request):
 def test_the_closed_form_walks_as_real_removal_does(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.gce, 0)
     bag = next(iter(fold.bags()))
-    view = network_view(fold, bag, "wrapped")
+    view = bag.predict("wrapped")
     assert isinstance(view.host, Abmil)
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
     prefixes = PrefixLogits(view, ranking(scores), range(1, 8))
     for size in (1, 5, len(bag) - 1, len(bag)):
-        kept = view.bench.kept(top_k(scores, size)).logits
+        kept = view.asked.kept(top_k(scores, size)).logits
         torch.testing.assert_close(prefixes.logits(size), kept, atol=1e-5, rtol=0)
 
 

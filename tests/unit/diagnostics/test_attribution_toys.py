@@ -10,8 +10,6 @@ from gcemil.diagnostics.attribution import (
     block_single,
     captum_occlusion,
     integrated_gradients,
-    keep_one,
-    leave_one_out,
     patch_blocks,
     supported_attributions,
 )
@@ -21,6 +19,7 @@ from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.hosts.table import HOSTS, create_host
+from occlusion_loops import keep_one, leave_one_out
 from wrapper_builders import prepared_host, tensor_bag
 
 THREE = torch.tensor([[3.0], [1.0], [2.0]])

@@ -14,8 +14,8 @@ def test_a_bag_on_the_bench_has_truth_evidence_and_both_networks(classification_
         assert bool(((bench.regions > 0) == bench.truth).all())
         assert bench.explanation is not None
         # The wrapped host is the plain one, trained anew.
-        assert bench.network("plain") is not bench.network("wrapped")
-        assert bench.network("plain").full().logits.equal(bench.network("wrapped").full().logits)
+        assert bench.predict("plain").host is not bench.predict("wrapped").host
+        assert bench.predict("plain").full.logits.equal(bench.predict("wrapped").full.logits)
 
 
 def test_the_cases_of_a_survival_run_number_their_regions_apart(survival_runs: TrainedRuns):

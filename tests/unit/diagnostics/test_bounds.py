@@ -17,7 +17,7 @@ from gcemil.diagnostics.bounds import (
     gate_slope,
     recoverability_figures,
 )
-from gcemil.diagnostics.snr import BagOutputs, bag_outcome, bag_outputs
+from gcemil.diagnostics.snr import BagOutputs, bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
@@ -116,7 +116,7 @@ def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: T
     for bench in fold.bags():
         explanation = bench.explanation
         outcome = bag_outcome(bench.wrapped, explanation.recovery.selected, explanation.output.log_gates)
-        outputs = bag_outputs(outcome, fold.task, fold.scale)
+        outputs = fold.answers("wrapped").read(outcome)
         figures = recoverability_figures(fold.model, bench, fold, explanation, outputs, points=5)
         assert 0 <= figures["gate_margin"] <= 0.5
         assert figures["margin_bound"] == pytest.approx(figures["margin_slack"] + outputs.cd_gap)

@@ -9,7 +9,7 @@ from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import budget
 from gcemil.diagnostics.budget import prefix_outcomes
 from gcemil.diagnostics.snr import bag_outcome
-from gcemil.diagnostics.trained_fold import TrainedFold, network_view
+from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import read_finding, write_finding
 from gcemil.metrics import METRICS
@@ -91,11 +91,11 @@ def test_the_two_gaps_never_stand_in_one_row(classification_runs: TrainedRuns):
 def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.gce, 0)
     bag = next(iter(fold.bags()))
-    view = network_view(fold, bag, "wrapped")
+    view = bag.predict("wrapped")
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
     sizes = [1, 7, len(bag) - 1, len(bag)]
     for size, found in zip(sizes, prefix_outcomes(view, scores, sizes, None), strict=True):
-        expected = bag_outcome(view.bench, top_k(scores, size))
+        expected = bag_outcome(view.asked, top_k(scores, size))
         torch.testing.assert_close(found.kept, expected.kept, atol=1e-5, rtol=0)
         assert (found.removed is None) == (expected.removed is None) == (size == len(bag))
         if expected.removed is not None:

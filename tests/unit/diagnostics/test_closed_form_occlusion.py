@@ -6,8 +6,6 @@ import torch
 from gcemil.diagnostics.attribution import (
     captum_occlusion,
     has_closed_form,
-    keep_one,
-    leave_one_out,
     occlusion,
     single,
 )
@@ -19,6 +17,7 @@ from gcemil.hosts.attention import means_without_each, softmax
 from gcemil.hosts.dtfd import group_of
 from gcemil.hosts.hdmil import chebyshev_sums
 from gcemil.hosts.table import HOSTS, create_host
+from occlusion_loops import keep_one, leave_one_out
 from wrapper_builders import prepared_host, tensor_bag
 
 POOLING = ["abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim", "hdmil"]

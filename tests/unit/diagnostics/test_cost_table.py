@@ -65,7 +65,8 @@ def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> TrainedFold:
         return features.mean(dim=0)[:2], features[:, 0]
 
     fold = TrainedFold.open(runs.host, 0)
-    return replace(fold, host=CallableHost(model, fold.cohort.card.feature_dim, 2, scores="model"))
+    host = CallableHost(model, fold.cohort.card.feature_dim, 2, scores="model").eval()
+    return replace(fold, host=host)
 
 
 def test_costs_of_a_host_that_takes_a_second_per_patch_are_known(classification_runs: TrainedRuns):

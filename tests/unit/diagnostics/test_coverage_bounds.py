@@ -3,9 +3,10 @@
 import torch
 
 from fold_builders import few_bags
-from gcemil.diagnostics.bounds import greedy_subset, measure_bounds
-from gcemil.diagnostics.diagnose import DIAGNOSTICS
+from gcemil.diagnostics.bounds import measure_bounds
+from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.recovery.recover import greedy_subset
 from run_builders import TrainedRuns
 
 
@@ -33,6 +34,6 @@ def test_every_slide_has_its_curvature_and_no_rule_beats_the_bound(classificatio
 
 
 def test_a_plain_host_has_no_coverage_to_bound(classification_runs: TrainedRuns):
-    found = DIAGNOSTICS["bounds"].load()(TrainedFold.open(classification_runs.host, 0))
+    found = load_measure("bounds")(TrainedFold.open(classification_runs.host, 0))
     assert found.rows == ()
     assert "no wrapper" in found.notes[0]

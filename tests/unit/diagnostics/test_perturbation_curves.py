@@ -5,7 +5,7 @@ import torch
 
 from gcemil.diagnostics.posthoc import area, flipping_curves
 from gcemil.diagnostics.snr import Answers, RiskScale
-from gcemil.diagnostics.trained_fold import predict_bag, view_bag
+from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from wrapper_builders import prepared_host, tensor_bag
@@ -19,7 +19,7 @@ def any_positive(features):
 
 
 def view_of(host, features, coords=None):
-    return view_bag(predict_bag(host, features, coords))
+    return predict_bag(host, features, coords)
 
 
 def toy(*values, model=any_positive, n_outputs=2):
@@ -86,7 +86,7 @@ def test_points_of_a_curve_are_real_removals(name):
     for position, share in enumerate(found.removed.tolist()):
         gone = torch.zeros(12, dtype=torch.bool)
         gone[order[: round(share * 12)]] = True
-        left = view.bench.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
+        left = view.asked.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
         assert float(found.most_first[position]) == pytest.approx(float(left), abs=1e-5)
 
 

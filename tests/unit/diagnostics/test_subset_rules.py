@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from gcemil.diagnostics.attribution import leave_one_out
 from gcemil.diagnostics.rules import (
     attribute_patches,
     choose_attributions,
@@ -9,16 +8,17 @@ from gcemil.diagnostics.rules import (
     rule_scores,
     smooth_scores,
 )
-from gcemil.diagnostics.trained_fold import TrainedFold, network_view, predict_bag
+from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import UsageError
 from gcemil.recovery.recover import top_k
+from occlusion_loops import leave_one_out
 from planted_folds import planted_fold, planted_host
 from run_builders import TrainedRuns
 from wrapper_builders import prepared_host
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
-    view = network_view(fold, bag, network)
+    view = bag.predict(network)
     random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
     rivals = attribute_patches(view, choose_attributions(view.host, names))
     return rule_scores(bag, network, rivals, random=random)
@@ -75,7 +75,7 @@ def test_attributions_explain_the_host_that_is_asked(classification_runs: Traine
     bag = next(iter(fold.bags()))
     for network in fold.networks:
         scores = scores_of(fold, bag, network)
-        torch.testing.assert_close(scores["attention"], network_view(fold, bag, network).full.scores)
+        torch.testing.assert_close(scores["attention"], bag.predict(network).full.scores)
         torch.testing.assert_close(
             scores["occlusion"],
             leave_one_out(predict_bag(fold.host_of(network), bag.features, bag.coords)),

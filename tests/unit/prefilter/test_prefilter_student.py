@@ -113,7 +113,7 @@ def test_a_crop_has_the_physical_size_that_the_settings_say():
 def fitted():
     torch.manual_seed(0)
     settings = PrefilterSettings(width=4)
-    return FittedPrefilter(Student(4).eval(), settings, ORIGIN, 0.15, 0.25, 1.0, "model", {"n_val": 12})
+    return FittedPrefilter(settings, ORIGIN, 0.15, 0.25, 1.0, "model", {"n_val": 12}, Student(4).eval())
 
 
 def test_a_saved_prefilter_gives_the_same_scores(tmp_path):

@@ -11,7 +11,7 @@ from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import UsageError
-from gcemil.exports.overlay import read_own_thumbnail
+from gcemil.exports.overlay import SlideFrame, draw_attention, draw_evidence, read_own_thumbnail
 from gcemil.records import AdapterFigures
 from gcemil.report.sections.controls import (
     RuleBar,
@@ -54,11 +54,10 @@ from gcemil.report.sections.survival import (
     split_at_median,
 )
 from gcemil.report.slide_view import (
-    SlideFrame,
-    draw_attention,
-    draw_evidence,
+    SlideView,
     draw_subsets,
     encode_palette_png,
+    fit_slide,
     outline_truth,
     read_patch_pixels,
 )
@@ -162,7 +161,7 @@ def test_every_fold_is_split_at_its_own_median():
 
 
 def frame(n_patches: int = 4, width: int = 2, largest: int = 20) -> SlideFrame:
-    return SlideFrame.fit(grid_coords(n_patches, width=width), PATCH, largest=largest)
+    return fit_slide(grid_coords(n_patches, width=width), PATCH, largest=largest)
 
 
 def test_selected_patches_are_red_and_the_others_grey():
@@ -204,7 +203,7 @@ def test_a_single_patch_is_a_picture():
 def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():
     side = 224
     coords = grid_coords(side * side, width=side)
-    place = SlideFrame.fit(coords, PATCH, largest=280)
+    place = fit_slide(coords, PATCH, largest=280)
     assert place.side == 1
     scores = np.random.default_rng(0).normal(size=len(coords))
     data = encode_palette_png(draw_attention(place, scores), colors=32)
@@ -235,7 +234,7 @@ def test_a_thumbnail_lies_under_the_patches_at_its_scale(tmp_path):
     thumbnail = read_own_thumbnail(cohort_with_thumbnail(tmp_path), "s0")
     assert thumbnail is not None
     assert thumbnail.downsample == 100
-    place = SlideFrame.fit(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
+    place = fit_slide(np.array([[1000, 1000], [3900, 1900]]), 100, largest=30, thumbnail=thumbnail)
     canvas = draw_evidence(place, np.array([False, False]), RED)
     assert np.abs(canvas[0, 0].astype(int) - RED).max() < 8, "tissue shows where nothing is selected"
 
@@ -254,7 +253,7 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
     assert thumbnail is not None
     assert (thumbnail.downsample, thumbnail.origin) == (50, (1000, 500))
     # The first patch lies beside the scanned part, the second inside it.
-    place = SlideFrame.fit(np.array([[900, 500], [1000, 500]]), 100, largest=40, thumbnail=thumbnail)
+    place = fit_slide(np.array([[900, 500], [1000, 500]]), 100, largest=40, thumbnail=thumbnail)
     canvas = draw_evidence(place, np.array([False, False]), RED)
     assert canvas[0, 0].min() > 200, "white but for the softness of resampling"
     assert np.abs(canvas[0, -1].astype(int) - RED).max() < 16
@@ -310,21 +309,23 @@ def texts(figure) -> str:
 
 
 EVIDENCE = toy_evidence("slide $x$")
+
+
+def view_of(evidence, truth=None):
+    return SlideView(evidence.slide_id, evidence, evidence.coords, PATCH, truth, None)
+
+
 FIGURES = {
     "maps": (
-        lambda: draw_attention_and_evidence(
-            EVIDENCE, EVIDENCE.coords, patch_size=PATCH, truth=EVIDENCE.selected
-        ),
+        lambda: draw_attention_and_evidence(view_of(EVIDENCE, truth=EVIDENCE.selected)),
         "2 of 8 patches",
     ),
     "whole bag": (
-        lambda: draw_attention_and_evidence(
-            toy_evidence(n_patches=1, selected=(0,)), grid_coords(1), patch_size=PATCH
-        ),
+        lambda: draw_attention_and_evidence(view_of(toy_evidence(n_patches=1, selected=(0,)))),
         "1 of 1 patches",
     ),
     "subsets": (
-        lambda: draw_disjoint_subsets("s", EVIDENCE.coords, {"by x": np.arange(8) % 3}, patch_size=PATCH),
+        lambda: draw_disjoint_subsets(view_of(EVIDENCE), {"by x": np.arange(8) % 3}),
         "by x: 2 sufficient",
     ),
     "sheet": (lambda: draw_contact_sheet(EVIDENCE), "B  necrosis"),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
-from gcemil.diagnostics.diagnose import DIAGNOSTICS
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import CohortError, RunError
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.findings import Finding, Row
@@ -27,7 +27,7 @@ from gcemil.report.sections import (
     survival,
     truth,
 )
-from gcemil.report.sections.context import QUESTIONS, Context, FigureFolder, finding_table, order_rows
+from gcemil.report.sections.context import Context, FigureFolder, finding_table, order_rows
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.grid import find_hosts_left_alone, pair_hosts, read_kept_metric
 from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
@@ -200,11 +200,6 @@ def test_rows_stand_ours_first_and_the_own_network_before_the_plain_one():
         ("oracle", "wrapped"),
         ("oracle", "plain"),
     ]
-
-
-def test_every_diagnostic_has_its_question():
-    asked = {name: spec.question for name, spec in DIAGNOSTICS.items()}
-    assert asked == {name: text for name, text in QUESTIONS.items() if name != "significance"}
 
 
 # --- sections -------------------------------------------------------------------------------------------------------

@@ -13,32 +13,17 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
+from gcemil.diagnostics.table import QUESTIONS
+from gcemil.exports.overlay import encode_image
 from gcemil.files import write_bytes
-from gcemil.findings import Row
+from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture
+from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture, render_table
 from gcemil.report.run_data import RunData
 from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
-QUESTIONS = {
-    "snr": "Is the evidence sufficient, necessary and recoverable?",
-    "budget": "Which rule finds the best patches, all having the same number?",
-    "posthoc": "Do explanations made after training do as well?",
-    "subsets": "How many disjoint subsets would be evidence enough?",
-    "regions": "Which connected regions are enough, which are needed?",
-    "stability": "Does the evidence stay when bag or seed change a little?",
-    "localisation": "Does it lie on the annotated lesions?",
-    "failures": "Which slides fail, and how?",
-    "cost": "What does the evidence cost, and what does it save?",
-    "guarantee": "Which evidence size keeps the prediction, with which promise?",
-    "adaptive": "How few patches does a slide need, and which rule picks them best?",
-    "bounds": "How near is repair to the best coverage, and what is promised of it?",
-    "sweep": "How do threshold and coverage target move the result?",
-    "significance": "Is the run better than the plain host, and how surely?",
-}
-"""Every diagnostic and what it answers, in the words of `gcemil diagnose`."""
 LARGEST_SVG = 400_000
 """Bytes above which a page shows a JPEG instead: tissue is large as PNG. The files are complete either way."""
 
@@ -98,11 +83,46 @@ class Context:
         rival = "" if against is None else f" --against {quote_path(against)}"
         return f"gcemil diagnose {quote_path(self.run.folder)}{rival} --only {name}"
 
-    def list_unmeasured(self, name: str) -> Markup:
-        """Note a diagnostic that was not made for the list at the end; nothing in its place."""
+    def find(self, name: str) -> Finding | None:
+        """What a diagnostic found; one that was not made is noted for the list at the end."""
+        found = self.run.finding(name)
+        if found is None:
+            self.list_unmeasured(name)
+        return found
+
+    def list_unmeasured(self, name: str) -> None:
+        """Note a diagnostic that was not made for the list at the end."""
         if name not in self.unmeasured:
             self.unmeasured.append(name)
-        return EMPTY
+
+    def render_rows(
+        self,
+        rows: Sequence[Row],
+        metrics: Sequence[str],
+        *,
+        labels: Mapping[str, str] | None = None,
+        naming: Mapping[str, Naming] | None = None,
+        caption: str = "",
+        notes: Sequence[str] = (),
+        grouped: bool = True,
+        bold: bool = True,
+        within: str = "",
+    ) -> Markup:
+        """Rows of a finding as a table, by default one line per rule and network."""
+        words: dict[str, Naming] = {"network": self.name_network, **(naming or {})}
+        return render_table(
+            finding_table(
+                rows,
+                labels or RULE_HEADINGS,
+                metrics,
+                caption=caption,
+                notes=notes,
+                naming=words,
+                grouped=grouped,
+                bold=bold,
+                within=within,
+            )
+        )
 
     def list_missing(self, what: str, remedy: str) -> Markup:
         """Note what cannot be shown for the list at the end; nothing in its place."""
@@ -128,10 +148,7 @@ class Context:
 def _encode_small_jpeg(png: bytes) -> bytes:
     """A figure for the screen."""
     with Image.open(io.BytesIO(png)) as image:
-        shown = image.convert("RGB")
-    buffer = io.BytesIO()
-    shown.save(buffer, format="JPEG", quality=82, optimize=True)
-    return buffer.getvalue()
+        return encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
 
 
 def render_missing(what: str, remedy: str) -> Markup:

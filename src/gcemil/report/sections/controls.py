@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING
-from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
+from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 from gcemil.report.style import (
     INK,
     MARKERS,
@@ -58,13 +58,12 @@ def render_section(context: Context) -> Section:
             f"the network that is named judges them: random patches are the floor. {ORACLE_MEANING}"
         )
     ]
-    budget, posthoc = context.run.finding("budget"), context.run.finding("posthoc")
+    budget, posthoc = context.find("budget"), context.find("posthoc")
     if budget is None and posthoc is None:
         parts = []
-    parts.append(context.list_unmeasured("budget") if budget is None else _render_budget(context, budget))
-    if posthoc is None:
-        context.list_unmeasured("posthoc")
-    else:
+    if budget is not None:
+        parts.append(_render_budget(context, budget))
+    if posthoc is not None:
         parts += [element("h3", "Explanations made after training"), _render_posthoc(context, posthoc)]
     return Section("controls", "Controls and rivals", join_markup(parts))
 
@@ -75,15 +74,13 @@ def _render_budget(context: Context, finding: Finding) -> Markup:
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
     parts = [_render_curves(context, rows, budgets), _render_bars(context, rows, main)]
     for budget in budgets:
-        table = finding_table(
+        table = context.render_rows(
             order_rows(filter_rows(rows, budget=budget)),
-            RULE_HEADINGS,
             BUDGET_METRICS,
-            naming={"network": context.name_network},
             caption=f"At {_name_size(budget)}",
             notes=[f"± standard deviation over {context.run.spread('budget')}."],
         )
-        parts.append(collapse(f"All rules at {_name_size(budget)}", render_table(table)))
+        parts.append(collapse(f"All rules at {_name_size(budget)}", table))
     parts += [paragraph(note, kind="note") for note in finding.notes]
     return join_markup(parts)
 
@@ -153,19 +150,11 @@ def _render_posthoc(context: Context, finding: Finding) -> Markup:
         "diagnostic keeps the areas of the curves, not their points.",
         *finding.notes,
     ]
-    naming = {"network": context.name_network}
-    own = finding_table(
-        filter_rows(rows, network="wrapped"), RULE_HEADINGS, POSTHOC_METRICS, naming=naming, notes=notes
-    )
     plain = filter_rows(rows, network="plain")
-    parts = [render_table(own)]
+    parts = [context.render_rows(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes)]
     if plain:
-        parts.append(
-            collapse(
-                "The same methods on the plain host",
-                render_table(finding_table(plain, RULE_ONLY, POSTHOC_METRICS, naming=naming)),
-            )
-        )
+        table = context.render_rows(plain, POSTHOC_METRICS, labels=RULE_ONLY)
+        parts.append(collapse("The same methods on the plain host", table))
     return join_markup(parts)
 
 

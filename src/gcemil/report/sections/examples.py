@@ -17,20 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gcemil.exports.overlay import Canvas, Thumbnail
+from gcemil.exports.overlay import Canvas, SlideFrame, draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
 from gcemil.report.run_data import BagKey, RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
-    Mask,
-    SlideFrame,
     SlideView,
     choose_color,
-    draw_attention,
-    draw_evidence,
     draw_subsets,
+    fit_slide,
     outline_truth,
     read_patch_pixels,
     read_slide_view,
@@ -99,9 +96,7 @@ def _render_slide(context: Context, key: str, view: SlideView) -> list[Markup]:
     truth = "; the outline is the annotated truth" if view.truth is not None and view.truth.any() else ""
     maps = context.figures.save(
         f"slide_{key}",
-        draw_attention_and_evidence(
-            view.evidence, view.coords, patch_size=view.patch_size, truth=view.truth, thumbnail=view.thumbnail
-        ),
+        draw_attention_and_evidence(view),
         alt=f"Attention and evidence of slide {view.slide_id}",
         caption=f"Left to right on the same slide: attention, darker is higher, and the recovered evidence{truth}.",
     )
@@ -126,7 +121,8 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     """Disjoint sufficient subsets, drawn again from the rankings: the finding keeps their number, not their patches."""
     records = context.run.slides("subsets")
     if not records:
-        return context.list_unmeasured("subsets")
+        context.list_unmeasured("subsets")
+        return EMPTY
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
         text = f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
@@ -154,14 +150,7 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
         return paragraph(text, kind="note")
     return context.figures.save(
         f"subsets_{key}",
-        draw_disjoint_subsets(
-            view.slide_id,
-            view.coords,
-            panels,
-            patch_size=view.patch_size,
-            truth=view.truth,
-            thumbnail=view.thumbnail,
-        ),
+        draw_disjoint_subsets(view, panels),
         alt=f"Disjoint sufficient subsets of slide {view.slide_id}",
         caption=f"Each colour is a set of {size} patches that carries the prediction by itself; the sets share no patch. A slide with "
         "several has more evidence than any one map shows.",
@@ -169,16 +158,9 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
 
 
 @apply_style
-def draw_attention_and_evidence(
-    evidence: SlideEvidence,
-    coords: Int[np.ndarray, "n 2"],
-    *,
-    patch_size: int,
-    truth: Mask | None = None,
-    thumbnail: Thumbnail | None = None,
-) -> Figure:
+def draw_attention_and_evidence(view: SlideView) -> Figure:
     """The host's attention and the recovered evidence on the same slide."""
-    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    evidence, place = view.evidence, _place_patches(view)
     count = int(evidence.selected.sum())
     what = "No evidence: found" if evidence.is_no_evidence else "GCE evidence"
     panels = {
@@ -187,58 +169,55 @@ def draw_attention_and_evidence(
             place, evidence.selected, choose_color(evidence)
         ),
     }
-    if thumbnail is not None:
+    if view.thumbnail is not None:
         panels = {"Slide": place.draw_background(), **panels}
-    figure = _draw_panels(
-        evidence.slide_id, {name: outline_truth(canvas, place, truth) for name, canvas in panels.items()}
-    )
+    outlined = {name: outline_truth(canvas, place, view.truth) for name, canvas in panels.items()}
     label = "found, no evidence" if evidence.is_no_evidence else "evidence"
-    handles: list[Patch | Line2D] = [Patch(color=format_color(choose_color(evidence)), label=label)]
-    if truth is not None and truth.any():
-        handles.append(Line2D([], [], color="black", linewidth=1.2, label="outline of the annotated truth"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=2)
-    return figure
+    colors = {label: choose_color(evidence)}
+    return _draw_panels(view, outlined, colors, truth_label="outline of the annotated truth", ncols=2)
 
 
 @apply_style
-def draw_disjoint_subsets(
-    slide_id: str,
-    coords: Int[np.ndarray, "n 2"],
-    subsets: dict[str, Int[np.ndarray, "n"]],
-    *,
-    patch_size: int,
-    truth: Mask | None = None,
-    thumbnail: Thumbnail | None = None,
-) -> Figure:
+def draw_disjoint_subsets(view: SlideView, subsets: dict[str, Int[np.ndarray, "n"]]) -> Figure:
     """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
-    place = SlideFrame.fit(coords, patch_size, largest=LARGEST, thumbnail=thumbnail)
+    place = _place_patches(view)
     panels = {
         f"{name}: {int(numbers.max(initial=0))} sufficient": outline_truth(
-            draw_subsets(place, numbers), place, truth
+            draw_subsets(place, numbers), place, view.truth
         )
         for name, numbers in subsets.items()
     }
-    figure = _draw_panels(slide_id, panels)
-    words = ("first subset", "second", "third")
-    handles: list[Patch | Line2D] = [
-        Patch(color=format_color(color), label=word) for color, word in zip(FIRST_SUBSETS, words, strict=True)
-    ]
-    if truth is not None and truth.any():
-        handles.append(Line2D([], [], color="black", linewidth=1.2, label="annotated truth"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4)
-    return figure
+    colors = dict(zip(("first subset", "second", "third"), FIRST_SUBSETS, strict=True))
+    return _draw_panels(view, panels, colors, truth_label="annotated truth", ncols=4)
 
 
-def _draw_panels(heading: str, panels: dict[str, Canvas]) -> Figure:
-    """Pictures side by side under their titles."""
+def _place_patches(view: SlideView) -> SlideFrame:
+    return fit_slide(view.coords, view.patch_size, largest=LARGEST, thumbnail=view.thumbnail)
+
+
+def _draw_panels(
+    view: SlideView,
+    panels: dict[str, Canvas],
+    colors: dict[str, tuple[int, int, int]],
+    *,
+    truth_label: str,
+    ncols: int,
+) -> Figure:
+    """Pictures side by side under their titles, and what their colours mean."""
     shapes = [canvas.shape for canvas in panels.values()]
     ratio = shapes[0][0] / shapes[0][1]
     each = WIDTH / len(panels)
     figure = new_figure(WIDTH, min(7.0, each * ratio + 0.75))
-    figure.suptitle(shorten_label(heading, 70), x=0.01, ha="left", fontsize=9, color=INK)
+    figure.suptitle(shorten_label(view.slide_id, 70), x=0.01, ha="left", fontsize=9, color=INK)
     for axes, (title, canvas) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
         _show_pixels(axes, canvas)
         axes.set_title(title, fontsize=8.5)
+    handles: list[Patch | Line2D] = [
+        Patch(color=format_color(color), label=word) for word, color in colors.items()
+    ]
+    if view.truth is not None and view.truth.any():
+        handles.append(Line2D([], [], color="black", linewidth=1.2, label=truth_label))
+    figure.legend(handles=handles, loc="outside lower left", ncols=ncols)
     return figure
 
 

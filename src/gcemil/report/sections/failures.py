@@ -5,15 +5,8 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gcemil.findings import Finding
-from gcemil.report.html import (
-    EMPTY,
-    Section,
-    join_markup,
-    link,
-    render_rows,
-    render_table,
-)
-from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
+from gcemil.report.html import EMPTY, Section, join_markup, link, render_rows
+from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.tables import NOT_MEASURED
 
 TYPES = {
@@ -28,19 +21,16 @@ TYPES = {
 
 def render_section(context: Context, places: dict[str, str]) -> Section:
     """`places` leads from a bag to its part of the page."""
-    finding = context.run.finding("failures")
-    body = (
-        context.list_unmeasured("failures") if finding is None else _render_finding(context, finding, places)
+    finding = context.find("failures")
+    return Section(
+        "failures", "Failures", EMPTY if finding is None else _render_finding(context, finding, places)
     )
-    return Section("failures", "Failures", body)
 
 
 def _render_finding(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
-    rates = finding_table(
+    rates = context.render_rows(
         order_rows(filter_rows(finding.rows, **{"class": "all"})),
-        RULE_HEADINGS,
         [f"{kind}_share" for kind in TYPES],
-        naming={"network": context.name_network},
         grouped=False,
         caption=f"Share of {context.unit}s that fail",
         notes=[
@@ -49,7 +39,7 @@ def _render_finding(context: Context, finding: Finding, places: dict[str, str]) 
             *finding.notes,
         ],
     )
-    return join_markup([render_table(rates), _render_failing_slides(context, places)])
+    return join_markup([rates, _render_failing_slides(context, places)])
 
 
 def _render_failing_slides(context: Context, places: dict[str, str]) -> Markup:

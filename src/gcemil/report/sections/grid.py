@@ -110,12 +110,7 @@ def find_hosts_left_alone(runs: list[Record], results: Path) -> set[Pair]:
     for row in runs:
         if (row["arm"], row["variant"]) != ("gce", None) or not RunFolder(results / row["run"]).is_begun:
             continue
-        settings = read_run(results / row["run"]).settings
-        if (
-            settings.evidence is not None
-            and not settings.evidence.teaches_host
-            and not settings.host.is_frozen
-        ):
+        if read_run(results / row["run"]).settings.leaves_host_alone:
             found.add((row["cohort"], row["host"]))
     return found
 

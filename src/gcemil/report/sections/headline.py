@@ -10,21 +10,15 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gcemil.report.claim import (
-    ORACLE_MEANING,
-    Claim,
-    RuleSlides,
-    describe_networks,
-    group_rules,
-    make_claim,
-)
+from gcemil.exports.certificate import TOLERANCES, VerdictName
+from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
 from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
 from gcemil.report.sections.context import Context
 
 FEW = 30
 SHOWN_BESIDE = ("attention", "random", "oracle")
 """Rules that stand in every card, with the best rival."""
-WORDS = {
+WORDS: dict[VerdictName, tuple[str, str]] = {
     "sufficient": (
         "Sufficient",
         "Kept alone, it gives the same prediction: the output moves by at most {limit:g}.",
@@ -35,7 +29,6 @@ WORDS = {
         "Gates and recovered patches say the same: their outputs differ by at most {limit:g}.",
     ),
 }
-LIMITS = {"sufficient": "sufficiency", "necessary": "necessity", "recoverable": "recoverability"}
 COLUMNS = ("Patches chosen by", "Sufficient", "Necessary", "Both", "Recoverable", "C-D gap", "Size")
 
 
@@ -52,7 +45,7 @@ def render_lead(context: Context) -> Markup:
             arm,
             folds,
             f"{context.count_units(len(run.bags))} tested",
-            f"seed {run.settings.get('seed')}",
+            f"seed {run.settings.seed}",
         ]
     )
     return join_markup(
@@ -69,16 +62,15 @@ def render_lead(context: Context) -> Markup:
 
 def _render_answer(context: Context) -> Markup:
     """The sentence that follows from the counts, the three criteria, and every rule in a table."""
-    claim = _read_claim(context)
+    claim, finding = _read_claim(context), context.run.finding("snr")
     if claim is None:
-        missing = paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
-        return join_markup([missing, context.list_unmeasured("snr")])
-    finding = context.run.finding("snr")
+        context.list_unmeasured("snr")
+        return paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
     settings = {} if finding is None else finding.settings
     rules = list_rules(context)
     beside = [one for one in rules if one is not claim.own and _is_beside(one, claim)]
     cards = [
-        _render_criterion(name, claim.own, beside, float(settings.get(f"{LIMITS[name]}_tolerance", math.nan)))
+        _render_criterion(name, claim.own, beside, float(settings.get(TOLERANCES[name], math.nan)))
         for name in WORDS
         if claim.own.count(name).of
     ]
@@ -119,7 +111,9 @@ def _render_sentences(context: Context, claim: Claim) -> list[Markup]:
     return [lead, *[paragraph(text, kind="rival") for text in rest]]
 
 
-def _render_criterion(name: str, own: RuleSlides, beside: Sequence[RuleSlides], limit: float) -> Markup:
+def _render_criterion(
+    name: VerdictName, own: RuleSlides, beside: Sequence[RuleSlides], limit: float
+) -> Markup:
     """One criterion: the share, its interval, what it means, and the rules beside it."""
     count = own.count(name)
     low, high = count.interval

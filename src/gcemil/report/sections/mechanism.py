@@ -29,15 +29,7 @@ from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
 from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
-from gcemil.report.html import (
-    EMPTY,
-    Section,
-    element,
-    join_markup,
-    paragraph,
-    picture,
-    render_rows,
-)
+from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph, picture, render_rows
 from gcemil.report.run_data import FoldData, RunData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.examples import list_anchor_letters
@@ -55,7 +47,6 @@ from gcemil.report.style import (
     shorten_label,
     spread_positions,
 )
-from gcemil.runs.folder import FoldFolder
 
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
@@ -80,7 +71,7 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
         parts.append(
             context.figures.save(
                 "mechanism",
-                draw_mechanism(example.evidence, threshold=read_threshold(context.run)),
+                draw_mechanism(example.evidence, threshold=context.run.evidence.selection_threshold),
                 alt="Responses, gates, coverage, threshold and repair of one slide",
                 caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only "
                 "where it reads morphology.",
@@ -90,10 +81,10 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
 
 
 def _render_method(context: Context) -> Markup:
-    evidence = EvidenceSettings.model_validate(context.run.settings["evidence"])
+    evidence = context.run.evidence
     return context.figures.save(
         "method",
-        draw_method(describe_method(evidence, str(context.run.settings["host"]["name"]))),
+        draw_method(describe_method(evidence, context.run.host)),
         alt="The parts of the model and what passes between them",
         caption="The parts of this run's model in the order the data travels, with its own settings. "
         + (
@@ -106,9 +97,9 @@ def _render_method(context: Context) -> Markup:
 
 def _render_adapter(context: Context) -> Markup:
     """The paper's Mechanism 1, for a recipe that has it."""
-    if not EvidenceSettings.model_validate(context.run.settings["evidence"]).morphology_term:
+    if not context.run.evidence.morphology_term:
         return EMPTY
-    fold = FoldFolder(context.run.folds[0].folder)
+    fold = context.run.folds[0].files
     if not fold.adapter.is_file():
         return context.list_missing(
             "The feature adapter of this run was not measured.",
@@ -171,16 +162,6 @@ def draw_method(parts: Sequence[tuple[str, str]]) -> Figure:
     return figure
 
 
-def read_threshold(run: RunData) -> float:
-    """Above it a gate is open."""
-    return EvidenceSettings.model_validate(run.settings["evidence"]).selection_threshold
-
-
-def read_weight_share(run: RunData) -> float:
-    """Anchors below this share of the largest weight do not count for a prediction."""
-    return EvidenceSettings.model_validate(run.settings["evidence"]).recovery.min_weight_share
-
-
 def _render_gates(context: Context) -> Markup:
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
@@ -192,7 +173,7 @@ def _render_gates(context: Context) -> Markup:
     epochs = [int(record["epoch"]) for record in records]
     figure = draw_gate_histograms(
         epochs, np.array([record["gate_histogram"] for record in records], dtype=float),
-        threshold=read_threshold(context.run),
+        threshold=context.run.evidence.selection_threshold,
         open_share=float(records[-1]["evidence_fraction"]),
     )  # fmt: skip
     return context.figures.save(
@@ -211,8 +192,8 @@ def _render_anchors(context: Context) -> Markup:
         remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
         return context.list_missing("The fold has no evidence files.", remedy)
     prompts, coverage = found
-    recovery = context.run.settings["evidence"]["recovery"]
-    target = None if recovery.get("reachable") else float(recovery["coverage_target"])
+    recovery = context.run.evidence.recovery
+    target = None if recovery.reachable else recovery.coverage_target
     kind = "a share of what the whole bag covers" if target is None else "the dashed line"
     return join_markup(
         [
@@ -419,18 +400,34 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
 
 
 def _draw_responses(axes: Axes, evidence: SlideEvidence, letters: list[str]) -> None:
-    places = np.arange(len(letters))
-    draw_grid(axes)
     others = ~evidence.selected
     inside = evidence.responses[evidence.selected].mean(axis=0)
     outside = evidence.responses[others].mean(axis=0) if others.any() else np.full(len(letters), np.nan)
-    axes.vlines(places, np.minimum(inside, outside), np.maximum(inside, outside), color=MUTED, linewidth=1)
-    axes.plot(places, outside, linestyle="", marker="o", color=RANDOM_COLOR, label="other patches")
-    axes.plot(places, inside, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence")
+    _draw_beside_evidence(axes, letters, outside, inside, name="other patches", color=RANDOM_COLOR)
+    axes.set_title("Anchor response")
+
+
+def _draw_beside_evidence(
+    axes: Axes,
+    letters: list[str],
+    other: Float[np.ndarray, "m"],
+    evidence: Float[np.ndarray, "m"],
+    *,
+    name: str,
+    color: str,
+    size: float = 5,
+) -> None:
+    """A figure of every anchor for the evidence, and beside it for something else."""
+    places = np.arange(len(letters))
+    draw_grid(axes)
+    axes.vlines(places, np.minimum(other, evidence), np.maximum(other, evidence), color=MUTED, linewidth=1)
+    axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
+    axes.plot(
+        places, evidence, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=size
+    )
     axes.set_xticks(places, letters)
     axes.set_ylim(0, 1.25)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set_title("Anchor response")
     axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
@@ -481,20 +478,9 @@ def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> No
 def _draw_repair(
     axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
 ) -> None:
-    draw_grid(axes)
-    places = np.arange(len(letters))
-    before, after = (
-        measure_coverage(evidence.responses, opened),
-        measure_coverage(evidence.responses, evidence.selected),
-    )
-    axes.vlines(places, before, after, color=MUTED, linewidth=1)
-    axes.plot(places, before, linestyle="", marker="o", color=ATTENTION_COLOR, label="threshold")
-    axes.plot(places, after, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=4)
-    axes.set_xticks(places, letters)
-    axes.set_ylim(0, 1.25)
-    axes.set_yticks(np.linspace(0, 1, 6))
+    before, after = (measure_coverage(evidence.responses, one) for one in (opened, evidence.selected))
+    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR, size=4)
     axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")
-    axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
 def measure_coverage(responses: Responses, members: Bool[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import Section, join_markup, paragraph, render_table
-from gcemil.report.sections.context import Context, Naming, finding_table, quote_path
+from gcemil.report.html import Section, join_markup, paragraph
+from gcemil.report.sections.context import Context, Naming, quote_path
 from gcemil.report.style import (
     EVIDENCE_COLOR,
     INK,
@@ -47,22 +47,20 @@ def render_section(context: Context) -> Section:
             "Evidence alone: the host sees the recovered patches and nothing else."
         ),
         _render_figure(context),
-        render_table(
-            finding_table(
-                list_metric_rows(context),
-                {"arm": "Prediction"},
-                _list_metrics(context),
-                grouped=False,
-                naming={"arm": str},
-                notes=[_describe_spread(context)],
-            )
+        context.render_rows(
+            list_metric_rows(context),
+            _list_metrics(context),
+            labels={"arm": "Prediction"},
+            grouped=False,
+            naming={"arm": str},
+            notes=[_describe_spread(context)],
         ),
     ]
     if context.against is None and context.run.is_wrapped:
         remedy = f"gcemil report {quote_path(context.run.folder)} --against HOST_RUN"
         context.list_missing("The plain host is not shown: no run of it was given.", remedy)
-    else:
-        parts.append(_render_significance(context))
+    elif context.against is not None and (finding := context.find("significance")) is not None:
+        parts.append(_render_significance(context, finding))
     return Section("prediction", "Host against host + GCE", join_markup(parts))
 
 
@@ -115,31 +113,21 @@ def _render_figure(context: Context) -> Markup:
     )  # fmt: skip
 
 
-def _render_significance(context: Context) -> Markup:
-    if context.against is None:
-        return join_markup([])
-    finding = context.run.finding("significance")
-    if finding is None:
-        return context.list_unmeasured("significance")
-    return _render_significance_table(finding)
-
-
-def _render_significance_table(finding: Finding) -> Markup:
+def _render_significance(context: Context, finding: Finding) -> Markup:
     naming: dict[str, Naming] = {
         "mode": lambda key: MODE_NAMES.get(key, key),
         "metric": lambda key: METRICS[key].label,
     }
-    table = finding_table(
+    return context.render_rows(
         finding.rows,
-        {"mode": "host + GCE", "metric": "Metric"},
         TESTS,
+        labels={"mode": "host + GCE", "metric": "Metric"},
         grouped=False,
         bold=False,
         naming=naming,
         notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )
-    return render_table(table)
 
 
 @apply_style

@@ -6,10 +6,10 @@ import yaml
 from markupsafe import Markup
 
 from gcemil.bags.fingerprint import content_hash
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.report.html import Section, collapse, command, element, join_markup, render_rows
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import QUESTIONS, Context
-from gcemil.runs.folder import FoldFolder
+from gcemil.report.sections.context import Context
 
 SHOWN_DIGITS = 16
 
@@ -25,7 +25,11 @@ def render_section(context: Context) -> Section:
         element("h3", "What was measured"),
         _render_measured(context),
         collapse(
-            "All settings", element("pre", yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True))
+            "All settings",
+            element(
+                "pre",
+                yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+            ),
         ),
     ]
     return Section("provenance", "Settings and provenance", join_markup(parts))
@@ -55,10 +59,10 @@ def _describe_identity(run: RunData) -> dict[str, str]:
     cohort = run.cohort.name if run.card is None else run.card.name
     return {
         "Run": run.folder.name,
-        "Cohort": f"{cohort}, fingerprint {_shorten_hash(run.config.get('cohort_fingerprint'))}",
+        "Cohort": f"{cohort}, fingerprint {_shorten_hash(run.config.cohort_fingerprint)}",
         "Host": run.host + (" + GCE" if run.is_wrapped else ""),
-        "Settings hash": _shorten_hash(run.config.get("settings_hash")),
-        "Seed": str(run.settings.get("seed")),
+        "Settings hash": _shorten_hash(run.config.settings_hash),
+        "Seed": str(run.settings.seed),
         "Commit": str(run.environment.get("commit") or "not a source checkout"),
     }
 
@@ -72,7 +76,7 @@ def _render_definitions(lines: dict[str, str]) -> Markup:
 def _render_folds(run: RunData) -> Markup:
     rows = []
     for fold in run.folds:
-        checkpoint = FoldFolder(fold.folder).checkpoint
+        checkpoint = fold.files.checkpoint
         fingerprint = (
             _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
         )

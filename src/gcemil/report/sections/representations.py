@@ -19,11 +19,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from gcemil.errors import MissingExtraError
-from gcemil.records import (
-    MODES,
-    Representations,
-    read_representations,
-)
+from gcemil.records import MODES, Representations, read_representations
 from gcemil.report.html import EMPTY, Section, join_markup, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, quote_path
@@ -49,7 +45,7 @@ def render_section(context: Context) -> Section | None:
     """The t-SNE of the first fold, or the command that stores what it needs."""
     title = "Slide representations"
     fold = context.run.folds[0]
-    path = FoldFolder(fold.folder).representations
+    path = fold.files.representations
     if not path.is_file():
         rival = "" if context.against is None else f" --against {quote_path(context.against.folder)}"
         remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
@@ -61,7 +57,7 @@ def render_section(context: Context) -> Section | None:
             f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
         )
         return Section("representations", title, paragraph(text, kind="missing"))
-    parts = [_render_figure(context, found, fold.number), _render_epochs(context, FoldFolder(fold.folder))]
+    parts = [_render_figure(context, found, fold.number), _render_epochs(context, fold.files)]
     return Section("representations", title, join_markup(parts))
 
 

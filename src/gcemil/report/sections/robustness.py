@@ -10,18 +10,10 @@ from functools import partial
 
 from markupsafe import Markup
 
+from gcemil.diagnostics.table import QUESTIONS
 from gcemil.findings import Finding, Row
-from gcemil.report.html import Section, collapse, element, join_markup, paragraph, render_table
-from gcemil.report.sections.context import (
-    QUESTIONS,
-    RULE_HEADINGS,
-    Context,
-    Naming,
-    filter_rows,
-    finding_table,
-    order_rows,
-)
-from gcemil.report.sections.mechanism import read_threshold
+from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 
 SUBSETS = (
     "subsets_per_slide", "two_subsets_share", "three_subsets_share", "kept_output_drop", "remove_union_1",
@@ -107,9 +99,7 @@ def render_section(context: Context) -> Section:
     for name in METRICS_OF:
         if name in OF_WRAPPED_RUNS and not context.run.is_wrapped:
             continue
-        finding = context.run.finding(name)
-        if finding is None:
-            context.list_unmeasured(name)
+        if (finding := context.find(name)) is None:
             continue
         parts += [element("h3", QUESTIONS[name]), _render_finding(context, finding)]
     return Section("robustness", "Is there one answer, and does it stay?", join_markup(parts))
@@ -128,19 +118,17 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
         return join_markup(paragraph(note, kind="note") for note in finding.notes)
     main = choose_main_rows(context, finding.name, rows)
     notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
-    naming: dict[str, Naming] = {"network": context.name_network, **dict.fromkeys(ORIGINAL, str)}
-    block = next((name for name in BLOCKS if name in names), "")
-    make_table = partial(
-        finding_table,
+    render = partial(
+        context.render_rows,
         labels=labels,
         metrics=METRICS_OF[finding.name],
-        naming=naming,
+        naming=dict.fromkeys(ORIGINAL, str),
         grouped=False,
-        within=block,
+        within=next((name for name in BLOCKS if name in names), ""),
     )
-    parts = [render_table(make_table(main, notes=notes))]
+    parts = [render(main, notes=notes)]
     if len(rows) > len(main):
-        parts.append(collapse(f"All {len(rows)} lines", render_table(make_table(rows))))
+        parts.append(collapse(f"All {len(rows)} lines", render(rows)))
     return join_markup(parts)
 
 
@@ -163,7 +151,7 @@ def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[R
     if name == "adaptive":
         return filter_rows(rows, comparison="full-kept")
     if name == "sweep":
-        threshold = f"{read_threshold(context.run):g}"
+        threshold = f"{context.run.evidence.selection_threshold:g}"
         own = [
             row for row in own if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
         ]
@@ -172,10 +160,8 @@ def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[R
 
 def render_cost_section(context: Context) -> Section:
     """Time and memory relative to one pass of the host."""
-    finding = context.run.finding("cost")
-    return Section(
-        "cost", "Cost", context.list_unmeasured("cost") if finding is None else _render_cost(context, finding)
-    )
+    finding = context.find("cost")
+    return Section("cost", "Cost", EMPTY if finding is None else _render_cost(context, finding))
 
 
 def _render_cost(context: Context, finding: Finding) -> Markup:
@@ -186,8 +172,8 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
     )
     # Lines that name an encoder are computed from these; tables print them.
     rows = [row for row in finding.rows if "encoder" not in row.labels]
-    table = finding_table(
-        rows, COST_LABELS, COST_METRICS, naming={"network": context.name_network, "timing": str}, grouped=False,
+    table = context.render_rows(
+        rows, COST_METRICS, labels=COST_LABELS, naming={"timing": str}, grouped=False,
         notes=[facts, *finding.notes],
     )  # fmt: skip
     return join_markup(
@@ -196,6 +182,6 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
                 "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
                 "Explained: finding it counts too."
             ),
-            render_table(table),
+            table,
         ]
     )

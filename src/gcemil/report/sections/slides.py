@@ -14,22 +14,20 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from gcemil.exports.certificate import VERDICTS, Verdict, VerdictName
+from gcemil.exports.certificate import CHANGES, TOLERANCES, VERDICTS, Verdict, VerdictName
+from gcemil.exports.overlay import draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
-from gcemil.report.run_data import BagKey, Record
+from gcemil.report.run_data import BagKey, Record, find_predicted_class
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
-from gcemil.report.sections.mechanism import read_weight_share
 from gcemil.report.slide_view import (
     NO_EVIDENCE,
-    SlideFrame,
     SlideView,
     choose_color,
-    draw_attention,
-    draw_evidence,
     encode_jpeg,
     encode_palette_png,
+    fit_slide,
     name_anchor,
     outline_truth,
     read_slide_view,
@@ -56,18 +54,6 @@ FILTERS = {
 }
 
 
-CHANGES: dict[VerdictName, str] = {
-    "sufficient": "full_kept_gap",
-    "necessary": "removal_gap",
-    "recoverable": "cd_gap",
-}
-TOLERANCES: dict[VerdictName, str] = {
-    "sufficient": "sufficiency_tolerance",
-    "necessary": "necessity_tolerance",
-    "recoverable": "recoverability_tolerance",
-}
-
-
 def _name_anchor(number: int) -> str:
     """Where a bag stands on the page; numbered, since an id of a slide may hold anything."""
     return f"bag-{number}"
@@ -81,9 +67,8 @@ def link_bags(context: Context) -> dict[str, str]:
 def render_section(context: Context) -> Section:
     """Every tested bag."""
     facts = list(collect_bag_facts(context))
-    finding = context.run.finding("snr")
+    context.find("snr")
     parts = [
-        EMPTY if finding is not None else context.list_unmeasured("snr"),
         _render_filters(facts),
         _render_legend(context),
         *(_render_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)),
@@ -94,13 +79,9 @@ def render_section(context: Context) -> Section:
 
 def _render_filters(facts: Sequence[_BagFacts]) -> Markup:
     """Buttons that hide what does not match, with how many match."""
-    counts = {
-        "show-all": len(facts),
-        "show-unheld": sum("unheld" in list_filter_classes(one) for one in facts),
-        "show-none": sum("none" in list_filter_classes(one) for one in facts),
-        "show-wrong": sum("wrong" in list_filter_classes(one) for one in facts),
-        "show-failing": sum("failing" in list_filter_classes(one) for one in facts),
-    }
+    classes = [list_filter_classes(one) for one in facts]
+    counts = {key: sum(key.removeprefix("show-") in own for own in classes) for key in FILTERS}
+    counts["show-all"] = len(facts)
     buttons = [
         element(
             "label",
@@ -245,7 +226,7 @@ def _render_anchors(context: Context, facts: _BagFacts, views: Sequence[SlideVie
     if not views:
         return EMPTY
     evidence = views[0].evidence
-    counting, others = sort_anchors(evidence, read_weight_share(context.run))
+    counting, others = sort_anchors(evidence, context.run.evidence.recovery.min_weight_share)
     whose = "the risk" if facts.predicted is None else facts.predicted
     title = "Concepts that the evidence shows" if not others else f"Concepts that count for {whose}"
     parts = [element("h4", title), _render_coverage(evidence, counting)]
@@ -282,7 +263,7 @@ def _render_map(view: SlideView) -> Markup:
 
 def draw_map(view: SlideView) -> tuple[bytes, str]:
     """A palette PNG of the patch grid, or a JPEG where tissue lies under it; and which of them."""
-    place = SlideFrame.fit(
+    place = fit_slide(
         view.coords,
         view.patch_size,
         largest=LARGEST_PANEL if view.thumbnail is None else LARGEST_TISSUE,
@@ -327,8 +308,7 @@ class _BagFacts:
         """The class on all patches; None for a risk."""
         if self.judged is not None and "predicted" in self.judged:
             return str(self.judged["predicted"])
-        shares = {name: float(value) for name, value in self.outcome.items() if name.startswith("prob_")}
-        return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
+        return find_predicted_class(self.outcome)
 
     @property
     def is_no_evidence(self) -> bool:

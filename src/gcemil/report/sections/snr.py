@@ -10,18 +10,12 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gcemil.exports.certificate import CHANGES, TOLERANCES, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
-from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph, render_table
-from gcemil.report.sections.context import (
-    RULE_HEADINGS,
-    Context,
-    Naming,
-    filter_rows,
-    finding_table,
-    order_rows,
-)
+from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph
+from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
     INK,
@@ -47,19 +41,23 @@ BOUNDS = {
 }
 """Each bound with its figures."""
 SIZES = ("empty_share", "runaway_share")
+PANELS: dict[VerdictName, tuple[str, str]] = {
+    "sufficient": ("Keep only", "|Φ(all) - Φ(kept)|  ↓"),
+    "necessary": ("Remove", "|Φ(all) - Φ(removed)|  ↑"),
+    "recoverable": ("Recover", "|Φ(gated) - Φ(kept)|  ↓"),
+}
 LARGEST_CHANGE = 1.0
 """A probability cannot move further, so a bound above it says nothing."""
 
 
 def render_section(context: Context) -> Section:
     """The S/N/R diagnostic, or the command that measures it."""
-    finding = context.run.finding("snr")
-    body = context.list_unmeasured("snr") if finding is None else _render_finding(context, finding)
+    finding = context.find("snr")
+    body = EMPTY if finding is None else _render_finding(context, finding)
     return Section("snr", "Sufficiency, necessity, recoverability", body)
 
 
 def _render_finding(context: Context, finding: Finding) -> Markup:
-    naming = {"network": context.name_network}
     spread = context.run.spread("snr")
     everyone = order_rows(filter_rows(finding.rows, **{"class": "all", "comparison": "full-kept"}))
     gates = filter_rows(finding.rows, **{"class": "all", "comparison": "soft-kept"})
@@ -70,29 +68,10 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
             f"all the others. {ORACLE_MEANING}"
         ),
         _render_figure(context, finding),
-        render_table(
-            finding_table(
-                everyone,
-                RULE_HEADINGS,
-                FULL_KEPT,
-                caption="All patches against kept and removed",
-                notes=notes,
-                naming=naming,
-            )
-        ),
+        context.render_rows(everyone, FULL_KEPT, caption="All patches against kept and removed", notes=notes),
     ]
     if gates:
-        parts.append(
-            render_table(
-                finding_table(
-                    gates,
-                    RULE_HEADINGS,
-                    SOFT_KEPT,
-                    caption="Gated bag against recovered patches",
-                    naming=naming,
-                )
-            )
-        )
+        parts.append(context.render_rows(gates, SOFT_KEPT, caption="Gated bag against recovered patches"))
         parts.append(
             paragraph(
                 "The C-D gap compares the gated bag with the recovered patches; the full-kept gap compares all patches with "
@@ -109,24 +88,13 @@ def _render_figure(context: Context, finding: Finding) -> Markup:
     settings = finding.settings
     panels = [
         SlidePanel(
-            "Keep only",
-            "|Φ(all) - Φ(kept)|  ↓",
-            _collect_values(rules, "full_kept_gap"),
-            settings.get("sufficiency_tolerance"),
-        ),
-        SlidePanel(
-            "Remove",
-            "|Φ(all) - Φ(removed)|  ↑",
-            _collect_values(rules, "removal_gap"),
-            settings.get("necessity_tolerance"),
-            is_upper=False,
-        ),
-        SlidePanel(
-            "Recover",
-            "|Φ(gated) - Φ(kept)|  ↓",
-            _collect_values(rules, "cd_gap"),
-            settings.get("recoverability_tolerance"),
-        ),
+            title,
+            label,
+            _collect_values(rules, CHANGES[name]),
+            settings.get(TOLERANCES[name]),
+            is_upper=name != "necessary",
+        )
+        for name, (title, label) in PANELS.items()
     ]
     shown = [panel for panel in panels if panel.by_rule]
     if not shown:
@@ -156,16 +124,20 @@ def _collect_values(rules: Sequence[RuleSlides], name: str) -> dict[str, list[fl
 
 
 def _render_details(context: Context, finding: Finding) -> Markup:
-    naming: dict[str, Naming] = {"network": context.name_network, "class": str}
     own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
     classes = [row for row in own if row.labels["class"] != "all"]
     parts = []
     for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT)):
         rows = filter_rows(classes, comparison=comparison)
         if rows:
-            caption = f"By class, {comparison}"
             parts.append(
-                render_table(finding_table(rows, {"class": "Class"}, metrics, caption=caption, naming=naming))
+                context.render_rows(
+                    rows,
+                    metrics,
+                    labels={"class": "Class"},
+                    naming={"class": str},
+                    caption=f"By class, {comparison}",
+                )
             )
     if context.run.is_wrapped:
         parts += _render_bounds(context, filter_rows(own, **{"class": "all"}))
@@ -189,15 +161,15 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
     names = [*told, *SIZES]
     if not any(row.values.get(name) is not None for row in rows for name in names):
         return [paragraph(note, kind="note") for note in notes]
-    table = finding_table(
+    table = context.render_rows(
         [row for row in rows if any(row.values.get(name) is not None for name in names)],
-        {"comparison": "Comparison"},
         names,
+        labels={"comparison": "Comparison"},
         caption="Bounds and sizes: a negative slack is a broken bound" if told else "Sizes",
         naming={"comparison": str},
         notes=notes,
     )
-    return [render_table(table)]
+    return [table]
 
 
 @dataclass(frozen=True)

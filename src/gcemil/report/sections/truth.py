@@ -8,7 +8,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.agreement import review_slide_table, review_table
 from gcemil.findings import Finding
 from gcemil.report.html import Section, collapse, join_markup, paragraph, render_table
-from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, finding_table, order_rows
+from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.runs.folder import RunFolder
 
 OVERLAP = ("precision", "recall", "average_precision", "region_coverage")
@@ -31,38 +31,30 @@ def render_section(context: Context) -> Section | None:
         ]
     )
     if known:
-        table = finding_table(
+        table = context.render_rows(
             order_rows(known),
-            RULE_HEADINGS,
             OVERLAP,
-            naming={"network": context.name_network},
             grouped=False,
             caption="Chosen patches against annotated patches",
             notes=[
                 f"± standard deviation over {context.run.spread('snr')}; slides without annotated patches do not count."
             ],
         )
-        parts.append(render_table(table))
+        parts.append(table)
     has_truth = bool(known) or any((context.run.cohort / "truth").glob("*.h5"))
     finding = context.run.finding("localisation")
     if finding is not None:
         rows = [row for row in finding.rows if "froc" not in row.labels]
-        table = finding_table(
+        table = context.render_rows(
             order_rows(rows),
-            RULE_HEADINGS,
             LOCALISATION,
-            naming={"network": context.name_network},
             notes=finding.notes,
             grouped=False,
             caption="Score maps as lesion detectors",
         )
-        parts.append(
-            render_table(table)
-            if rows
-            else join_markup(paragraph(note, kind="note") for note in finding.notes)
-        )
+        parts.append(table if rows else join_markup(paragraph(note, kind="note") for note in finding.notes))
     elif has_truth:
-        context.list_unmeasured("localisation")
+        context.find("localisation")
     return Section("truth", "Against the annotation", join_markup(parts)) if parts else None
 
 
