@@ -4,45 +4,97 @@
 An isolated patch keeps its score. Full smoothing would drown it, and it would stay in the complement.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from gcemil.errors import UsageError
 from gcemil.shapes import Coords, Scores
 
-LARGEST_TABLE = 2_000_000
-"""Grid cells up to which neighbours are looked up in a table (16 MB) instead of searched."""
+CELLS_PER_PATCH = 128
+"""Cells of the bounding box for each patch, up to which sums run over the whole box; beyond it, neighbours are searched."""
+SMALL_BAG = 2048
+"""Patches up to which a search costs no more than the box."""
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
     """Who is next to whom in one bag: computed once, used for every smoothing of that bag."""
 
-    cell_of_patch: Int[Tensor, "n"]
-    around_cell: Int[Tensor, "cells 9"]
-    """The cells around each cell; an absent one is numbered `cells`, where the sums are 0."""
-    patches_around: Float[Tensor, "cells"]
+    cells: _Box | _CellList
+    patches_around: Float[Tensor, "n"]
 
     @classmethod
-    def of(cls, coords: Coords, step: int | None = None) -> "Neighbourhood":
+    def of(cls, coords: Coords, step: int | None = None) -> Neighbourhood:
         """Neighbours on the grid of the given step, by default the one the coordinates themselves show."""
         step = common_step(coords) if step is None else step
         if step < 1:
             raise UsageError(f"The grid step is at least one pixel, got {step}.")
-        keys, width = _cell_keys(coords, step)
-        cells, cell_of_patch, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-        around = _cells_around(cells, width)
-        padded = torch.cat([counts, counts.new_zeros(1)])
-        return cls(cell_of_patch, around, padded[around].sum(dim=1).to(torch.float32))
+        # Nearest cell rather than floor: contours tiled on their own grids are off by less than a step.
+        places = (2 * (coords.long() - coords.amin(dim=0)) + step) // (2 * step)
+        last_column, last_row = places.amax(dim=0).tolist()
+        n_cells = (last_column + 1) * (last_row + 1)
+        is_dense = len(coords) > SMALL_BAG and n_cells <= CELLS_PER_PATCH * len(coords)
+        cells = _Box.of(places, last_column, last_row) if is_dense else _CellList.of(places, last_column)
+        return cls(cells, cells.sums(torch.ones(len(coords), device=coords.device)))
 
     def mean(self, scores: Scores) -> Scores:
         """Mean over the 3 x 3 neighbourhood of every patch, differentiable in the scores."""
-        sums = scores.new_zeros(len(self.around_cell) + 1).index_add(0, self.cell_of_patch, scores)
-        means = sums[self.around_cell].sum(dim=1) / self.patches_around.to(scores.dtype)
-        return means[self.cell_of_patch]
+        return self.cells.sums(scores) / self.patches_around.to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Every cell of the bounding box, row after row: nothing has to be sorted or searched."""
+
+    cell_of_patch: Int[Tensor, "n"]
+    n_rows: int
+    n_columns: int
+
+    @classmethod
+    def of(cls, places: Int[Tensor, "n 2"], last_column: int, last_row: int) -> _Box:
+        # One empty cell on every side, so that a border needs no rule of its own.
+        n_columns = last_column + 3
+        return cls((places[:, 1] + 1) * n_columns + places[:, 0] + 1, last_row + 3, n_columns)
+
+    def sums(self, values: Scores) -> Scores:
+        """Of every patch, the sum over the 3 x 3 cells around it."""
+        box = values.new_zeros(self.n_rows * self.n_columns).index_add(0, self.cell_of_patch, values)
+        box = box.view(self.n_rows, self.n_columns)
+        across = box[:, :-2] + box[:, 1:-1] + box[:, 2:]
+        around = F.pad(across[:-2] + across[1:-1] + across[2:], (1, 1, 1, 1))
+        return around.flatten()[self.cell_of_patch]
+
+
+@dataclass(frozen=True)
+class _CellList:
+    """The cells that hold a patch, sorted: for patches scattered over a wide slide."""
+
+    cell_of_patch: Int[Tensor, "n"]
+    around_cell: Int[Tensor, "cells 9"]
+    """The cells around each cell; an absent one is numbered `cells`, where the sums are 0."""
+
+    @classmethod
+    def of(cls, places: Int[Tensor, "n 2"], last_column: int) -> _CellList:
+        # One empty column on either side keeps the end of a row from touching the start of the next.
+        width = last_column + 3
+        cells, cell_of_patch = torch.unique(
+            (places[:, 1] + 1) * width + places[:, 0] + 1, return_inverse=True
+        )
+        shifts = torch.tensor([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)]).to(cells)
+        wanted = cells.unsqueeze(1) + shifts
+        found = torch.searchsorted(cells, wanted).clamp_max(len(cells) - 1)
+        return cls(cell_of_patch, torch.where(cells[found] == wanted, found, len(cells)))
+
+    def sums(self, values: Scores) -> Scores:
+        """Of every patch, the sum over the 3 x 3 cells around it."""
+        cells = values.new_zeros(len(self.around_cell) + 1).index_add(0, self.cell_of_patch, values)
+        return cells[self.around_cell].sum(dim=1)[self.cell_of_patch]
 
 
 def smoothed(scores: Scores, neighbourhood: Neighbourhood, *, share: float = 0.5) -> Scores:
@@ -80,24 +132,3 @@ def _gaps_within_lines(line: Int[Tensor, "n"], position: Int[Tensor, "n"]) -> In
     order = order[line[order].argsort(stable=True)]
     gaps, same_line = position[order].diff(), line[order].diff() == 0
     return gaps[same_line & (gaps > 0)]
-
-
-def _cell_keys(coords: Coords, step: int) -> tuple[Int[Tensor, "n"], int]:
-    # Nearest cell rather than floor: contours tiled on their own grids are off by less than a step.
-    cells = (2 * (coords.long() - coords.amin(dim=0)) + step) // (2 * step)
-    # One empty column on either side keeps the end of a row from touching the start of the next.
-    width = int(cells[:, 0].max()) + 3
-    return (cells[:, 1] + 1) * width + cells[:, 0] + 1, width
-
-
-def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells 9"]:
-    """Position in the sorted `cells` of each of the nine keys around every cell."""
-    shifts = torch.tensor([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)]).to(cells)
-    wanted = cells.unsqueeze(1) + shifts
-    n_keys = int(cells[-1]) + width + 2
-    if n_keys <= LARGEST_TABLE:
-        position = cells.new_full((n_keys,), len(cells))
-        position[cells] = torch.arange(len(cells), device=cells.device)
-        return position[wanted]
-    found = torch.searchsorted(cells, wanted).clamp_max(len(cells) - 1)
-    return torch.where(cells[found] == wanted, found, len(cells))
