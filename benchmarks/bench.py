@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -396,20 +396,21 @@ def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
                 "one epoch": ["train", cohort, "--folds", "0", "--epochs", "1", "--out", run],
                 "report": ["report", run],
             }.items():
-                costs[name, n_slides] = command_cost(words)
-    few, many = sizes[-2:] if len(sizes) > 1 else (sizes[0], sizes[0])
-    for name in dict.fromkeys(name for name, _ in costs):
-        fewest, large = costs[name, sizes[0]], costs[name, many]
-        growth = (large.cpu - fewest.cpu) / max(1e-9, costs[name, few].cpu - fewest.cpu)
-        is_linear = few == sizes[0] or growth < 1.3 * many / few
-        for n_slides in sizes:
-            cost = costs[name, n_slides]
-            is_judged = n_slides == many
-            yield Line(
-                "", f"{n_slides:,} slides: {name}", "not measured", "linear, memory flat" if is_judged else "-",
-                f"{cost.cpu:.1f} s, {cost.gib:.2f} GiB", is_linear and large.gib - fewest.gib < 0.5 if is_judged else None,
-                cost.cpu, cost.wall, series=name, size=n_slides,
-            )  # fmt: skip
+                cost = costs[name, n_slides] = command_cost(words)
+                is_judged = len(sizes) > 1 and n_slides == sizes[-1]
+                yield Line(
+                    "", f"{n_slides:,} slides: {name}", "not measured", "linear, memory flat" if is_judged else "-",
+                    f"{cost.cpu:.1f} s, {cost.gib:.2f} GiB",
+                    grows_linearly([costs[name, size] for size in sizes], sizes) if is_judged else None,
+                    cost.cpu, cost.wall, series=name, size=n_slides,
+                )  # fmt: skip
+
+
+def grows_linearly(costs: Sequence[Cost], sizes: Sequence[int]) -> bool:
+    """Whether the last size costs no more than its share over the first, and no more memory."""
+    growth = (costs[-1].cpu - costs[0].cpu) / max(1e-9, costs[-2].cpu - costs[0].cpu)
+    is_linear = len(sizes) == 2 or growth < 1.3 * sizes[-1] / sizes[-2]
+    return is_linear and costs[-1].gib - costs[0].gib < 0.5
 
 
 def write_many(folder: Path, n_slides: int) -> None:
