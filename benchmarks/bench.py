@@ -5,7 +5,7 @@
 Ratios are taken within one run: both arms in turn, the median over pairs of the ratio within a pair. CPU time decides,
 since other processes hardly touch it; wall time stands beside it. One thread, except whole folds, which take two.
 Seconds are of this machine. `--quick` takes smaller bags and cohorts, and leaves out whole folds; its table says so.
-A measurement that is asked for alone replaces its own lines in the JSON file and keeps the others.
+A line that is measured again replaces itself in the JSON file, and all others stay; each says under what load it was measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,9 @@ class Line:
     series: str = ""
     """The curve this is a point of, at `size` patches or slides."""
     size: int | None = None
+    load: float = 0.0
+    """Processes that wanted a core when this was measured (Linux's average of one minute)."""
+    processor: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ def main() -> None:
     lines: list[Line] = []
     for name in options.only:
         for line in MEASUREMENTS[name](options):
-            lines.append(replace(line, measurement=name))
+            lines.append(
+                replace(line, measurement=name, load=round(os.getloadavg()[0], 1), processor=processor())
+            )
             print(table_row(lines[-1]), flush=True)
             write_results(options, lines)
     print("; ".join(f"{name} {importlib.metadata.version(name)}" for name in PEERS))
@@ -98,11 +103,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="smaller bags and cohorts, no whole folds")
     parser.add_argument("--only", nargs="+", choices=list(MEASUREMENTS), help="these measurements alone")
     parser.add_argument("--hosts", nargs="+", choices=list(HOSTS), default=list(HOSTS))
+    parser.add_argument("--checks", nargs="+", choices=list(CHECKS.values()), default=list(CHECKS.values()))
+    parser.add_argument("--slides", nargs="+", type=int, help="sizes of cohorts")
+    parser.add_argument("--patches", nargs="+", type=int, help="sizes of bags of the growth")
     parser.add_argument("--runs", type=int, help="pairs of runs of each ratio")
     parser.add_argument("--json", type=Path, default=Path("results/bench.json"))
     options = parser.parse_args()
     options.only = options.only or [name for name in MEASUREMENTS if not (options.quick and name == "folds")]
     options.runs = options.runs or (3 if options.quick else 7)
+    options.growth = options.patches or ((1_000, 4_000) if options.quick else (1_000, 5_000, 20_000, 50_000, 200_000))  # fmt: skip
+    options.slides = options.slides or ((100, 1_000) if options.quick else (100, 1_000, 10_000))
     # What benchmarks/wrapper.py asks of a bag and a wrapper.
     options.patches, options.width = (2_000 if options.quick else 10_000), 1024
     options.anchors, options.hidden = 8, 32
@@ -119,10 +129,10 @@ def measure_inference(options: argparse.Namespace) -> Iterator[Line]:
     none, so that all of them are asked for: the most that a check can cost.
     """
     for check, what in CHECKS.items():
-        for name in options.hosts:
+        for name in options.hosts if what in options.checks else ():
             limit = None if check else 1.10 if name in ATTENTION_POOLS else 1.3
             yield inference_line(options, f"{what}: {name}", name, limit, check=check)
-    for name in ("abmil", "dsmil"):
+    for name in {"abmil", "dsmil"}.intersection(options.hosts):
         what = f"soft inference, no check, bridge_rank 32 instead of 128: {name}"
         yield inference_line(options, what, name, None, rank=32)
 
@@ -195,7 +205,7 @@ def training_arms(name: str, patches: int, width: int) -> tuple[Run, Run]:
 
 def measure_subsets(options: argparse.Namespace) -> Iterator[Line]:
     """A new subset of a bag that is embedded, and the discrete prediction beside the full one."""
-    for name in TOKEN_HOSTS:
+    for name in set(TOKEN_HOSTS).intersection(options.hosts):
         bench, selected = subset_bench(name, options)
         for what, ask in {"keep": bench.kept, "remove": bench.removed}.items():
             ask_once = partial(ask, selected)
@@ -337,6 +347,8 @@ def measure_folds(options: argparse.Namespace) -> Iterator[Line]:
         command_cost(["simulate", "bracs", "--out", cohort, "--seed", "100"])
         command_cost(["split", cohort])
         for name, limit in zip(TOKEN_HOSTS, (8, 6), strict=True):
+            if name not in options.hosts:
+                continue
             costs = []
             for epochs in (1, 2):
                 run = Path(folder) / f"{name}_{epochs}"
@@ -372,7 +384,7 @@ def measure_large_slide(options: argparse.Namespace) -> Iterator[Line]:
 
 def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
     """Many slides: validate, split, train one epoch, report; ten times the slides beside a tenth of them."""
-    sizes = (100, 1_000) if options.quick else (100, 1_000, 10_000)
+    sizes = options.slides
     costs: dict[tuple[str, int], Cost] = {}
     with tempfile.TemporaryDirectory() as folder:
         for n_slides in sizes:
@@ -384,20 +396,21 @@ def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
                 "one epoch": ["train", cohort, "--folds", "0", "--epochs", "1", "--out", run],
                 "report": ["report", run],
             }.items():
-                costs[name, n_slides] = command_cost(words)
-    few, many = sizes[-2:]
-    for name in dict.fromkeys(name for name, _ in costs):
-        fewest, large = costs[name, sizes[0]], costs[name, many]
-        growth = (large.cpu - fewest.cpu) / max(1e-9, costs[name, few].cpu - fewest.cpu)
-        is_linear = few == sizes[0] or growth < 1.3 * many / few
-        for n_slides in sizes:
-            cost = costs[name, n_slides]
-            is_judged = n_slides == many
-            yield Line(
-                "", f"{n_slides:,} slides: {name}", "not measured", "linear, memory flat" if is_judged else "-",
-                f"{cost.cpu:.1f} s, {cost.gib:.2f} GiB", is_linear and large.gib - fewest.gib < 0.5 if is_judged else None,
-                cost.cpu, cost.wall, series=name, size=n_slides,
-            )  # fmt: skip
+                cost = costs[name, n_slides] = command_cost(words)
+                is_judged = len(sizes) > 1 and n_slides == sizes[-1]
+                yield Line(
+                    "", f"{n_slides:,} slides: {name}", "not measured", "linear, memory flat" if is_judged else "-",
+                    f"{cost.cpu:.1f} s, {cost.gib:.2f} GiB",
+                    grows_linearly([costs[name, size] for size in sizes], sizes) if is_judged else None,
+                    cost.cpu, cost.wall, series=name, size=n_slides,
+                )  # fmt: skip
+
+
+def grows_linearly(costs: Sequence[Cost], sizes: Sequence[int]) -> bool:
+    """Whether the last size costs no more than its share over the first, and no more memory."""
+    growth = (costs[-1].cpu - costs[0].cpu) / max(1e-9, costs[-2].cpu - costs[0].cpu)
+    is_linear = len(sizes) == 2 or growth < 1.3 * sizes[-1] / sizes[-2]
+    return is_linear and costs[-1].gib - costs[0].gib < 0.5
 
 
 def write_many(folder: Path, n_slides: int) -> None:
@@ -418,9 +431,8 @@ def write_many(folder: Path, n_slides: int) -> None:
 
 def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
     """Cost against the number of patches."""
-    sizes = (1_000, 4_000) if options.quick else (1_000, 5_000, 20_000, 50_000, 200_000)
     for name in ("abmil", *TOKEN_HOSTS):
-        for patches in sizes:
+        for patches in options.growth if name in options.hosts else ():
             asked = argparse.Namespace(**{**vars(options), "patches": patches, "width": 256})
             alone, both = inference_arms(asked, name)
             for what, run in {"host": alone, "wrapped": both}.items():
@@ -466,6 +478,11 @@ def command_cost(words: list[Any], *, threads: int = 1, check: bool = True) -> C
     return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss * unit / 2**30)
 
 
+def processor() -> str:
+    """What torch computes with: results of one set of vector instructions are not those of another."""
+    return f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+
+
 # Lines
 
 
@@ -493,8 +510,8 @@ def write_results(options: argparse.Namespace, lines: list[Line]) -> None:
     kept: list[dict[str, Any]] = []
     if options.json.is_file():
         earlier = json.loads(options.json.read_text())
-        begun = {line.measurement for line in lines}
-        kept = [one for one in earlier["lines"] if one["measurement"] not in begun]
+        again = {(line.measurement, line.what) for line in lines}
+        kept = [one for one in earlier["lines"] if (one["measurement"], one["what"]) not in again]
     order = list(MEASUREMENTS)
     found = kept + [asdict(line) | {"quick": options.quick} for line in lines]
     found.sort(key=lambda one: order.index(one["measurement"]))

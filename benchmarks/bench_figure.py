@@ -42,10 +42,11 @@ def main() -> None:
 
 
 def curves(lines: list[dict[str, Any]], measurement: str) -> Curves:
-    """Points by the name of their curve."""
+    """Points by the name of their curve; a line without a load is of an earlier machine, and no point of the same curve."""
     found: Curves = defaultdict(list)
     for line in lines:
-        if line["measurement"] == measurement and line["size"] is not None:
+        is_point = line["measurement"] == measurement and line["size"] is not None
+        if is_point and line.get("load") is not None:
             found[line["series"]].append((line["size"], line["cpu"]))
     return found
 

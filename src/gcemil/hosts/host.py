@@ -219,12 +219,14 @@ class MilHost(nn.Module, Generic[E]):
         if log_gates is None:
             return self.pool(embedded, coords, None, target)
         kept = torch.isfinite(log_gates)
-        if bool(kept.all()):
+        # Counted once: a mask would be counted again for every tensor that it picks rows of.
+        index = kept.nonzero().squeeze(1)
+        if len(index) == len(kept):
             return self.pool(embedded, coords, log_gates, target)
-        if not bool(kept.any()):
+        if len(index) == 0:
             raise BagError(f"All {len(kept)} gates are 0, so no patch is left. Keep at least one.")
-        kept_coords = None if coords is None else coords[kept]
-        return scattered(self.pool(embedded.rows(kept), kept_coords, log_gates[kept], target), kept)
+        kept_coords = None if coords is None else coords[index]
+        return scattered(self.pool(embedded.rows(index), kept_coords, log_gates[index], target), kept)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("train"),)
