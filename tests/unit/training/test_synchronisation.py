@@ -22,8 +22,8 @@ READS = {
     aten.masked_select.default,
     aten.equal.default,
 }
-OF_THE_WRAPPER = 2
-"""Once a bag: the temperature, and the cells of its grid. The extent of the grid is read too, as a list, which is not counted."""
+OF_THE_WRAPPER = 4
+"""Once a bag: the temperature, and three for the neighbours on the grid, whose number is known only from coordinates."""
 OF_THE_HOST = {
     # Once for every host: whether its answer is finite, so that a damaged bag is named and not learned from.
     "abmil": 1,
