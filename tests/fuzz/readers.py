@@ -40,6 +40,7 @@ from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.recipes import import_recipe
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_raw_table

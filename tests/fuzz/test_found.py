@@ -33,7 +33,7 @@ from gcemil.files import parse_json, parse_yaml, write_json
 from gcemil.findings import Row, join_rows, read_finding
 from gcemil.report.run_data import _named_slides
 from gcemil.runs import checkpoint
-from gcemil.runs.folder import measure_spread
+from gcemil.runs.folder import FoldFolder, measure_spread
 from gcemil.viewer.security import inside
 
 
@@ -179,7 +179,7 @@ def test_rows_of_folds_leave_out_what_is_no_number() -> None:
 @pytest.mark.parametrize("names", [None, "a", [["a"]], [{"a": 1}]])
 def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: object) -> None:
     slides = ({"bag_id": "a", "slide_ids": names},)
-    fold = SimpleNamespace(folder=tmp_path, findings={"snr": SimpleNamespace(slides=slides)})
+    fold = SimpleNamespace(files=FoldFolder(tmp_path), findings={"snr": SimpleNamespace(slides=slides)})
     with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
         _named_slides(fold, "snr")  # type: ignore[arg-type]
 

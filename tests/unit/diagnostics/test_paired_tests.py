@@ -23,7 +23,7 @@ from gcemil.diagnostics.paired_tests import (
 )
 from gcemil.errors import InputError
 from gcemil.tasks.classification import macro_f1
-from gcemil.tasks.survival import concordance
+from gcemil.tasks.survival import c_index
 
 
 def draws():
@@ -174,7 +174,7 @@ def test_swapped_c_index_is_that_of_every_swap_tried(seed):
     bags = SwappedRisks.from_risks(names(9), times, events, ours, theirs)
     test = swap_test([bags], generator=draws())
     observed, p = try_all_swaps(
-        lambda a, b: concordance(a, times, events).index - concordance(b, times, events).index, ours, theirs
+        lambda a, b: c_index(a, times, events) - c_index(b, times, events), ours, theirs
     )
     assert (test.difference, test.p) == pytest.approx((observed, p))
 

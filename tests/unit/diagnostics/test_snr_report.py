@@ -195,7 +195,17 @@ def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -
     parts = FoldParts((), cohort.bags[:2], cohort.bags[2:])
     scale = RiskScale()
     return TrainedFold(
-        folder, 0, cohort, create_task(cohort, train), train, parts, host, model, None, scale, scale
+        run=folder,
+        fold=0,
+        cohort=cohort,
+        task=create_task(cohort, train),
+        settings=train,
+        parts=parts,
+        host=host,
+        model=model,
+        plain=None,
+        scale=scale,
+        plain_scale=scale,
     )
 
 
