@@ -37,6 +37,8 @@ UNTIMED = (
     ".gcemil_hashes.json",
     "tensorboard",
     "events.out.tfevents.*",
+    # What both attempts said, and when.
+    "train.log",
 )
 """Files that tell times, machines or processes; everything else is the same every time."""
 

@@ -130,3 +130,12 @@ def test_a_damaged_state_is_named(cohort, tmp_path):
     (tmp_path / "resume.safetensors").write_bytes(b"nothing")
     with pytest.raises(RunError, match="not a gcemil checkpoint"):
         load_tensors(tmp_path / "resume.safetensors")
+
+
+def test_what_a_dead_worker_said_of_its_progress_is_taken_back(cohort, tmp_path):
+    run = tmp_path / "run"
+    train_run(cohort, run, settings().model_copy(update={"epochs": 1}), folds=[0], jobs=1)
+    left = run / "fold_0" / "progress.json"
+    left.write_text("[3, 9]")
+    train_run(cohort, run, settings().model_copy(update={"epochs": 1}), folds=[0], jobs=1)
+    assert not left.exists()

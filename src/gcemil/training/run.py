@@ -77,6 +77,9 @@ def train_run(
     with working_in(out):
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
+        for index in chosen:
+            # A worker that ended before it could take its word back has left one.
+            run.fold(index).progress.unlink(missing_ok=True)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or _default_jobs(settings), len(unfinished))
         if workers > 1:
