@@ -45,7 +45,7 @@ from gcemil.benchmark.results import Results, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.config import HostSettings
 from gcemil.errors import printable
-from gcemil.hosts.table import host_cost
+from gcemil.hosts.table import host_cost, host_spec
 from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
 
 Clock = Callable[[], float]
@@ -184,9 +184,6 @@ def duration(seconds: float) -> str:
 
 WIDTH_SHARE = 0.1
 """How much of a host's cost grows with the feature width."""
-TOKEN_WIDTHS = {"transmil": 512, "camil": 512}
-"""Width at which the cost of a token host was measured. It grows with `host.options.width`: at 64, with 16 landmarks in place of
-256, both took a tenth per patch."""
 PASSES: dict[str, float] = {"snr": 4, "budget": 40, "posthoc": 120, "subsets": 60, "stability": 20}
 """Passes over the test bags that a diagnostic makes, roughly; one that is not named makes OTHER_PASSES."""
 OTHER_PASSES = 5.0
@@ -275,7 +272,7 @@ def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
 
 def _options_factor(host: HostSettings) -> float:
     """What a host costs with its options, relative to its defaults."""
-    measured_at, width = TOKEN_WIDTHS.get(host.name), host.options.get("width")
+    measured_at, width = host_spec(host.name).cost_width, host.options.get("width")
     return width / measured_at if measured_at and isinstance(width, int) else 1.0
 
 
