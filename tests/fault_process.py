@@ -46,7 +46,7 @@ FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
     [
         *(module.name for module in pkgutil.walk_packages(gcemil.__path__, "gcemil.")),
-        "torch.utils.tensorboard",
+        "tensorboard.summary.writer.record_writer",
         "matplotlib.pyplot",
     ]
 )

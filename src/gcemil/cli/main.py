@@ -6,12 +6,14 @@ goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) show
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import os
 import re
 import select
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from enum import StrEnum
@@ -43,6 +45,7 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
+INTERRUPT_AGAIN_S = 0.05
 RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "patch", "predict", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
 """Commands that, given again, go on where they stopped or do again what was not finished."""
 
@@ -203,6 +206,7 @@ ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}
 def main() -> None:
     """Run a command; an error is one sentence on standard error, with its traceback only where that was asked for."""
     arguments = sys.argv[1:]
+    sys.unraisablehook = repeat_lost_interrupt
     for flag, variable in ANYWHERE.items():
         if flag in arguments:
             os.environ[variable] = "1"
@@ -216,6 +220,15 @@ def main() -> None:
         sys.exit(2 if isinstance(error, UsageError) or is_misuse(error) else 1)
     finally:
         flush_output()
+
+
+def repeat_lost_interrupt(lost: sys.UnraisableHookArgs) -> None:
+    """Give Ctrl-C once more where Python could not raise it: in a weak reference's clean-up it is printed and forgotten."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        # A moment later: an interrupt that is raised in here would be lost as well.
+        threading.Timer(INTERRUPT_AGAIN_S, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def is_misuse(error: Exception) -> bool:

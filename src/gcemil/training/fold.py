@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,18 +85,17 @@ def _train_fold(
         cohort, parts.train, settings, pick_device(settings.device), None if given is None else given.tensors
     )
     check_unchanged()
-    tracker = Tracker(fold.tensorboard)
+    with closing(Tracker(fold.tensorboard)) as tracker:
 
-    def report(record: EpochRecord) -> None:
-        tracker.add(record, step=record["epoch"])
-        if on_epoch:
-            on_epoch(record)
+        def report(record: EpochRecord) -> None:
+            tracker.add(record, step=record["epoch"])
+            if on_epoch:
+                on_epoch(record)
 
-    progress = train(
-        loaded, cohort, parts, task, settings, folder,
-        fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
-    )  # fmt: skip
-    tracker.close()
+        progress = train(
+            loaded, cohort, parts, task, settings, folder,
+            fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
+        )  # fmt: skip
     save_network(fold.checkpoint, loaded, cohort, settings)
     details = {
         "best_epoch": progress.best_epoch,
