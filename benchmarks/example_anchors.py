@@ -5,11 +5,16 @@
 COHORT has truth with concepts: a composed one (examples from examples.h5) or a simulated one (examples from the truth of training slides).
 For each test slide with evidence the patches are ranked by the largest cosine to the anchors of its true concepts; nothing is trained.
 Spaces: raw features; the mean of training patches taken off; whitened without and with a ridge, as training takes it.
+
+    python benchmarks/example_anchors.py COHORT --table examples.csv --concepts "gland formation" necrosis
+
+writes every patch of these concepts on the training slides of a simulated cohort, as a table for `gcemil anchors from-examples`.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +46,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slides", type=int, default=60)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--concepts", nargs="+", default=[])
     asked = parser.parse_args()
     cohort = Cohort.load(asked.cohort)
     fold = read_fold(cohort, asked.fold)
@@ -48,6 +55,9 @@ def main() -> None:
     train = [by_slide[name] for name in fold.slides("train")]
     tested = [by_slide[name] for name in fold.slides("test")][: asked.slides]
     names = list(cohort.card.provenance["concepts"])
+    if asked.table:
+        write_table(asked.table, cohort, train, names, asked.concepts)
+        return
     examples = example_features(cohort, train, names)
     bags = [bag for spec in tested if (bag := read_tested(cohort, spec, names)) is not None]
     reference = reference_patches(cohort, train, seed=0)
@@ -62,6 +72,24 @@ def main() -> None:
         print(f"{name:24s}" + "".join(f"{value:8.3f}" for value in row))
     if asked.json:
         asked.json.write_text(json.dumps({"examples": COUNTS, "average_precision": found}, indent=2))
+
+
+def write_table(
+    path: Path, cohort: Cohort, train: list[BagSpec], names: list[str], concepts: list[str]
+) -> None:
+    """Slide, position and concept of every patch of these concepts."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["slide", "x", "y", "concept"])
+        for spec in train:
+            _, concept, _ = read_slide(cohort, spec)
+            coords = cohort.read_bag(spec).coords
+            shown = (names[number] for number in concept.tolist())
+            table.writerows(
+                [spec.slide_ids[0], *place, name]
+                for place, name in zip(coords.tolist(), shown, strict=True)
+                if name in concepts
+            )
 
 
 def spaces(reference: Tensor) -> dict[str, Space]:
