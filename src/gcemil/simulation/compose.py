@@ -49,45 +49,37 @@ EXAMPLES = "examples.h5"
 class Recipe(Settings):
     """What composed slides are made of."""
 
-    background: dict[str, float] = Field(
-        description="Classes of patches that mean nothing for the label, with their usual shares of a slide."
-    )
-    labels: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both.",
-    )
-    hazards: dict[str, float] = Field(
-        default_factory=dict,
-        description="Survival in place of labels: log-hazard weight of each evidence class, negative where it protects.",
-    )
+    background: dict[str, float]
+    """Classes of patches that mean nothing for the label, with their usual shares of a slide."""
+    labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both."""
+    hazards: dict[str, float] = Field(default_factory=dict)
+    """Survival in place of labels: log-hazard weight of each evidence class, negative where it protects."""
     slides: int = Field(150, ge=5, le=1_000_000)
-    patches: tuple[int, int] = Field(
-        (150, 900), description="Fewest and most patches of a slide, log-uniform."
-    )
-    evidence: tuple[float, float] = Field(
-        (0.01, 0.10), description="Smallest and largest share of a slide that is evidence."
-    )
-    regions_max: int = Field(3, ge=1, le=8, description="Most contiguous evidence regions on a slide.")
-    redundancy: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Chance of a second class of evidence for the same label, where it has one.",
-    )
-    region_scale: float = Field(6.0, ge=2, le=64, description="Width in patches of background regions.")
-    censoring: float = Field(0.4, ge=0, lt=1, description="Survival: share of cases whose event is not seen.")
-    folds: int = Field(5, ge=3, le=50, description="Folds of cross-validation.")
-    parts: tuple[int, int, int] | None = Field(
-        None, description="One split in place of folds: slides to train, validate and test on."
-    )
-    pool_shares: tuple[float, float, float] = Field(
-        (0.5, 0.15, 0.35), description="With parts: shares of the patches that each of the three gets."
-    )
-    examples_per_class: int = Field(
-        0, ge=0, le=100_000, description="Patches of each class held out as examples."
-    )
-    text_like: bool = Field(False, description="Write a stand-in for a text bank, with pairs.")
-    pairs: int = Field(300, ge=10, le=1_000_000, description="Further held-out patches for its pairs.")
+    patches: tuple[int, int] = (150, 900)
+    """Fewest and most patches of a slide, log-uniform."""
+    evidence: tuple[float, float] = (0.01, 0.10)
+    """Smallest and largest share of a slide that is evidence."""
+    regions_max: int = Field(3, ge=1, le=8)
+    """Most contiguous evidence regions on a slide."""
+    redundancy: float = Field(0.0, ge=0, le=1)
+    """Chance of a second class of evidence for the same label, where it has one."""
+    region_scale: float = Field(6.0, ge=2, le=64)
+    """Width in patches of background regions."""
+    censoring: float = Field(0.4, ge=0, lt=1)
+    """Survival: share of cases whose event is not seen."""
+    folds: int = Field(5, ge=3, le=50)
+    """Folds of cross-validation."""
+    parts: tuple[int, int, int] | None = None
+    """One split in place of folds: slides to train, validate and test on."""
+    pool_shares: tuple[float, float, float] = (0.5, 0.15, 0.35)
+    """With parts: shares of the patches that each of the three gets."""
+    examples_per_class: int = Field(0, ge=0, le=100_000)
+    """Patches of each class held out as examples."""
+    text_like: bool = False
+    """Write a stand-in for a text bank, with pairs."""
+    pairs: int = Field(300, ge=10, le=1_000_000)
+    """Further held-out patches for its pairs."""
     anchor_dim: int = Field(96, ge=8, le=4096)
     prompt_noise: float = Field(0.4, ge=0, le=4)
 
