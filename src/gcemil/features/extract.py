@@ -36,9 +36,9 @@ from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError, describe_failure
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource
-from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, read_ahead, read_batches
+from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
 from gcemil.files import write_table
-from gcemil.slides.grid import PatchGrid, PatchSettings
+from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 
 FeatureType = Literal["float16", "float32"]
@@ -251,16 +251,16 @@ def _encode_jobs(
     parts: list[BatchFeatures] = []
     with closing(stream):
         for item in stream:
-            if isinstance(item, SlideBatch):
+            if not isinstance(item, SlideEnd):
                 parts.append(_encode_batch(encoder, item, settings))
                 continue
             whole, parts = parts, []
             yield _catch_failure(item.job, partial(_write_features, item, whole, out, encoder, settings))
 
 
-def _encode_batch(encoder: PatchEncoder, batch: SlideBatch, settings: EncodeSettings) -> BatchFeatures:
+def _encode_batch(encoder: PatchEncoder, pixels: PatchBatch, settings: EncodeSettings) -> BatchFeatures:
     try:
-        return cast_features(encoder(batch.pixels), settings.dtype)
+        return cast_features(encoder(pixels), settings.dtype)
     except torch.OutOfMemoryError as error:
         raise UsageError(
             f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."

@@ -6,7 +6,6 @@ every pixel, so interpolating these sums gives exact areas for boxes that begin 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -170,19 +169,11 @@ def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int
     return read_region(slide, left=x, top=y, width=side, height=side, size=(pixels, pixels))
 
 
-def patch_batches(
-    slide: SlideReader,
-    grid: PatchGrid,
-    batch_size: int,
-    *,
-    rows: Int[np.ndarray, "k"] | None = None,
-    patch_px: int | None = None,
-) -> Iterator[PatchBatch]:
-    """All patches, or these rows of the grid, in order."""
-    wanted = np.arange(len(grid)) if rows is None else rows
-    for start in range(0, len(wanted), batch_size):
-        chosen = wanted[start : start + batch_size].tolist()
-        yield np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in chosen])
+def read_patches(
+    slide: SlideReader, grid: PatchGrid, rows: Int[np.ndarray, "k"], patch_px: int
+) -> PatchBatch:
+    """These rows of the grid in order, each in so many pixels."""
+    return np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in rows.tolist()])
 
 
 def probe_patches(slide: SlideReader, grid: PatchGrid) -> None:
