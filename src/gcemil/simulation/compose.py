@@ -37,7 +37,7 @@ from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
 from gcemil.simulation.plan import plan_classification, plan_survival, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
-from gcemil.simulation.simulate import PlannedSlide, begin_folder, is_whole, target_slides, write_layout
+from gcemil.simulation.simulate import PlannedSlide, is_whole, target_slides, write_layout, writing_slides
 
 GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
@@ -163,11 +163,17 @@ def compose(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Write a composed cohort with truth, folds and, where asked, examples and a stand-in for a text bank."""
-    _check_classes(pool, recipe)
+    if unknown := [name for name in recipe.classes if name not in pool.classes]:
+        known = ", ".join(pool.classes)
+        raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {known}.")
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)
-    slides = _plan_slides(profile, dials, recipe, seed)
+    plan = plan_classification if recipe.labels else plan_survival
+    cases = plan(
+        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
+    )
+    slides = target_slides(profile, dials, cases, stream(seed, "outcomes"))
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
     folds = (
         [make_parts(cohort, recipe.parts, generator=stream(seed, "slides of parts"))]
@@ -187,26 +193,28 @@ def compose(
     notes = _list_assumptions(pool, recipe, slides, part, part_of, held)
     if not replace_files and is_whole(cohort):
         return Composition(cohort, notes)
-    with begin_folder(out, cohort.card.model_dump(mode="json"), len(slides), replace_files) as begun:
-        for done, slide in enumerate(slides, start=1):
-            name = slide.row.slide_id
-            # The truth of a slide is written last.
-            if not (begun and cohort.truth_file(name).is_file()):
-                own = np.flatnonzero(part == part_of[name])
-                _write_slide(pool, profile, dials, slide, own, out, seed)
-            if on_slide is not None:
-                on_slide(done, len(slides))
+
+    def write_slide(slide: PlannedSlide) -> None:
+        """features/<slide>.h5 and truth/<slide>.h5 from the patches that this slide may hold."""
+        name, own = slide.row.slide_id, np.flatnonzero(part == part_of[slide.row.slide_id])
+        layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
+        rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
+        place = stream(seed, "offset", name)
+        write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
+
+    with writing_slides(
+        out,
+        cohort.card.model_dump(mode="json"),
+        slides,
+        write_slide,
+        last_file=cohort.truth_file,
+        replace_files=replace_files,
+        on_slide=on_slide,
+    ):
         _write_held_out(pool, recipe, held, out, seed)
         write_folds(cohort, folds, kind="official" if recipe.parts else "partition")
         cohort.save()
     return Composition(cohort, notes)
-
-
-def _check_classes(pool: PatchPool, recipe: Recipe) -> None:
-    known = pool.classes
-    for name in recipe.classes:
-        if name not in known:
-            raise UsageError(f"{pool.source} has no patches of class '{name}'; it has: {', '.join(known)}.")
 
 
 def _make_profile(recipe: Recipe) -> Profile:
@@ -248,15 +256,6 @@ def _make_dials(recipe: Recipe) -> Dials:
     )
 
 
-def _plan_slides(profile: Profile, dials: Dials, recipe: Recipe, seed: int) -> list[PlannedSlide]:
-    """Every slide with its size, its regions and its target; a case is one slide."""
-    plan = plan_classification if recipe.labels else plan_survival
-    cases = plan(
-        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
-    )
-    return target_slides(profile, dials, cases, stream(seed, "outcomes"))
-
-
 def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
     """The part of the patches that each slide may hold.
 
@@ -270,17 +269,6 @@ def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
         for name in fold.slides("test"):
             part_of[name] = 2 * fold.index + (before.part_of[name] == "val")
     return part_of
-
-
-def _write_slide(
-    pool: PatchPool, profile: Profile, dials: Dials, slide: PlannedSlide, own: Rows, out: Path, seed: int
-) -> None:
-    """features/<slide>.h5 and truth/<slide>.h5; `own` are the patches that this slide may hold."""
-    name = slide.row.slide_id
-    layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
-    rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
-    place = stream(seed, "offset", name)
-    write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
 
 
 def _choose_patches(
@@ -318,17 +306,12 @@ def _text_like_bank(
     centred = pool.features[rows].astype(np.float64)
     centred -= centred.mean(axis=0)
     axes = np.linalg.svd(centred, full_matrices=False)[2][: recipe.anchor_dim]
-    turned = np.linalg.qr(generator.standard_normal((recipe.anchor_dim, recipe.anchor_dim)))[0][
-        :, : len(axes)
-    ]
-    images = centred @ axes.T @ turned.T
+    rotation = np.linalg.qr(generator.standard_normal((recipe.anchor_dim, recipe.anchor_dim)))[0]
+    images = centred @ axes.T @ rotation[:, : len(axes)].T
     means = np.stack([images[pool.labels[rows] == name].mean(axis=0) for name in recipe.classes])
     noise = generator.standard_normal(means.shape)
-    noise *= (
-        recipe.prompt_noise
-        * np.linalg.norm(means, axis=1, keepdims=True)
-        / np.linalg.norm(noise, axis=1, keepdims=True)
-    )
+    lengths, own = (np.linalg.norm(rows, axis=1, keepdims=True) for rows in (means, noise))
+    noise *= recipe.prompt_noise * lengths / own
     return (means + noise).astype(np.float32), images.astype(np.float32)
 
 
