@@ -7,6 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -144,17 +145,16 @@ class Cohort:
         """The slide itself, where it lies beside the features."""
         return find_slide_file(self.folder, slide_id)
 
-    def slide_attributes(self, slide_id: str) -> dict[str, Any]:
-        """What the feature file says of its slide."""
-        return read_slide_attributes(self.folder, slide_id)
-
     def slide_patch_size(self, slide_id: str, coords: CoordRows) -> int | None:
         """Side of a patch of this slide in level-0 pixels; None where nothing says it."""
         return find_patch_size(self.folder, self.card, slide_id, coords)
 
     def layout(self, spec: BagSpec) -> Bag:
         """The bag with features of width 0: patch count, coordinates and spans, read without the features."""
-        slides = [self._slide_layout(slide_id) for slide_id in spec.slide_ids]
+        slides = []
+        for slide_id in spec.slide_ids:
+            n_patches, coords = read_patch_layout(self.feature_file(slide_id))
+            slides.append(slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size))
         return slides[0] if self.bag_unit == "slide" else case_bag(spec.bag_id, slides)
 
     def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
@@ -170,10 +170,6 @@ class Cohort:
         """Side of a patch in level-0 pixels, where the card says it."""
         size = self.card.patch_size_level0
         return None if size is None else LevelZeroPx(size)
-
-    def _slide_layout(self, slide_id: str) -> Bag:
-        n_patches, coords = read_patch_layout(self.feature_file(slide_id))
-        return slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
 
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
@@ -197,19 +193,15 @@ class Cohort:
         return row.time, row.event
 
     def _check(self) -> None:
-        seen: set[str] = set()
-        for row in self.slides:
-            if row.slide_id in seen:
-                raise CohortError(
-                    f"{self.folder / 'slides.csv'}: slide '{row.slide_id}' stands twice. Remove one line."
-                )
-            seen.add(row.slide_id)
-        if self.bag_unit == "case":
-            for first, row in find_disagreements(self.slides):
-                raise CohortError(
-                    f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
-                    "disagree on the target, so they cannot form one bag. Correct the table."
-                )
+        table = self.folder / "slides.csv"
+        for slide_id, count in Counter(row.slide_id for row in self.slides).items():
+            if count > 1:
+                raise CohortError(f"{table}: slide '{slide_id}' stands twice. Remove one line.")
+        for first, row in find_disagreements(self.slides) if self.bag_unit == "case" else ():
+            raise CohortError(
+                f"{table}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
+                "disagree on the target, so they cannot form one bag. Correct the table."
+            )
 
 
 def find_disagreements(rows: Iterable[SlideRow]) -> Iterator[tuple[SlideRow, SlideRow]]:
@@ -301,13 +293,14 @@ def columns_of(task: Task) -> tuple[str, ...]:
 
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
-    slide_id = check_slide_id(row["slide_id"], folder / "slides.csv")
+    table = folder / "slides.csv"
+    slide_id = check_slide_id(row["slide_id"], table)
     site = row.get("site") or None
     case_id = row["case_id"] or slide_id
     if card.task == "classification":
         if row["label"] not in card.classes:
             raise CohortError(
-                f"{folder / 'slides.csv'}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
+                f"{table}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
             )
         return SlideRow(slide_id, case_id, label=row["label"], site=site)
     try:
@@ -315,11 +308,11 @@ def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow
         time, event = float(row["time"]), float(row["event"])
     except ValueError as error:
         raise CohortError(
-            f"{folder / 'slides.csv'}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
+            f"{table}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
         ) from error
     if not 0 < time < math.inf or event not in (0, 1):
         raise CohortError(
-            f"{folder / 'slides.csv'}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
+            f"{table}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
             "event 1 (happened) or 0."
         )
     return SlideRow(slide_id, case_id, time=time, event=int(event), site=site)
