@@ -446,9 +446,7 @@ def _describe_choices(annotation: Any) -> list[str]:
 
 
 def _describe_bound(bound: object) -> str:
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": ""}
-    for name, text in words.items():
-        value = getattr(bound, name, None)
-        if value is not None and text:
+    for name, text in {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}.items():
+        if (value := getattr(bound, name, None)) is not None:
             return f"{text} {value:,g}" if abs(value) < 1e6 else ""
     return ""
