@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 import yaml
 from numpy.random import Generator
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gcemil.bags.cohort import Cohort, SlideRow
@@ -132,7 +131,9 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
             f"{cohort.folder} has {len(groups)} cases{slides}, so three parts of at least one that add up to that are wanted, "
             f"got {', '.join(map(str, sizes))}."
         )
-    wanted, placed = _case_counts(sizes, len(groups)), np.zeros(len(PARTS), dtype=np.int64)
+    # In the proportions of the sizes; at least one case each, the rest is tested.
+    train, val = (max(1, round(size * len(groups) / sum(sizes))) for size in sizes[:2])
+    wanted, placed = np.array([train, val, len(groups) - train - val]), np.zeros(len(PARTS), dtype=np.int64)
     part_of: dict[str, Part] = {}
     for done, name in enumerate(_deal_cases(_group_by_stratum(groups), generator), start=1):
         # The part that lags most behind its share of the cases placed so far.
@@ -141,12 +142,6 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
         placed[chosen] += 1
         part_of |= {row.slide_id: PARTS[chosen] for row in groups[name]}
     return Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})
-
-
-def _case_counts(sizes: tuple[int, int, int], n_cases: int) -> NDArray[np.int64]:
-    """So many cases for each part, in the proportions of the sizes; at least one each, the rest is tested."""
-    train, val = (max(1, round(size * n_cases / sum(sizes))) for size in sizes[:2])
-    return np.array([train, val, n_cases - train - val])
 
 
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:

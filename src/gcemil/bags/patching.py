@@ -227,7 +227,10 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     looked = list(sources)
     for source in looked:
         if source.is_dir():
-            files += [path for path in source.rglob("*") if path.is_file() and _is_slide(path)]
+            visible = (path for path in source.rglob("*") if not path.name.startswith("."))
+            files += [
+                path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS) and path.is_file()
+            ]
         elif source.is_file():
             files.append(source)
         else:
@@ -236,10 +239,9 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
             )
     slides: dict[str, Path] = {}
     for path in sorted(files):
-        if slides.setdefault(plain_id(path.name), path) != path:
-            raise UsageError(
-                f"{slides[plain_id(path.name)]} and {path} would both be slide '{plain_id(path.name)}'. Rename one of them."
-            )
+        name = plain_id(path.name)
+        if slides.setdefault(name, path) != path:
+            raise UsageError(f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them.")
     if not slides:
         where = ", ".join(map(str, looked))
         raise UsageError(
@@ -383,7 +385,3 @@ def _sheet_entry(outcome: SlideOutcome, out: Path) -> SheetEntry:
     detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
     picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
     return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
-
-
-def _is_slide(path: Path) -> bool:
-    return path.name.lower().endswith(SLIDE_EXTENSIONS) and not path.name.startswith(".")

@@ -39,20 +39,20 @@ TITAN = "MahmoodLab/TITAN"
 
 def import_timm() -> ModuleType:
     """timm, whatever torchvision is installed beside it."""
-    repair_torchvision()
-    try:
-        return importlib.import_module("timm")
-    except ImportError as error:
-        raise MissingExtraError("timm", "encoders") from error
+    return _import_extra("timm", "encoders")
 
 
 def import_transformers() -> Any:
     """transformers, whatever torchvision is installed beside it."""
+    return _import_extra("transformers", "anchors")
+
+
+def _import_extra(name: str, extra: str) -> ModuleType:
+    repair_torchvision()
     try:
-        repair_torchvision()
-        return importlib.import_module("transformers")
+        return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtraError("transformers", "anchors") from error
+        raise MissingExtraError(name, extra) from error
 
 
 @cache

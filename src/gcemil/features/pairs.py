@@ -118,8 +118,7 @@ class BridgeReport:
     @property
     def aligned(self) -> bool:
         """Whether grounding in the prompts can be relied on."""
-        good = self.centred_cosine >= _ALIGNED and self.mean_response_correlation >= _ALIGNED
-        return good and self.text_sees_images is not False
+        return not self.warnings
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -251,10 +251,8 @@ def _paint_ground_levels(
         y, x = np.divmod(own.astype(np.int32), np.int32(width))
         y, x = (HALF * y + 1).astype(np.float32), (HALF * x + 1).astype(np.float32)
         waves = Waves(shared.mottle[own], shared.bend[own], shared.ripple[own])
-        ground = paint_ground(recipe, y, x, waves, canvas, generator)
-        levels[0, own] = np.clip(ground.hematoxylin, 0, 255)
-        levels[1, own] = np.clip(ground.eosin, 0, 255)
-        parts[own] = ground.parts
+        parts[own], hematoxylin, eosin = paint_ground(recipe, y, x, waves, canvas, generator)
+        levels[0, own], levels[1, own] = np.clip(hematoxylin, 0, 255), np.clip(eosin, 0, 255)
     full = [
         np.asarray(
             Image.fromarray(level.reshape(height, width)).resize(canvas[::-1], Image.Resampling.BILINEAR)

@@ -175,27 +175,14 @@ def plan_classification(
         for label, count in enumerate(class_counts(profile, n_slides))
         for size in _draw_case_sizes(count, dials.slides_per_case, order)
     ]
-    cases = [sized[index] for index in order.permutation(len(sized))]
-    return [
-        _plan_class_case(profile, dials, f"{prefix}-{number:04d}", label, size, patches, seed)
-        for number, (label, size) in enumerate(cases)
-    ]
-
-
-def _plan_class_case(
-    profile: Profile,
-    dials: Dials,
-    case_id: str,
-    label: int,
-    n_slides: int,
-    patches: tuple[int, int],
-    seed: int,
-) -> CasePlan:
-    """One case of a class."""
-    generator = stream(seed, "plan", case_id)
-    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
-    regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
-    return CasePlan(case_id, tuple(sizes), regions, label)
+    cases = []
+    for number, index in enumerate(order.permutation(len(sized))):
+        (label, n_own), case_id = sized[index], f"{prefix}-{number:04d}"
+        generator = stream(seed, "plan", case_id)
+        sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
+        regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
+        cases.append(CasePlan(case_id, sizes, regions, label))
+    return cases
 
 
 def _plan_regions(
@@ -282,22 +269,17 @@ def plan_survival(
     profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
 ) -> list[CasePlan]:
     """All cases of a cohort with the log-risk that their slides cause."""
-    sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
-    return [
-        _plan_survival_case(profile, dials, f"{prefix}-{number:04d}", size, patches, seed)
-        for number, size in enumerate(sizes)
-    ]
-
-
-def _plan_survival_case(
-    profile: Profile, dials: Dials, case_id: str, n_slides: int, patches: tuple[int, int], seed: int
-) -> CasePlan:
-    generator = stream(seed, "plan", case_id)
-    severity = float(generator.random())
-    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
-    regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
-    risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
-    return CasePlan(case_id, tuple(sizes), regions, risk)
+    case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
+    cases = []
+    for number, n_own in enumerate(case_sizes):
+        case_id = f"{prefix}-{number:04d}"
+        generator = stream(seed, "plan", case_id)
+        severity = float(generator.random())
+        sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
+        regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
+        risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
+        cases.append(CasePlan(case_id, sizes, regions, risk))
+    return cases
 
 
 def _plan_factor_regions(

@@ -208,11 +208,11 @@ def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) 
     lines: tuple[str, ...] = ()
     excluded = table.excluded
     if splits is not None:
-        placed = match_folds(read_splits(splits), rows)
-        folds, carving = _carve_validation(placed.folds, rows, splits)
-        lines = (*placed.assumptions, *carving)
-        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
-        rows = [row for row in rows if row.slide_id not in placed.unplaced]
+        published, unplaced, assumed = match_folds(read_splits(splits), rows)
+        folds, carving = _carve_validation(published, rows, splits)
+        lines = (*assumed, *carving)
+        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
+        rows = [row for row in rows if row.slide_id not in unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
 
 

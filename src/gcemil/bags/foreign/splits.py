@@ -39,15 +39,6 @@ class SplitTable:
     assumptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PlacedFolds:
-    """Folds of a cohort, the slides that none of them names, and what was assumed."""
-
-    folds: tuple[Fold, ...]
-    unplaced: tuple[str, ...]
-    assumptions: tuple[str, ...]
-
-
 def read_splits(path: Path) -> SplitTable:
     """The splits in this file or folder."""
     if path.is_dir():
@@ -71,8 +62,11 @@ def has_splits(table: RawTable) -> bool:
     )
 
 
-def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
-    """Folds of the slides in `rows`; slides that no fold names are returned, slides that only some name are refused."""
+def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[list[Fold], list[str], tuple[str, ...]]:
+    """Folds of the slides in `rows`, the slides that none of them names, and what was assumed.
+
+    Slides that only some folds name are refused.
+    """
     unit, line = _find_unit(table, rows)
     names = {row.slide_id: row.slide_id if unit == "slide" else row.case_id for row in rows}
     folds = []
@@ -85,7 +79,7 @@ def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
             raise CohortError(
                 f"{table.path}: fold {fold.index} does not place slide '{missing[0]}' ({len(missing)} in all), though other folds do. Complete the splits."
             )
-    return PlacedFolds(tuple(folds), tuple(sorted(set(names) - placed)), (*table.assumptions, line))
+    return folds, sorted(set(names) - placed), (*table.assumptions, line)
 
 
 def _find_fold_files(folder: Path) -> list[list[Path]]:
