@@ -32,7 +32,7 @@ from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.files import checked, read_yaml, write_table, write_text
-from gcemil.simulation.draw import STANDARD, Dyes, vary_dyes
+from gcemil.simulation.draw import STANDARD, vary_dyes
 from gcemil.simulation.drawn_slide import (
     DRAWN_MPP,
     MASK_DOWNSAMPLE,
@@ -150,19 +150,13 @@ def draw_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
         is_region=layout.concept >= len(world.profile.tissues),
         evidence=layout.region,
     )
-    draws = world.draws("pixels", name)
-    dyes = _mix_dyes(world, slide)
+    draws, dials = world.draws("pixels", name), world.dials
+    # The stain of the slide's site, and what is its own.
+    site = vary_dyes(STANDARD, SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site))
+    dyes = vary_dyes(site, SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
     pen = bool(draws.random() < _PEN_RATE)
-    recipes = choose_recipes(world.profile, world.dials.mimic_similarity)
+    recipes = choose_recipes(world.profile, dials.mimic_similarity)
     return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
-
-
-def _mix_dyes(world: World, slide: PlannedSlide) -> Dyes:
-    """The stain of the slide's site, and what is its own."""
-    site = vary_dyes(STANDARD, SITE_STAIN * world.dials.site_shift, world.draws("stain of site", slide.site))
-    return vary_dyes(
-        site, SLIDE_STAIN * world.dials.slide_shift, world.draws("stain of slide", slide.row.slide_id)
-    )
 
 
 def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
