@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from os import preadv
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,8 @@ class NumberDataset:
         place = self._place_on_disk()
         if place is None:
             return self._read_chunked(rows)
-        return self._read_runs(place + rows.astype(np.int64) * self._row_bytes)
+        places = place + rows.astype(np.int64) * self._row_bytes
+        return self._read_runs(places, np.ones(len(rows), np.int64))
 
     @property
     def _row_bytes(self) -> int:
@@ -272,13 +272,15 @@ class NumberDataset:
         return int(offset)
 
     def _read_range(self, start: int, stop: int) -> Array:
-        rows, place = np.arange(start, stop), self._place_on_disk()
+        place, chunks = self._place_on_disk(), self.layout.chunks
         if place is not None:
-            return self._read_runs(place + rows * self._row_bytes)
-        if self._chunk_places is None or self.layout.chunks is None:
+            return self._read_runs(np.array([place + start * self._row_bytes]), np.array([stop - start]))
+        if self._chunk_places is None or chunks is None:
             return to_native(self.dataset[start:stop])
-        chunk, within = np.divmod(rows, self.layout.chunks[0])
-        return self._read_runs(self._chunk_places[chunk] + within * self._row_bytes)
+        numbers = np.arange(start // chunks[0], -(-stop // chunks[0]))
+        first = numbers * chunks[0]
+        low, high = np.maximum(first, start), np.minimum(first + chunks[0], stop)
+        return self._read_runs(self._chunk_places[numbers] + (low - first) * self._row_bytes, high - low)
 
     @cached_property
     def _chunk_places(self) -> NDArray[np.int64] | None:
@@ -304,23 +306,21 @@ class NumberDataset:
         # A chunk that was never written, or lies outside the file, is h5py's to fill or to refuse.
         return places if bool(((places >= 0) & (places <= size - chunk_bytes)).all()) else None
 
-    def _read_runs(self, places: NDArray[np.int64]) -> Array:
-        """The rows that begin at these bytes of the file, one system call for every run that lies side by side."""
-        result = np.empty((len(places), *self.layout.shape[1:]), self.layout.dtype)
-        target, row_bytes, descriptor = _bytes_of(result), self._row_bytes, self._descriptor
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(places) != row_bytes) + 1))
-        edges = [*(starts * row_bytes).tolist(), result.nbytes]
+    def _read_runs(self, places: NDArray[np.int64], counts: NDArray[np.int64]) -> Array:
+        """So many rows from each of these bytes of the file on; one system call for what lies side by side."""
+        result = np.empty((int(counts.sum()), *self.layout.shape[1:]), self.layout.dtype)
+        target, sizes = _bytes_of(result), counts * self._row_bytes
+        starts = np.concatenate(([0], np.flatnonzero(places[1:] != places[:-1] + sizes[:-1]) + 1))
+        edges = [*(np.cumsum(sizes) - sizes)[starts].tolist(), result.nbytes]
         for start, stop, offset in zip(edges, edges[1:], places[starts].tolist(), strict=False):
-            run = target[start:stop]
-            if preadv(descriptor, [run], offset) != stop - start:
-                self._fill(run, offset)
+            self._fill(target[start:stop], offset)
         return result
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Bytes of the file into memory. Read, not mapped: a file that shrinks meanwhile would end the process."""
         done = 0
         while done < len(target):  # one call reads at most 2 GB
-            found = preadv(self._descriptor, [target[done:]], offset + done)
+            found = os.preadv(self._descriptor, [target[done:]], offset + done)
             if not found:
                 raise StoreError(f"{self.path} became shorter while it was read. Extract it again.")
             done += found
