@@ -142,9 +142,7 @@ def refuse_oversized(layout: Layout, path: Path, name: str) -> None:
             f"{path}: '{name}' of shape {layout.shape} claims {n_chunks:,} chunks, but the file has {held:,} bytes on the "
             "disk. It is damaged or made to exhaust memory; extract it again."
         )
-    if claimed <= FREE_BYTES:
-        return
-    if claimed > held * (_MAX_COMPRESSION if layout.is_filtered else 1):
+    if claimed > max(FREE_BYTES, held * (_MAX_COMPRESSION if layout.is_filtered else 1)):
         raise StoreError(
             f"{path}: '{name}' of shape {layout.shape} claims {claimed:,} bytes, but the file has {held:,} on the disk. "
             "It is damaged or made to exhaust memory; extract it again."

@@ -380,11 +380,11 @@ def _place_blocks(blocks: Iterator[Array]) -> Iterator[tuple[Any, Array]]:
 def _holds_same_bytes(found: Array, given: Array) -> bool:
     # Texts of variable length are references, which differ where the texts do not.
     if found.dtype.hasobject:
-        texts = (
+        first, second = (
             [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
             for array in (found, given)
         )
-        return next(texts) == next(texts)
+        return first == second
     return found.tobytes() == given.tobytes()
 
 
