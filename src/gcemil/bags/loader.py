@@ -87,7 +87,7 @@ def load_bags(
 def run_ahead(
     items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int] = lambda item: 0
 ) -> Generator[T, None, None]:
-    """The same items, made by a thread: at most `ahead` wait, of HELD_BYTES by their size. Close it to stop early."""
+    """The same items, made by a thread: at most `ahead` wait, and none is made beyond HELD_BYTES. Close it to stop early."""
     ready: ReadAhead[T] = ReadAhead(ahead)
 
     def make_all() -> None:
