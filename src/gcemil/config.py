@@ -432,17 +432,12 @@ def _comment_lines(settings: Settings, shape: type[BaseModel], depth: int) -> li
 
 def describe_field(field: FieldInfo) -> str:
     """What a setting means, and what it accepts."""
-    accepted = _describe_choices(field.annotation)
+    parts = [field.annotation, *get_args(field.annotation)]
+    accepted = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal][:1]
     bounds = [text for one in field.metadata if (text := _describe_bound(one))]
     tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
     said = (field.description or "").rstrip()
     return f"{said} ({tail})" if tail and said else said or tail
-
-
-def _describe_choices(annotation: Any) -> list[str]:
-    parts = [annotation, *get_args(annotation)]
-    found = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal]
-    return found[:1]
 
 
 def _describe_bound(bound: object) -> str:

@@ -7,8 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -97,11 +96,7 @@ class Cohort:
 
     def save(self) -> None:
         """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
-        columns = list(columns_of(self.card.task))
-        if any(row.site is not None for row in self.slides):
-            columns.append("site")
-        rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
-        write_table(self.folder / "slides.csv", columns, rows)
+        write_slide_table(self.folder, self.card.task, self.slides)
         self.save_card()
 
     def save_card(self) -> None:
@@ -194,9 +189,11 @@ class Cohort:
 
     def _check(self) -> None:
         table = self.folder / "slides.csv"
-        for slide_id, count in Counter(row.slide_id for row in self.slides).items():
-            if count > 1:
-                raise CohortError(f"{table}: slide '{slide_id}' stands twice. Remove one line.")
+        seen: set[str] = set()
+        for row in self.slides:
+            if row.slide_id in seen:
+                raise CohortError(f"{table}: slide '{row.slide_id}' stands twice. Remove one line.")
+            seen.add(row.slide_id)
         for first, row in find_disagreements(self.slides) if self.bag_unit == "case" else ():
             raise CohortError(
                 f"{table}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
@@ -289,6 +286,16 @@ def _describe_no_cohort(folder: Path) -> str:
 def columns_of(task: Task) -> tuple[str, ...]:
     """The columns that slides.csv must have for a task."""
     return _CLASSIFICATION_COLUMNS if task == "classification" else _SURVIVAL_COLUMNS
+
+
+def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> None:
+    """slides.csv of a folder; with sites where they are known."""
+    columns = list(columns_of(task))
+    if any(row.site is not None for row in slides):
+        columns.append("site")
+    write_table(
+        folder / "slides.csv", columns, [{name: getattr(row, name) for name in columns} for row in slides]
+    )
 
 
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:

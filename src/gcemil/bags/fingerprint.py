@@ -29,8 +29,6 @@ SETTLED_NS = 2 * 10**9
 _ATTEMPTS = 3
 LARGE_BYTES, HOLES = 2**28, 100
 """Numbers do not compress a hundredfold, so a large file that takes so little of the disk was never written."""
-_MARKS = 4
-"""Whole numbers of a mark."""
 PARTS = {
     "card": "cohort.yaml",
     "labels": "the labels",
@@ -176,7 +174,7 @@ def _read_cache(path: Path) -> dict[str, tuple[Mark, str]]:
     except (GcemilError, AttributeError, TypeError, ValueError):
         return {}
     is_whole = all(
-        [type(value) for value in mark] == [int] * _MARKS and isinstance(hash_, str) and len(hash_) == 64
+        [type(value) for value in mark] == [int] * 4 and isinstance(hash_, str) and len(hash_) == 64
         for mark, hash_ in found.values()
     )
     return found if is_whole else {}

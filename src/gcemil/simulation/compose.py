@@ -163,9 +163,9 @@ def compose(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Write a composed cohort with truth, folds and, where asked, examples and a stand-in for a text bank."""
-    if unknown := [name for name in recipe.classes if name not in pool.classes]:
-        known = ", ".join(pool.classes)
-        raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {known}.")
+    known = pool.classes
+    if unknown := [name for name in recipe.classes if name not in known]:
+        raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {', '.join(known)}.")
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)

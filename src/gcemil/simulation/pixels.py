@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
+from gcemil.bags.cohort import CohortCard, SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.files import checked, read_yaml, write_table, write_text
@@ -173,9 +173,7 @@ def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
 
 def _write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
     """slides.csv, targets.csv and pixels.yaml."""
-    columns = [*columns_of(cohort.card["task"]), "site"]
-    rows = [{column: getattr(row, column) for column in columns} for row in cohort.slides]
-    write_table(cohort.folder / "slides.csv", columns, rows)
+    write_slide_table(cohort.folder, cohort.card["task"], cohort.slides)
     truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
     write_table(cohort.folder / "targets.csv", list(truth[0]), truth)
     write_text(cohort.folder / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
