@@ -140,6 +140,10 @@ class Cohort:
         """The slide itself, where it lies beside the features."""
         return find_slide_file(self.folder, slide_id)
 
+    def slide_attributes(self, slide_id: str) -> dict[str, Any]:
+        """What the feature file says of its slide."""
+        return read_slide_attributes(self.folder, slide_id)
+
     def slide_patch_size(self, slide_id: str, coords: CoordRows) -> int | None:
         """Side of a patch of this slide in level-0 pixels; None where nothing says it."""
         return find_patch_size(self.folder, self.card, slide_id, coords)

@@ -66,16 +66,12 @@ def repair_torchvision() -> Any:
         # Only after a failure: where torchvision's own library loads, a second definition would be refused.
         if "torchvision::" not in str(error):
             raise
-        return _define_schemas()
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for name in MISSING:
+            library.define(name + _SCHEMA)
+        importlib.import_module("torchvision")
+        return library
     return None
-
-
-def _define_schemas() -> Any:
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in MISSING:
-        library.define(name + _SCHEMA)
-    importlib.import_module("torchvision")
-    return library
 
 
 @dataclass(frozen=True)
