@@ -18,11 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import simulate_pixels
-from gcemil.slides.grid import PatchBatch, PatchSettings, patch_batches
+from gcemil.slides.grid import PatchBatch, PatchSettings, read_patches
 from gcemil.slides.reader import open_slide
 
 LARGEST_RATIO = 1.15
@@ -76,7 +78,12 @@ def all_batches(
     for name, path in slides.items():
         grid = read_patch_file(patches_path(folder, PatchSettings(), name))
         with open_slide(path) as slide:
-            found += patch_batches(slide, grid, settings.batch_size, patch_px=encoder.spec.input_px)
+            found += [
+                read_patches(slide, grid, rows, encoder.spec.input_px)
+                for rows in np.split(
+                    np.arange(len(grid)), range(settings.batch_size, len(grid), settings.batch_size)
+                )
+            ]
     return found
 
 

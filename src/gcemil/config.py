@@ -43,7 +43,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """Base: frozen, closed, hashable by content."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -87,37 +87,28 @@ class Settings(BaseModel):
 class RecoverySettings(Settings):
     """From gates to the discrete evidence (Algorithm 1)."""
 
-    threshold: float = Field(0.5, ge=0, le=1, description="A patch is selected when its gate is above this.")
-    repair: bool = Field(True, description="Add patches until the anchors are covered.")
-    coverage_target: float = Field(
-        0.95, gt=0, le=1, description="Coverage every anchor that counts must reach."
-    )
-    reachable: bool = Field(
-        True, description="Target a share of what the whole bag covers, not an absolute coverage."
-    )
-    min_weight_share: float = Field(
-        0.5, ge=0, le=1, description="Anchors below this share of the largest weight do not count."
-    )
-    max_fraction: float = Field(
-        0.10, gt=0, le=1, description="Repair never grows the evidence beyond this share of the bag."
-    )
-    checked: bool = Field(
-        True,
-        description="Ask the host what keeping and removing the evidence does, and take a ranking that passes.",
-    )
-    sufficiency_tolerance: float = Field(
-        0.05, ge=0, description="Kept alone, checked evidence moves the output by no more than this."
-    )
-    necessity_tolerance: float = Field(
-        0.05, ge=0, description="Removed, checked evidence moves the output by no less than this."
-    )
-    until_sufficient: bool = Field(
-        False,
-        description="After repair, add patches by score until the set says what the gates say (the paper's Mechanism 6).",
-    )
-    recoverability_tolerance: float = Field(
-        0.01, ge=0, description="Checked repair moves the output of the evidence by no more than this."
-    )
+    threshold: float = Field(0.5, ge=0, le=1)
+    """A patch is selected when its gate is above this."""
+    repair: bool = True
+    """Add patches until the anchors are covered."""
+    coverage_target: float = Field(0.95, gt=0, le=1)
+    """Coverage every anchor that counts must reach."""
+    reachable: bool = True
+    """Target a share of what the whole bag covers, not an absolute coverage."""
+    min_weight_share: float = Field(0.5, ge=0, le=1)
+    """Anchors below this share of the largest weight do not count."""
+    max_fraction: float = Field(0.10, gt=0, le=1)
+    """Repair never grows the evidence beyond this share of the bag."""
+    checked: bool = True
+    """Ask the host what keeping and removing the evidence does, and take a ranking that passes."""
+    sufficiency_tolerance: float = Field(0.05, ge=0)
+    """Kept alone, checked evidence moves the output by no more than this."""
+    necessity_tolerance: float = Field(0.05, ge=0)
+    """Removed, checked evidence moves the output by no less than this."""
+    until_sufficient: bool = False
+    """After repair, add patches by score until the set says what the gates say (the paper's Mechanism 6)."""
+    recoverability_tolerance: float = Field(0.01, ge=0)
+    """Checked repair moves the output of the evidence by no more than this."""
 
 
 RANDOM_PREFIX = "random:"
@@ -129,117 +120,76 @@ SUPPORT_GATES = {"sparsemax", "entmax15"}
 class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
-    anchors: AnchorSource = Field(
-        "auto",
-        description="auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge or the bridge is "
-        "free, else prototypes.",
-    )
-    n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE, description="Anchors of a prototype bank.")
-    ground_prototypes: bool = Field(
-        False,
-        description="Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts.",
-    )
-    bridge: BridgeKind = Field(
-        "auto", description="auto: proximal for a text bank, identity for prototypes, frozen for examples."
-    )
-    bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE, description="Rank of the learned bridges.")
-    bridge_weight: float = Field(
-        1.0, ge=0, description="Weight of what holds a proximal bridge near its fit."
-    )
-    responses: Literal["calibrated", "paper"] = Field(
-        "calibrated", description="How the likeness of a patch to an anchor becomes a response from 0 to 1."
-    )
-    adapter_rank: int = Field(
-        32, ge=1, le=LARGEST_SIZE, description="Rank of the low-rank map that adapts features to the anchors."
-    )
-    hidden: int = Field(32, ge=1, le=LARGEST_SIZE, description="Hidden units of the selector.")
-    gate: GateKind = Field("consecutive", description="How scores become gates (evidence/gates.py).")
-    centre: Literal["slide", "zero"] = Field(
-        "slide", description="What scores are compared with: a centre of the slide (nu_x), or the paper's 0."
-    )
-    budget: float = Field(0.05, gt=0, le=1, description="The share of patches meant to be evidence (rho).")
-    min_patches: int = Field(
-        8,
-        ge=1,
-        description="Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160.",
-    )
-    temperature_start: float = Field(1.0, gt=0, description="Softness of the gates in the first epoch.")
-    temperature_end: float | None = Field(
-        None, gt=0, description="null: what was measured for the host (hosts/table.py), 0.1 for most."
-    )
-    morphology_term: bool = Field(
-        False, description="The paper's MLP on features and coordinates; it needs far more slides than 100."
-    )
-    presence_term: bool = Field(
-        True, description="The selector reads how present the likely classes' concepts are in a patch."
-    )
-    attention_term: bool = Field(True, description="The selector reads the host's ungated attention.")
-    contribution_term: bool = Field(
-        True, description="The selector reads signed contributions, where the host has them."
-    )
-    likeness_term: bool = Field(
-        True,
-        description="The selector reads how alike a patch is to those that decided the training slides of the likely classes.",
-    )
-    smoothing: float = Field(
-        0.5, ge=0, le=1, description="Share of the score that is its 3x3 neighbourhood's mean."
-    )
-    teaches_host: bool = Field(
-        False,
-        description="Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper.",
-    )
-    warmup: float = Field(
-        0.4,
-        ge=0,
-        lt=1,
-        description="Share of the epochs in which the host trains plainly, unpulled by its evidence.",
-    )
-    ramp: float = Field(
-        0.2, ge=0, le=1, description="Share of the epochs over which the evidence then gains its full say."
-    )
-    ungated_share: float = Field(
-        0.8, ge=0, lt=1, description="Share of the task loss on the bag without gates."
-    )
-    budget_weight: float = Field(
-        0.1, ge=0, description="Weight of the loss that holds the evidence to its budget (lambda_b)."
-    )
-    grounding: Literal["utility_kl", "literal", "none"] = Field(
-        "utility_kl", description="The loss that ties gates to the anchors; literal is the paper's."
-    )
-    grounding_weight: float = Field(
-        0.5, ge=0, description="Weight of the loss that ties gates to the anchors (lambda_g)."
-    )
-    divergence_weight: float = Field(
-        0.2,
-        ge=0,
-        description="Weight of the divergence from the anchors' choice to the gates, inside that loss.",
-    )
-    sufficiency_weight: float = Field(
-        0.25, ge=0, description="Weight of the loss that asks for the same answer from the evidence alone."
-    )
-    necessity_weight: float = Field(
-        1.0,
-        ge=0,
-        description="Classification: weight of the loss that asks for no answer without the evidence.",
-    )
-    risk_necessity_weight: float = Field(
-        0.0,
-        ge=0,
-        description="The same for survival. A mean risk is a prediction and not silence, so it is off.",
-    )
-    necessity_margin: float = Field(
-        3.0,
-        ge=1,
-        description="Training removes this many times the budget before the complement must say nothing.",
-    )
-    null_peak: float = Field(
-        2.0,
-        ge=0,
-        description="How far the answer without evidence may lean to what it says on average; 0 asks for a uniform one.",
-    )
-    recovery: RecoverySettings = Field(
-        RecoverySettings(), description="From gates to the set of patches that is the evidence."
-    )
+    anchors: AnchorSource = "auto"
+    """auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge or the bridge is free, else prototypes."""
+    n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE)
+    """Anchors of a prototype bank."""
+    ground_prototypes: bool = False
+    """Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts."""
+    bridge: BridgeKind = "auto"
+    """auto: proximal for a text bank, identity for prototypes, frozen for examples."""
+    bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
+    """Rank of the learned bridges."""
+    bridge_weight: float = Field(1.0, ge=0)
+    """Weight of what holds a proximal bridge near its fit."""
+    responses: Literal["calibrated", "paper"] = "calibrated"
+    """How the likeness of a patch to an anchor becomes a response from 0 to 1."""
+    adapter_rank: int = Field(32, ge=1, le=LARGEST_SIZE)
+    """Rank of the low-rank map that adapts features to the anchors."""
+    hidden: int = Field(32, ge=1, le=LARGEST_SIZE)
+    """Hidden units of the selector."""
+    gate: GateKind = "consecutive"
+    """How scores become gates (evidence/gates.py)."""
+    centre: Literal["slide", "zero"] = "slide"
+    """What scores are compared with: a centre of the slide (nu_x), or the paper's 0."""
+    budget: float = Field(0.05, gt=0, le=1)
+    """The share of patches meant to be evidence (rho)."""
+    min_patches: int = Field(8, ge=1)
+    """Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160."""
+    temperature_start: float = Field(1.0, gt=0)
+    """Softness of the gates in the first epoch."""
+    temperature_end: float | None = Field(None, gt=0)
+    """null: what was measured for the host (hosts/table.py), 0.1 for most."""
+    morphology_term: bool = False
+    """The paper's MLP on features and coordinates; it needs far more slides than 100."""
+    presence_term: bool = True
+    """The selector reads how present the likely classes' concepts are in a patch."""
+    attention_term: bool = True
+    """The selector reads the host's ungated attention."""
+    contribution_term: bool = True
+    """The selector reads signed contributions, where the host has them."""
+    likeness_term: bool = True
+    """The selector reads how alike a patch is to those that decided the training slides of the likely classes."""
+    smoothing: float = Field(0.5, ge=0, le=1)
+    """Share of the score that is its 3x3 neighbourhood's mean."""
+    teaches_host: bool = False
+    """Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper."""
+    warmup: float = Field(0.4, ge=0, lt=1)
+    """Share of the epochs in which the host trains plainly, unpulled by its evidence."""
+    ramp: float = Field(0.2, ge=0, le=1)
+    """Share of the epochs over which the evidence then gains its full say."""
+    ungated_share: float = Field(0.8, ge=0, lt=1)
+    """Share of the task loss on the bag without gates."""
+    budget_weight: float = Field(0.1, ge=0)
+    """Weight of the loss that holds the evidence to its budget (lambda_b)."""
+    grounding: Literal["utility_kl", "literal", "none"] = "utility_kl"
+    """The loss that ties gates to the anchors; literal is the paper's."""
+    grounding_weight: float = Field(0.5, ge=0)
+    """Weight of the loss that ties gates to the anchors (lambda_g)."""
+    divergence_weight: float = Field(0.2, ge=0)
+    """Weight of the divergence from the anchors' choice to the gates, inside that loss."""
+    sufficiency_weight: float = Field(0.25, ge=0)
+    """Weight of the loss that asks for the same answer from the evidence alone."""
+    necessity_weight: float = Field(1.0, ge=0)
+    """Classification: weight of the loss that asks for no answer without the evidence."""
+    risk_necessity_weight: float = Field(0.0, ge=0)
+    """The same for survival. A mean risk is a prediction and not silence, so it is off."""
+    necessity_margin: float = Field(3.0, ge=1)
+    """Training removes this many times the budget before the complement must say nothing."""
+    null_peak: float = Field(2.0, ge=0)
+    """How far the answer without evidence may lean to what it says on average; 0 asks for a uniform one."""
+    recovery: RecoverySettings = RecoverySettings()
+    """From gates to the set of patches that is the evidence."""
 
     @property
     def selection_threshold(self) -> float:
@@ -311,20 +261,25 @@ RECIPES: dict[str, Recipe] = {
 class HostWeights(Settings):
     """Weights that a host starts from, trained elsewhere or in another run."""
 
-    source: str = Field(min_length=1, description="A file of weights, or a run whose folds give one each.")
-    frozen: bool = Field(False, description="The host is never changed; only the evidence around it learns.")
-    sha256: str | None = Field(None, description="Of what was read; filled in when a run begins.")
+    source: str = Field(min_length=1)
+    """A file of weights, or a run whose folds give one each."""
+    frozen: bool = False
+    """The host is never changed; only the evidence around it learns."""
+    sha256: str | None = None
+    """Of what was read; filled in when a run begins."""
 
 
 class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
-    name: str = Field("abmil", description="A host of gcemil, or a class of yours as package.module:Class.")
-    gate_mode: GateModeName | None = Field(None, description="null: the host's measured default.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword-only arguments of the host's class."
-    )
-    weights: HostWeights | None = Field(None, description="null: fresh weights.")
+    name: str = "abmil"
+    """A host of gcemil, or a class of yours as package.module:Class."""
+    gate_mode: GateModeName | None = None
+    """null: the host's measured default."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword-only arguments of the host's class."""
+    weights: HostWeights | None = None
+    """null: fresh weights."""
 
     @property
     def is_frozen(self) -> bool:
@@ -339,66 +294,54 @@ GATES_HAVE_COOLED = 0.6
 class TrainSettings(Settings):
     """One run. The paper's optimiser; rate and bags per step are settled per width (docs/training.md)."""
 
-    host: HostSettings = Field(HostSettings(), description="The model that predicts.")
-    evidence: EvidenceSettings | None = Field(
-        EvidenceSettings(), description="How evidence is found; null trains the plain host."
-    )
-    epochs: int = Field(15, ge=1, le=1_000_000, description="Passes over the training bags.")
-    learning_rate: float | None = Field(
-        None, gt=0, description="null: the rate settled for the feature width."
-    )
-    weight_decay: float = Field(1e-5, ge=0, description="Pull of all weights towards 0.")
-    optimizer: Literal["adamw", "adam", "lookahead_radam"] = Field(
-        "adamw", description="How weights are updated."
-    )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the optimiser's two averages.")
-    schedule: Literal["cosine", "constant", "step"] = Field(
-        "cosine", description="cosine: down to final_rate; step: a fifth of the rate from half-way on."
-    )
-    final_rate: float = Field(0.0, ge=0, description="Where the cosine ends.")
-    clip: float | None = Field(
-        5.0, gt=0, description="Largest norm of the gradient, of host and wrapper each; null never clips."
-    )
-    bags_per_step: int = Field(4, ge=1, description="Classification: bags whose gradients one step sums.")
-    window: int = Field(16, ge=2, description="Survival: bags in one Cox partial likelihood.")
-    survival_loss: Literal["cox", "discrete_time"] = Field(
-        "cox",
-        description="discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results.",
-    )
-    ties: Literal["efron", "breslow"] = Field(
-        "efron", description="Survival: how equal times are counted in the Cox loss."
-    )
-    class_weights: tuple[float, ...] | None = Field(
-        None,
-        description="Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike.",
-    )
-    max_patches: int | None = Field(
-        512, ge=1, description="Patches sampled from a training bag; null takes all."
-    )
-    sampling: Literal["blocks", "patches"] = Field(
-        "blocks", description="4x4 blocks of the grid, or single patches."
-    )
-    early_stopping: int | None = Field(
-        None, ge=1, description="Stop after so many epochs without a better validation."
-    )
-    chosen_from: float = Field(
-        GATES_HAVE_COOLED,
-        ge=0,
-        le=1,
-        description="No epoch before this share of the schedule is chosen; 1 takes the last.",
-    )
-    chosen_by: Literal["metric", "loss"] = Field(
-        "metric", description="What is better on validation: the task's metric, or the loss."
-    )
-    keep_epochs: bool = Field(
-        False,
-        description="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
-    )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Numbers in which the network computes.")
-    device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."
-    )
-    seed: int = Field(0, ge=0, description="Where random numbers start.")
+    host: HostSettings = HostSettings()
+    """The model that predicts."""
+    evidence: EvidenceSettings | None = EvidenceSettings()
+    """How evidence is found; null trains the plain host."""
+    epochs: int = Field(15, ge=1, le=1_000_000)
+    """Passes over the training bags."""
+    learning_rate: float | None = Field(None, gt=0)
+    """null: the rate settled for the feature width."""
+    weight_decay: float = Field(1e-5, ge=0)
+    """Pull of all weights towards 0."""
+    optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
+    """How weights are updated."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the optimiser's two averages."""
+    schedule: Literal["cosine", "constant", "step"] = "cosine"
+    """cosine: down to final_rate; step: a fifth of the rate from half-way on."""
+    final_rate: float = Field(0.0, ge=0)
+    """Where the cosine ends."""
+    clip: float | None = Field(5.0, gt=0)
+    """Largest norm of the gradient, of host and wrapper each; null never clips."""
+    bags_per_step: int = Field(4, ge=1)
+    """Classification: bags whose gradients one step sums."""
+    window: int = Field(16, ge=2)
+    """Survival: bags in one Cox partial likelihood."""
+    survival_loss: Literal["cox", "discrete_time"] = "cox"
+    """discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results."""
+    ties: Literal["efron", "breslow"] = "efron"
+    """Survival: how equal times are counted in the Cox loss."""
+    class_weights: tuple[float, ...] | None = None
+    """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
+    max_patches: int | None = Field(512, ge=1)
+    """Patches sampled from a training bag; null takes all."""
+    sampling: Literal["blocks", "patches"] = "blocks"
+    """4x4 blocks of the grid, or single patches."""
+    early_stopping: int | None = Field(None, ge=1)
+    """Stop after so many epochs without a better validation."""
+    chosen_from: float = Field(GATES_HAVE_COOLED, ge=0, le=1)
+    """No epoch before this share of the schedule is chosen; 1 takes the last."""
+    chosen_by: Literal["metric", "loss"] = "metric"
+    """What is better on validation: the task's metric, or the loss."""
+    keep_epochs: bool = False
+    """After every epoch store what the head sees of validation and test bags, for the report's t-SNE."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Numbers in which the network computes."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."""
+    seed: int = Field(0, ge=0)
+    """Where random numbers start."""
 
     @property
     def leaves_host_alone(self) -> bool:
@@ -489,23 +432,16 @@ def _comment_lines(settings: Settings, shape: type[BaseModel], depth: int) -> li
 
 def describe_field(field: FieldInfo) -> str:
     """What a setting means, and what it accepts."""
-    accepted = _describe_choices(field.annotation)
+    parts = [field.annotation, *get_args(field.annotation)]
+    accepted = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal][:1]
     bounds = [text for one in field.metadata if (text := _describe_bound(one))]
     tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
     said = (field.description or "").rstrip()
     return f"{said} ({tail})" if tail and said else said or tail
 
 
-def _describe_choices(annotation: Any) -> list[str]:
-    parts = [annotation, *get_args(annotation)]
-    found = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal]
-    return found[:1]
-
-
 def _describe_bound(bound: object) -> str:
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": ""}
-    for name, text in words.items():
-        value = getattr(bound, name, None)
-        if value is not None and text:
+    for name, text in {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}.items():
+        if (value := getattr(bound, name, None)) is not None:
             return f"{text} {value:,g}" if abs(value) < 1e6 else ""
     return ""

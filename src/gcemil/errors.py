@@ -109,7 +109,9 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
     """One sentence with a remedy about what went wrong outside gcemil; None where it did not. `path` stands in for a file the system does not name."""
     if isinstance(error, GcemilError):
         return str(error)
-    if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or _is_allocation(error):
+    # torch says only in words that the memory of the machine is used up.
+    is_allocation = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or is_allocation:
         return (
             f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs or --workers, "
             "a smaller --batch-size or fewer max_patches."
@@ -181,8 +183,3 @@ def _is_a(error: BaseException, module: str, name: str) -> bool:
     """Whether the error is of a class whose package may not even be loaded."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(error, kind)
-
-
-def _is_allocation(error: BaseException) -> bool:
-    """torch says only in words that the memory of the machine is used up."""
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)

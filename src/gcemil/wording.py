@@ -42,13 +42,16 @@ _PHRASES = {
     "list_type": "must be a list",
     "tuple_type": "must be a list",
     "none_required": "must be empty",
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be more than {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt:g}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
 }
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("more than", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("less than", "lt"),
-}
+"""What pydantic calls a fault, and how we say it."""
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
@@ -147,21 +150,11 @@ def _describe(fault: Any, shape: Any) -> str:
         return describe_unknown(name, known, "key")
     if kind == "missing":
         return f"{where} is missing"
-    if kind == "value_error" and not fault["loc"]:
-        # A check of the whole names the part itself; the value would be all of it.
-        return str(fault["msg"].removeprefix("Value error, "))
     if kind == "value_error":
-        return f"{where}: {fault['msg'].removeprefix('Value error, ')} (got {_shorten(fault['input'])})"
-    if kind in _BOUNDS:
-        words, key = _BOUNDS[kind]
-        phrase = f"must be {words} {fault['ctx'][key]:g}"
-    elif kind in ("too_short", "too_long"):
-        words, key = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        phrase = f"must have {words} {fault['ctx'][key]} entries"
-    elif kind in ("literal_error", "enum"):
-        phrase = f"must be {fault['ctx']['expected']}"
-    else:
-        phrase = _PHRASES.get(kind, fault["msg"])
+        said = str(fault["msg"].removeprefix("Value error, "))
+        # A check of the whole names the part itself; the value would be all of it.
+        return f"{where}: {said} (got {_shorten(fault['input'])})" if fault["loc"] else said
+    phrase = _PHRASES[kind].format(**fault.get("ctx", {})) if kind in _PHRASES else fault["msg"]
     return f"{where} {phrase} (got {_shorten(fault['input'])})"
 
 

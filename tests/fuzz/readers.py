@@ -542,7 +542,7 @@ def read_annotations(folder: Path, damaged: Sequence[Path]) -> None:
 
     def overlap(path: Path) -> None:
         if path.suffix == ".xml":
-            polygon_overlap(coords, 512, read_asap(path).polygons)
+            polygon_overlap(coords, 512, read_asap(path)[0])
         elif path.suffix == ".geojson":
             named_patches(coords, 512, read_named_shapes(path), 0.5)
         else:

@@ -126,8 +126,8 @@ def test_risk_and_time_run_in_opposite_directions(name, seed):
     )
     risks = np.array([case.target for case in cases])
     seen = draw_outcomes(risks, dials, np.random.default_rng(seed))
-    with_event = np.array([outcome.event == 1 for outcome in seen])
-    times = np.array([outcome.time for outcome in seen])
+    with_event = np.array([event == 1 for _, event in seen])
+    times = np.array([time for time, _ in seen])
     assert spearmanr(risks[with_event], times[with_event]).statistic < -0.3
     assert risks[with_event].mean() > risks[~with_event].mean()
 

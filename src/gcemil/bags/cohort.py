@@ -7,7 +7,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,11 +96,7 @@ class Cohort:
 
     def save(self) -> None:
         """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
-        columns = list(columns_of(self.card.task))
-        if any(row.site is not None for row in self.slides):
-            columns.append("site")
-        rows = [{column: getattr(row, column) for column in columns} for row in self.slides]
-        write_table(self.folder / "slides.csv", columns, rows)
+        write_slide_table(self.folder, self.card.task, self.slides)
         self.save_card()
 
     def save_card(self) -> None:
@@ -154,7 +150,10 @@ class Cohort:
 
     def layout(self, spec: BagSpec) -> Bag:
         """The bag with features of width 0: patch count, coordinates and spans, read without the features."""
-        slides = [self._slide_layout(slide_id) for slide_id in spec.slide_ids]
+        slides = []
+        for slide_id in spec.slide_ids:
+            n_patches, coords = read_patch_layout(self.feature_file(slide_id))
+            slides.append(slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size))
         return slides[0] if self.bag_unit == "slide" else case_bag(spec.bag_id, slides)
 
     def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
@@ -170,10 +169,6 @@ class Cohort:
         """Side of a patch in level-0 pixels, where the card says it."""
         size = self.card.patch_size_level0
         return None if size is None else LevelZeroPx(size)
-
-    def _slide_layout(self, slide_id: str) -> Bag:
-        n_patches, coords = read_patch_layout(self.feature_file(slide_id))
-        return slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
 
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
@@ -197,19 +192,17 @@ class Cohort:
         return row.time, row.event
 
     def _check(self) -> None:
+        table = self.folder / "slides.csv"
         seen: set[str] = set()
         for row in self.slides:
             if row.slide_id in seen:
-                raise CohortError(
-                    f"{self.folder / 'slides.csv'}: slide '{row.slide_id}' stands twice. Remove one line."
-                )
+                raise CohortError(f"{table}: slide '{row.slide_id}' stands twice. Remove one line.")
             seen.add(row.slide_id)
-        if self.bag_unit == "case":
-            for first, row in find_disagreements(self.slides):
-                raise CohortError(
-                    f"{self.folder / 'slides.csv'}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
-                    "disagree on the target, so they cannot form one bag. Correct the table."
-                )
+        for first, row in find_disagreements(self.slides) if self.bag_unit == "case" else ():
+            raise CohortError(
+                f"{table}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
+                "disagree on the target, so they cannot form one bag. Correct the table."
+            )
 
 
 def find_disagreements(rows: Iterable[SlideRow]) -> Iterator[tuple[SlideRow, SlideRow]]:
@@ -299,15 +292,26 @@ def columns_of(task: Task) -> tuple[str, ...]:
     return _CLASSIFICATION_COLUMNS if task == "classification" else _SURVIVAL_COLUMNS
 
 
+def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> None:
+    """slides.csv of a folder; with sites where they are known."""
+    columns = list(columns_of(task))
+    if any(row.site is not None for row in slides):
+        columns.append("site")
+    write_table(
+        folder / "slides.csv", columns, [{name: getattr(row, name) for name in columns} for row in slides]
+    )
+
+
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
-    slide_id = check_slide_id(row["slide_id"], folder / "slides.csv")
+    table = folder / "slides.csv"
+    slide_id = check_slide_id(row["slide_id"], table)
     site = row.get("site") or None
     case_id = row["case_id"] or slide_id
     if card.task == "classification":
         if row["label"] not in card.classes:
             raise CohortError(
-                f"{folder / 'slides.csv'}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
+                f"{table}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
             )
         return SlideRow(slide_id, case_id, label=row["label"], site=site)
     try:
@@ -315,11 +319,11 @@ def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow
         time, event = float(row["time"]), float(row["event"])
     except ValueError as error:
         raise CohortError(
-            f"{folder / 'slides.csv'}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
+            f"{table}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
         ) from error
     if not 0 < time < math.inf or event not in (0, 1):
         raise CohortError(
-            f"{folder / 'slides.csv'}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
+            f"{table}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
             "event 1 (happened) or 0."
         )
     return SlideRow(slide_id, case_id, time=time, event=int(event), site=site)

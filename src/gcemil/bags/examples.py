@@ -27,6 +27,7 @@ from gcemil.errors import CohortError, StoreError
 EXAMPLES_FILE = "anchors_examples.h5"
 EXAMPLES = "examples"
 """What cohort.yaml says where examples are its anchors."""
+_ATTRIBUTES = ("k", "seed", "encoder", "source")
 REMEDY = "Write it again with 'gcemil anchors from-examples'."
 
 Names = Shaped[np.ndarray, "_"]
@@ -89,21 +90,13 @@ def _turns(slides: Names) -> Int[np.ndarray, "_"]:
 
 def write_examples(path: Path, examples: ExampleSet) -> None:
     """Write examples that `read_examples` reads."""
-    store.write(
-        path,
-        {
-            "features": examples.features,
-            "concepts": np.char.encode(examples.concepts, "utf-8"),
-            # HDF5 has no text of length 0.
-            "slides": np.char.encode(np.where(examples.slides == "", " ", examples.slides), "utf-8"),
-        },
-        {
-            "k": examples.k,
-            "seed": examples.seed,
-            "encoder": examples.encoder,
-            "source": examples.source,
-        },
-    )
+    datasets = {
+        "features": examples.features,
+        "concepts": np.char.encode(examples.concepts, "utf-8"),
+        # HDF5 has no text of length 0.
+        "slides": np.char.encode(np.where(examples.slides == "", " ", examples.slides), "utf-8"),
+    }
+    store.write(path, datasets, {name: getattr(examples, name) for name in _ATTRIBUTES})
 
 
 def read_examples(path: Path, feature_dim: int) -> ExampleSet:

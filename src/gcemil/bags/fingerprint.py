@@ -29,7 +29,6 @@ SETTLED_NS = 2 * 10**9
 _ATTEMPTS = 3
 LARGE_BYTES, HOLES = 2**28, 100
 """Numbers do not compress a hundredfold, so a large file that takes so little of the disk was never written."""
-_MARKS = ("size", "mtime_ns", "ctime_ns", "inode")
 PARTS = {
     "card": "cohort.yaml",
     "labels": "the labels",
@@ -97,7 +96,10 @@ def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
     """The cohort as it is now; `run` is a folder for hashes that cannot be kept in the cohort's."""
     hashes = _Hashes(cohort.folder, run)
     parts = {
-        "card": {"cohort.yaml": _hash_value(_describe_card(cohort))},
+        # What the card says of the data; its name and history decide nothing.
+        "card": {
+            "cohort.yaml": _hash_value(cohort.card.model_dump(mode="json", exclude={"name", "provenance"}))
+        },
         "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
         "splits": {
             split_file(cohort.folder, index).name: _hash_value(
@@ -168,23 +170,14 @@ class _Hashes:
 def _read_cache(path: Path) -> dict[str, tuple[Mark, str]]:
     try:
         content = read_json(path)
-        return {
-            str(name): (_parse_mark(values[:-1]), _parse_hash(values[-1])) for name, values in content.items()
-        }
-    except (GcemilError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        found = {str(name): (tuple(mark), hash_) for name, (*mark, hash_) in content.items()}
+    except (GcemilError, AttributeError, TypeError, ValueError):
         return {}
-
-
-def _parse_mark(values: Any) -> Mark:
-    if len(values) != len(_MARKS) or not all(type(value) is int for value in values):
-        raise ValueError(f"a mark has {len(_MARKS)} whole numbers")
-    return tuple(values)
-
-
-def _parse_hash(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != 64:
-        raise ValueError("a hash has 64 characters")
-    return value
+    is_whole = all(
+        [type(value) for value in mark] == [int] * 4 and isinstance(hash_, str) and len(hash_) == 64
+        for mark, hash_ in found.values()
+    )
+    return found if is_whole else {}
 
 
 def _read_mark(path: Path) -> Mark:
@@ -214,11 +207,6 @@ def _refuse_holes(path: Path, found: os.stat_result) -> None:
 
 def _is_settled(mark: Mark, now_ns: int) -> bool:
     return max(mark[1], mark[2]) + SETTLED_NS < now_ns
-
-
-def _describe_card(cohort: Cohort) -> dict[str, Any]:
-    """What the card says of the data; its name and history decide nothing."""
-    return cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
 
 
 def _find_anchor_files(cohort: Cohort) -> list[str]:

@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 import yaml
 from numpy.random import Generator
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gcemil.bags.cohort import Cohort, SlideRow
@@ -69,9 +68,11 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
             f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds. Give fewer --folds."
         )
     generator = np.random.default_rng(seed)
-    fold_of = _deal_cases(_group_by_stratum(groups), n_folds, generator)
-    # Every other case of the next fold validates; the rest of that fold trains.
-    validates = {name: bool(position % 2) for name, position in _number_within_folds(fold_of).items()}
+    dealt = _deal_cases(_group_by_stratum(groups), generator)
+    # Round-robin, so that folds stay equal in size.
+    fold_of = {name: position % n_folds for position, name in enumerate(dealt)}
+    # Every other case of the next fold validates, in the order of dealing, so that halves are stratified too.
+    validates = {name: bool(position // n_folds % 2) for position, name in enumerate(dealt)}
     folds = []
     for k in range(n_folds):
         parts: dict[str, Part] = {}
@@ -130,24 +131,17 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
             f"{cohort.folder} has {len(groups)} cases{slides}, so three parts of at least one that add up to that are wanted, "
             f"got {', '.join(map(str, sizes))}."
         )
-    wanted, placed = _case_counts(sizes, len(groups)), np.zeros(len(PARTS), dtype=np.int64)
+    # In the proportions of the sizes; at least one case each, the rest is tested.
+    train, val = (max(1, round(size * len(groups) / sum(sizes))) for size in sizes[:2])
+    wanted, placed = np.array([train, val, len(groups) - train - val]), np.zeros(len(PARTS), dtype=np.int64)
     part_of: dict[str, Part] = {}
-    strata = _group_by_stratum(groups)
-    # One stratum after the other, so that each is dealt in the shares of the parts.
-    dealt = [str(name) for key in sorted(strata) for name in generator.permutation(sorted(strata[key]))]
-    for done, name in enumerate(dealt, start=1):
+    for done, name in enumerate(_deal_cases(_group_by_stratum(groups), generator), start=1):
         # The part that lags most behind its share of the cases placed so far.
         behind = np.where(placed < wanted, wanted * done / wanted.sum() - placed, -np.inf)
         chosen = int(np.argmax(behind))
         placed[chosen] += 1
         part_of |= {row.slide_id: PARTS[chosen] for row in groups[name]}
     return Fold(0, {row.slide_id: part_of[row.slide_id] for row in cohort.slides})
-
-
-def _case_counts(sizes: tuple[int, int, int], n_cases: int) -> NDArray[np.int64]:
-    """So many cases for each part, in the proportions of the sizes; at least one each, the rest is tested."""
-    train, val = (max(1, round(size * n_cases / sum(sizes))) for size in sizes[:2])
-    return np.array([train, val, n_cases - train - val])
 
 
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:
@@ -190,11 +184,10 @@ def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[s
         return [f"{_CARD} names the folds {stated}, but there are {found}: two splits are mixed"]
     if len(placed) < 2 or (card is not None and card.kind == "official"):
         return []
-    tested: dict[str, list[int]] = {slide_id: [] for parts in placed.values() for slide_id in parts}
+    tested: dict[str, list[int]] = defaultdict(list)
     for index, parts in placed.items():
         for slide_id, part in parts.items():
-            if part == "test":
-                tested[slide_id].append(index)
+            tested[slide_id] += [index] if part == "test" else []
     often = [slide_id for slide_id, found in tested.items() if len(found) > 1]
     never = [slide_id for slide_id, found in tested.items() if not found]
     faults = []
@@ -294,26 +287,11 @@ def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int]
     return strata
 
 
-def _deal_cases(
-    strata: dict[tuple[str, int], list[str]], n_folds: int, generator: Generator
-) -> dict[str, int]:
-    """Round-robin over the folds, going on where the last stratum stopped, so that folds stay equal in size."""
-    fold_of: dict[str, int] = {}
-    position = 0
+def _deal_cases(strata: dict[tuple[str, int], list[str]], generator: Generator) -> list[str]:
+    """One stratum after the other, each in random order, so that all are dealt in the same shares."""
+    dealt = []
     for key in sorted(strata):
         # Sorted, so that the order of slides.csv does not change the folds.
         names = sorted(strata[key])
-        for index in generator.permutation(len(names)):
-            fold_of[names[index]] = position % n_folds
-            position += 1
-    return fold_of
-
-
-def _number_within_folds(fold_of: dict[str, int]) -> dict[str, int]:
-    """A running number per case within its fold, in the order of dealing, so that halves are stratified too."""
-    counters: dict[int, int] = defaultdict(int)
-    positions = {}
-    for name, fold in fold_of.items():
-        positions[name] = counters[fold]
-        counters[fold] += 1
-    return positions
+        dealt += [names[index] for index in generator.permutation(len(names))]
+    return dealt

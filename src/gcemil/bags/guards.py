@@ -54,9 +54,8 @@ def _warning(where: str, what: str, remedy: str) -> Problem:
 def _from_fault(where: str, fault: InputError, remedy: str = "") -> Problem:
     """An error of ours as a problem, with this remedy or else the one that it tells itself."""
     what, _, told = str(fault).partition(". ")
-    return _error(
-        where, what.removesuffix("."), remedy or told or "Correct the file named, then validate again."
-    )
+    remedy = remedy or told or "Correct the file named, then validate again."
+    return _error(where, what.removesuffix("."), remedy)
 
 
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
@@ -136,32 +135,23 @@ def _table_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
             targets[row["case_id"]].add((row.get("label"), row.get("time"), row.get("event")))
         for case_id, found in targets.items():
             if len(found) > 1:
-                yield _error(
-                    case_id,
-                    f"slides of the case disagree on the target: {sorted(map(str, found))}",
-                    "A case has one target; correct slides.csv.",
-                )
+                what = f"slides of the case disagree on the target: {sorted(map(str, found))}"
+                yield _error(case_id, what, "A case has one target; correct slides.csv.")
 
 
 def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row["label"] not in card.classes:
-            yield _error(
-                row["slide_id"],
-                f"label '{row['label']}' is not among {', '.join(card.classes)}",
-                "Correct the label, or add the class to cohort.yaml.",
-            )
+            what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
+            yield _error(row["slide_id"], what, "Correct the label, or add the class to cohort.yaml.")
         cases[row["label"]].add(row["case_id"])
     for name in card.classes:
         if not cases[name]:
             yield _error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
         elif len(cases[name]) < _N_FOLDS:
-            yield _warning(
-                name,
-                f"the class has {len(cases[name])} cases, fewer than the {_N_FOLDS} folds",
-                "Some folds cannot test it; merge classes or use fewer folds.",
-            )
+            what = f"the class has {len(cases[name])} cases, fewer than the {_N_FOLDS} folds"
+            yield _warning(name, what, "Some folds cannot test it; merge classes or use fewer folds.")
 
 
 def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
@@ -169,31 +159,21 @@ def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
     for row in rows:
         time, event = _number(row["time"]), _number(row["event"])
         if time is None or not 0 < time < math.inf:
-            yield _error(
-                row["slide_id"],
-                f"survival time '{row['time']}' is not a finite number above 0",
-                "Correct the time, or exclude the case.",
-            )
+            what = f"survival time '{row['time']}' is not a finite number above 0"
+            yield _error(row["slide_id"], what, "Correct the time, or exclude the case.")
         elif event not in (0, 1):
-            yield _error(
-                row["slide_id"],
-                f"event '{row['event']}' is neither 0 nor 1",
-                "Code 1 for happened and 0 for censored.",
-            )
+            what = f"event '{row['event']}' is neither 0 nor 1"
+            yield _error(row["slide_id"], what, "Code 1 for happened and 0 for censored.")
         else:
             times.append(time)
             events.append(int(event))
     happened = np.array(events, bool)
     if len(happened) and not happened.any():
-        yield _error(
-            "slides.csv", "no case has an event, so no risk can be learned", "Check the event column."
-        )
+        what = "no case has an event, so no risk can be learned"
+        yield _error("slides.csv", what, "Check the event column.")
     elif _looks_inverted(np.array(times), happened):
-        yield _warning(
-            "slides.csv",
-            f"{happened.mean():.0%} of the slides have an event and these have the longer times: event and censorship look swapped",
-            "If the column was 'censorship', write event = 1 - censorship.",
-        )
+        what = f"{happened.mean():.0%} of the slides have an event and these have the longer times: event and censorship look swapped"
+        yield _warning("slides.csv", what, "If the column was 'censorship', write event = 1 - censorship.")
 
 
 def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
@@ -218,13 +198,11 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
     except InputError as fault:
         yield _from_fault("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
-    for what in faults:
-        yield _error(
-            "splits",
-            what,
-            f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
-            f"'gcemil split {folder} --official'.",
-        )
+    remedy = (
+        f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
+        f"'gcemil split {folder} --official'."
+    )
+    yield from (_error("splits", what, remedy) for what in faults)
     for index, placed in by_fold.items():
         path = split_file(folder, index)
         parts: dict[str, set[str]] = defaultdict(set)
@@ -232,43 +210,33 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         for row in rows:
             part = placed.get(row["slide_id"])
             if part not in PARTS:
-                yield _error(
-                    row["slide_id"], f"{path.name} gives it split '{part}'", "Run 'gcemil split' again."
-                )
+                what = f"{path.name} gives it split '{part}'"
+                yield _error(row["slide_id"], what, "Run 'gcemil split' again.")
                 continue
             parts[row["case_id"]].add(str(part))
             classes[str(part)].add(row["label"] if card.task == "classification" else row["event"])
         for case_id, found in parts.items():
             if len(found) > 1:
-                yield _error(
-                    case_id,
-                    f"the case is in {' and '.join(sorted(found))} of {path.name}: the test set leaks",
-                    "Run 'gcemil split --unit case'.",
-                )
+                what = f"the case is in {' and '.join(sorted(found))} of {path.name}: the test set leaks"
+                yield _error(case_id, what, "Run 'gcemil split --unit case'.")
         yield from _part_problems(classes, card, path)
 
 
 def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:
+    again = "Run 'gcemil split' again"
+    is_survival = card.task == "survival"
     for part in PARTS:
         found = classes.get(part, set())
         if not found:
-            yield _error(path.name, f"the {part} part is empty", "Run 'gcemil split' again.")
-        elif card.task == "survival" and not any(_number(event) == 1 for event in found):
-            yield _error(
-                path.name, f"the {part} part has no event", "Run 'gcemil split' again, with fewer folds."
-            )
-        elif card.task == "classification" and len(found) < 2:
-            yield _error(
-                path.name,
-                f"the {part} part has only class '{next(iter(found))}'",
-                "Run 'gcemil split' again, with fewer folds.",
-            )
-        elif card.task == "classification" and part == "train" and (absent := set(card.classes) - found):
-            yield _error(
-                path.name,
-                f"class '{min(absent)}' has no training slide",
-                "Run 'gcemil split' again, with fewer folds, or merge classes.",
-            )
+            yield _error(path.name, f"the {part} part is empty", f"{again}.")
+        elif is_survival and not any(_number(event) == 1 for event in found):
+            yield _error(path.name, f"the {part} part has no event", f"{again}, with fewer folds.")
+        elif not is_survival and len(found) < 2:
+            what = f"the {part} part has only class '{next(iter(found))}'"
+            yield _error(path.name, what, f"{again}, with fewer folds.")
+        elif not is_survival and part == "train" and (absent := set(card.classes) - found):
+            what = f"class '{min(absent)}' has no training slide"
+            yield _error(path.name, what, f"{again}, with fewer folds, or merge classes.")
 
 
 def _number(text: str) -> float | None:
@@ -293,11 +261,8 @@ def _file_problems(
             on_slide(done, len(names))
     listed = {f"{name}.h5" for name in names}
     if unused := sorted(path.name for path in (folder / "features").glob("*.h5") if path.name not in listed):
-        yield _warning(
-            unused[0],
-            f"{len(unused)} feature files have no line in slides.csv",
-            "Add the slides or remove the files.",
-        )
+        what = f"{len(unused)} feature files have no line in slides.csv"
+        yield _warning(unused[0], what, "Add the slides or remove the files.")
     yield from _bank_problems(card, folder)
 
 
@@ -306,31 +271,22 @@ def _feature_problems(
 ) -> Iterator[Problem]:
     layouts = store.describe(path)
     if "features" not in layouts:
-        found = ", ".join(layouts) or "nothing"
-        yield _error(
-            slide_id, f"{path.name} has no dataset 'features', only: {found}", "Read it with 'gcemil import'."
-        )
+        what = f"{path.name} has no dataset 'features', only: {', '.join(layouts) or 'nothing'}"
+        yield _error(slide_id, what, "Read it with 'gcemil import'.")
         return
-    shape = layouts["features"].shape
+    layout, shape = layouts["features"], layouts["features"].shape
+    problem = features_problem(layout)
     if len(shape) != 2 or shape[1] != card.feature_dim:
-        yield _error(
-            slide_id,
-            f"features have shape {shape}, cohort.yaml says width {card.feature_dim}",
-            "Extract it with the cohort's encoder.",
-        )
-        return
-    if problem := features_problem(layouts["features"]):
+        problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
+    if problem:
         yield _error(slide_id, problem, "Extract it with the cohort's encoder.")
         return
     if shape[0] == 0:
         yield _error(slide_id, "the slide has no patches", "Remove its line, or segment its tissue again.")
         return
-    if layouts["features"].is_slow:
-        yield _warning(
-            slide_id,
-            f"features are stored in chunks of {layouts['features'].chunks}, which read slowly",
-            _describe_repacking(path),
-        )
+    if layout.is_slow:
+        what = f"features are stored in chunks of {layout.chunks}, which read slowly"
+        yield _warning(slide_id, what, _describe_repacking(path))
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)
     yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
@@ -351,21 +307,14 @@ def _coord_problems(
     slide_id: str, path: Path, n_patches: int, layouts: dict[str, store.Layout]
 ) -> Iterator[Problem]:
     if "coords" not in layouts:
-        yield _warning(
-            slide_id, "the file has no coordinates", "Spatial steps are switched off for this slide."
-        )
-        return
-    if layouts["coords"].shape != (n_patches, 2):
-        yield _error(
-            slide_id,
-            f"{layouts['coords'].shape} coordinates for {n_patches} feature rows",
-            "Extract the slide again.",
-        )
-        return
-    if problem := coords_problem(store.read(path, "coords")):
-        yield _error(
-            slide_id, problem, "Extract the slide again, or import it with 'gcemil import', which converts."
-        )
+        remedy = "Spatial steps are switched off for this slide."
+        yield _warning(slide_id, "the file has no coordinates", remedy)
+    elif layouts["coords"].shape != (n_patches, 2):
+        what = f"{layouts['coords'].shape} coordinates for {n_patches} feature rows"
+        yield _error(slide_id, what, "Extract the slide again.")
+    elif problem := coords_problem(store.read(path, "coords")):
+        remedy = "Extract the slide again, or import it with 'gcemil import', which converts."
+        yield _error(slide_id, problem, remedy)
 
 
 def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
@@ -381,33 +330,27 @@ def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> It
         digest.update(block.tobytes())
         done += len(block)
     if unfit:
-        yield _error(
-            slide_id,
-            f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}",
-            "Extract the slide again.",
-        )
+        what = f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}"
+        yield _error(slide_id, what, "Extract the slide again.")
     elif done > 1 and all_alike:
-        yield _error(
-            slide_id, "all patches have the same features", "The encoder saw no tissue; extract it again."
-        )
+        remedy = "The encoder saw no tissue; extract it again."
+        yield _error(slide_id, "all patches have the same features", remedy)
     other = first_with.setdefault(digest.hexdigest(), slide_id)
     if other != slide_id:
-        yield _error(
-            slide_id, f"its features are identical to those of '{other}'", "Remove one of the two slides."
-        )
+        what = f"its features are identical to those of '{other}'"
+        yield _error(slide_id, what, "Remove one of the two slides.")
 
 
 def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Problem]:
     """Training never reads truth, but what is measured against it would be wrong or stop hours later."""
     if not path.exists():
         return
-    remedy = "Write the truth again, or remove the file."
     try:
         for name in _TRUTH_COLUMNS:
             if store.has(path, name):
                 read_truth(path, name, n_patches)
     except StoreError as fault:
-        yield _from_fault(slide_id, fault, remedy)
+        yield _from_fault(slide_id, fault, "Write the truth again, or remove the file.")
 
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
@@ -427,18 +370,17 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
             read_examples(path, card.feature_dim)
         except InputError as fault:
             yield _from_fault(path.name, fault)
-    path = folder / "anchor_pairs.h5"
+    path, remedy = folder / "anchor_pairs.h5", "Write the pairs again with 'gcemil anchors pairs'."
     if not path.exists():
         return
     try:
         features, anchor_space = (side.shape[1] for side in read_pairs(path))
     except StoreError as fault:
-        yield _from_fault(path.name, fault, "Write the pairs again with 'gcemil anchors pairs'.")
+        yield _from_fault(path.name, fault, remedy)
         return
     if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
-        yield _error(
-            path.name,
+        what = (
             f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
-            f"{widths.get(own, 'unknown')}",
-            "Write the pairs again with 'gcemil anchors pairs'.",
+            f"{widths.get(own, 'unknown')}"
         )
+        yield _error(path.name, what, remedy)

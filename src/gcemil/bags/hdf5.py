@@ -15,8 +15,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from os import preadv
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +142,7 @@ def refuse_oversized(layout: Layout, path: Path, name: str) -> None:
             f"{path}: '{name}' of shape {layout.shape} claims {n_chunks:,} chunks, but the file has {held:,} bytes on the "
             "disk. It is damaged or made to exhaust memory; extract it again."
         )
-    if claimed <= FREE_BYTES:
-        return
-    if claimed > held * (_MAX_COMPRESSION if layout.is_filtered else 1):
+    if claimed > max(FREE_BYTES, held * (_MAX_COMPRESSION if layout.is_filtered else 1)):
         raise StoreError(
             f"{path}: '{name}' of shape {layout.shape} claims {claimed:,} bytes, but the file has {held:,} on the disk. "
             "It is damaged or made to exhaust memory; extract it again."
@@ -243,7 +239,10 @@ class NumberDataset:
         if not len(rows):
             return np.empty((0, *self.layout.shape[1:]), self.layout.dtype.newbyteorder("="))
         place = self._place_on_disk()
-        return self._read_chunked(rows) if place is None else self._read_runs(place, rows)
+        if place is None:
+            return self._read_chunked(rows)
+        places = place + rows.astype(np.int64) * self._row_bytes
+        return self._read_runs(places, np.ones(len(rows), np.int64))
 
     @property
     def _row_bytes(self) -> int:
@@ -271,14 +270,15 @@ class NumberDataset:
         return int(offset)
 
     def _read_range(self, start: int, stop: int) -> Array:
-        place = self._place_on_disk()
-        if place is None and self._chunk_places is not None:
-            return self._read_chunks(self._chunk_places, start, stop)
-        if place is None:
+        place, chunks = self._place_on_disk(), self.layout.chunks
+        if place is not None:
+            return self._read_runs(np.array([place + start * self._row_bytes]), np.array([stop - start]))
+        if self._chunk_places is None or chunks is None:
             return to_native(self.dataset[start:stop])
-        result = np.empty((stop - start, *self.layout.shape[1:]), self.layout.dtype)
-        self._fill(_bytes_of(result), place + start * self._row_bytes)
-        return result
+        numbers = np.arange(start // chunks[0], -(-stop // chunks[0]))
+        first = numbers * chunks[0]
+        low, high = np.maximum(first, start), np.minimum(first + chunks[0], stop)
+        return self._read_runs(self._chunk_places[numbers] + (low - first) * self._row_bytes, high - low)
 
     @cached_property
     def _chunk_places(self) -> NDArray[np.int64] | None:
@@ -288,9 +288,8 @@ class NumberDataset:
             return None
         n_chunks, chunk_bytes = -(-shape[0] // chunks[0]), chunks[0] * self._row_bytes
         size = os.fstat(self._descriptor).st_size
-        if (
-            n_chunks * chunk_bytes > size
-        ):  # some were never written, and a small file can claim millions of them
+        # Some were never written, and a small file can claim millions of them.
+        if n_chunks * chunk_bytes > size:
             return None
         places = np.full(n_chunks, -1, np.int64)
 
@@ -305,35 +304,21 @@ class NumberDataset:
         # A chunk that was never written, or lies outside the file, is h5py's to fill or to refuse.
         return places if bool(((places >= 0) & (places <= size - chunk_bytes)).all()) else None
 
-    def _read_chunks(self, places: NDArray[np.int64], start: int, stop: int) -> Array:
-        """Whole rows out of their chunks, one system call for every run of chunks that lie side by side."""
-        n_rows, row_bytes = self.layout.chunks[0] if self.layout.chunks else 1, self._row_bytes
-        first, last = start // n_rows, -(-stop // n_rows)
-        whole = np.empty(((last - first) * n_rows, *self.layout.shape[1:]), self.layout.dtype)
-        target, chunk_bytes, part = _bytes_of(whole), n_rows * row_bytes, places[first:last]
-        starts = [0, *(np.flatnonzero(np.diff(part) != chunk_bytes) + 1).tolist(), len(part)]
-        for begin, end in pairwise(starts):
-            self._fill(target[begin * chunk_bytes : end * chunk_bytes], int(part[begin]))
-        return whole[start - first * n_rows : stop - first * n_rows]
-
-    def _read_runs(self, place: int, rows: NDArray[np.integer[Any]]) -> Array:
-        """Rows of a plain contiguous dataset, one system call for every run of neighbours."""
-        result = np.empty((len(rows), *self.layout.shape[1:]), self.layout.dtype)
-        target, row_bytes, descriptor = _bytes_of(result), self._row_bytes, self._descriptor
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(rows) != 1) + 1))
-        edges = [*(starts * row_bytes).tolist(), result.nbytes]
-        places = (place + rows[starts].astype(np.int64) * row_bytes).tolist()
-        for start, stop, offset in zip(edges, edges[1:], places, strict=False):
-            run = target[start:stop]
-            if preadv(descriptor, [run], offset) != stop - start:
-                self._fill(run, offset)
+    def _read_runs(self, places: NDArray[np.int64], counts: NDArray[np.int64]) -> Array:
+        """So many rows from each of these bytes of the file on; one system call for what lies side by side."""
+        result = np.empty((int(counts.sum()), *self.layout.shape[1:]), self.layout.dtype)
+        target, sizes = _bytes_of(result), counts * self._row_bytes
+        starts = np.concatenate(([0], np.flatnonzero(places[1:] != places[:-1] + sizes[:-1]) + 1))
+        edges = [*(np.cumsum(sizes) - sizes)[starts].tolist(), result.nbytes]
+        for start, stop, offset in zip(edges, edges[1:], places[starts].tolist(), strict=False):
+            self._fill(target[start:stop], offset)
         return result
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Bytes of the file into memory. Read, not mapped: a file that shrinks meanwhile would end the process."""
         done = 0
         while done < len(target):  # one call reads at most 2 GB
-            found = preadv(self._descriptor, [target[done:]], offset + done)
+            found = os.preadv(self._descriptor, [target[done:]], offset + done)
             if not found:
                 raise StoreError(f"{self.path} became shorter while it was read. Extract it again.")
             done += found

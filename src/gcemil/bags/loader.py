@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
-from numpy.random import Generator
 
 from gcemil.bags.bag import Bag, CoordRows, RowIndex, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
@@ -27,20 +27,19 @@ _BLOCK_SIDE = 4
 
 
 Sampling = Literal["blocks", "patches"]
-Item = tuple[BagSpec, Bag] | Exception | None
-"""A bag, what went wrong instead of one, or the end."""
+T = TypeVar("T")
 HELD_BYTES = 256 * 2**20
-"""Features in memory beyond which no further bag is read ahead."""
+"""Held in memory, beyond which nothing further is read ahead."""
 
 
-def sample_patches(n_patches: int, limit: int, generator: Generator) -> RowIndex:
+def sample_patches(n_patches: int, limit: int, generator: np.random.Generator) -> RowIndex:
     """At most `limit` patches, each equally likely."""
     if n_patches <= limit:
         return np.arange(n_patches)
     return np.sort(generator.choice(n_patches, size=limit, replace=False))
 
 
-def sample_blocks(coords: CoordRows, step: int, limit: int, generator: Generator) -> RowIndex:
+def sample_blocks(coords: CoordRows, step: int, limit: int, generator: np.random.Generator) -> RowIndex:
     """At most `limit` patches as whole random 4x4 blocks of the grid; the last block is cut to the limit."""
     if len(coords) <= limit:
         return np.arange(len(coords))
@@ -69,30 +68,47 @@ def load_bags(
     cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
 ) -> Iterator[tuple[BagSpec, Bag]]:
     """Each bag once, in the order given; at most `ahead` wait in memory, and none beside a bag that is large."""
-    ready = ReadAhead(ahead)
 
-    def read_all() -> None:
+    def read(spec: BagSpec) -> Bag:
+        tell_reading(spec.bag_id)
+        bag = read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)
+        tell_reading("")
+        return bag
+
+    # Not a loop with variables, which would keep a bag alive while the thread waits for its next turn.
+    pairs = ((spec, read(spec)) for spec in specs)
+    with closing(run_ahead(pairs, ahead, size=lambda pair: pair[1].features.nbytes)) as ready:
+        for item in ready:
+            tell_slide(item[0].bag_id)
+            yield item
+            del item
+
+
+def run_ahead(
+    items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int] = lambda item: 0
+) -> Generator[T, None, None]:
+    """The same items, made by a thread: at most `ahead` wait, and none is made beyond HELD_BYTES. Close it to stop early."""
+    ready: ReadAhead[T] = ReadAhead(ahead)
+
+    def make_all() -> None:
         try:
-            for spec in specs:
-                if not ready.wait_for_room():
-                    return
-                tell_reading(spec.bag_id)
-                bag = read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)
-                tell_reading("")
-                ready.put((spec, bag), bag.features.nbytes)
-                # The thread must not keep a bag alive while it waits for the next turn.
-                del bag
+            while ready.wait_for_room():
+                item = next(items)
+                ready.put(item, size(item))
+                del item
+        except StopIteration:
             ready.put(None)
         except Exception as error:  # handed to the reader of the iterator, who raises it
             ready.put(error)
+        finally:
+            items.close()
 
-    thread = threading.Thread(target=read_all, name="gcemil-loader", daemon=True)
+    thread = threading.Thread(target=make_all, name="gcemil-read-ahead", daemon=True)
     thread.start()
     try:
         while (item := ready.take()) is not None:
             if isinstance(item, Exception):
                 raise item
-            tell_slide(item[0].bag_id)
             yield item
             del item
     finally:
@@ -100,18 +116,21 @@ def load_bags(
         thread.join()
 
 
-class ReadAhead:
-    """What was read and not yet taken; the bag taken last counts as held until the next is asked for."""
+class ReadAhead(Generic[T]):
+    """What was made and not yet taken: an item, what went wrong instead of one, or None at the end.
+
+    The item taken last counts as held until the next is asked for.
+    """
 
     def __init__(self, ahead: int) -> None:
         self._ahead = max(1, ahead)
-        self._waiting: deque[tuple[Item, int]] = deque()
+        self._waiting: deque[tuple[T | Exception | None, int]] = deque()
         self._in_use = 0
         self._stopped = False
         self._turn = threading.Condition()
 
     def wait_for_room(self) -> bool:
-        """Until another bag may be read; False when nobody wants one any more."""
+        """Until another item may be made; False when nobody wants one any more."""
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._has_room())
             return not self._stopped
@@ -120,13 +139,13 @@ class ReadAhead:
         held = self._in_use + sum(size for _, size in self._waiting)
         return len(self._waiting) < self._ahead and held < HELD_BYTES
 
-    def put(self, item: Item, size: int = 0) -> None:
-        """Add what was read, with its size in bytes."""
+    def put(self, item: T | Exception | None, size: int = 0) -> None:
+        """Add what was made, with its size in bytes."""
         with self._turn:
             self._waiting.append((item, size))
             self._turn.notify_all()
 
-    def take(self) -> Item:
+    def take(self) -> T | Exception | None:
         """The next item, waited for."""
         with self._turn:
             self._in_use = 0
@@ -137,7 +156,7 @@ class ReadAhead:
             return item
 
     def stop(self) -> None:
-        """Let the reader thread end: nobody takes any more."""
+        """Let the thread end: nobody takes any more."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()

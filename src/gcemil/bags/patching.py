@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -54,7 +54,7 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 """Attributes of the coordinates without which patches cannot be read from a slide."""
 
 
-Status = Literal["patched", "already done", "no tissue", "failed"]
+Status = Literal["patched", "encoded", "already done", "no tissue", "no patches", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
 
 
@@ -159,32 +159,46 @@ class PatchingRules:
 
 @dataclass(frozen=True)
 class SlideOutcome:
-    """What became of one slide."""
+    """What became of one slide that was to be patched or encoded."""
 
     slide_id: str
     status: Status
     patches: int = 0
-    mpp: float | None = None
     message: str = ""
 
     @property
     def is_problem(self) -> bool:
         """Whether somebody should look at the slide."""
-        return self.status in {"no tissue", "failed"}
+        return self.status in {"no tissue", "no patches", "failed"}
 
 
 @dataclass(frozen=True)
-class PatchingReport:
+class PatchedSlide(SlideOutcome):
+    """The same with the pixel size by which the slide was patched."""
+
+    mpp: float | None = None
+
+
+Slide = TypeVar("Slide", bound=SlideOutcome)
+
+
+@dataclass(frozen=True)
+class BatchReport(Generic[Slide]):
     """What became of a batch."""
 
-    slides: tuple[SlideOutcome, ...]
+    slides: tuple[Slide, ...]
     notes: tuple[str, ...] = ()
-    """What concerns the batch as a whole, such as a contact sheet that could not be written."""
+    """What concerns the batch as a whole, such as a summary that could not be written."""
 
     @property
-    def problems(self) -> tuple[SlideOutcome, ...]:
-        """The slides that have no patches."""
+    def problems(self) -> tuple[Slide, ...]:
+        """The slides that have no patches, or no features."""
         return tuple(slide for slide in self.slides if slide.is_problem)
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Slides that have them now."""
+        return tuple(slide.slide_id for slide in self.slides if not slide.is_problem)
 
 
 def patch_slides(
@@ -194,7 +208,7 @@ def patch_slides(
     *,
     force: bool = False,
     on_slide: Callable[[int, int], None] | None = None,
-) -> PatchingReport:
+) -> BatchReport[PatchedSlide]:
     """Patch every slide of these files and folders; `force` does again what was done with other settings."""
     chosen = rules or PatchingRules()
     slides = find_slides(sources)
@@ -204,7 +218,7 @@ def patch_slides(
         if on_slide is not None:
             on_slide(done, len(slides))
     notes = write_summary(out, chosen.patches, outcomes)
-    return PatchingReport(tuple(outcomes), notes)
+    return BatchReport(tuple(outcomes), notes)
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
@@ -213,7 +227,10 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     looked = list(sources)
     for source in looked:
         if source.is_dir():
-            files += [path for path in source.rglob("*") if path.is_file() and _is_slide(path)]
+            visible = (path for path in source.rglob("*") if not path.name.startswith("."))
+            files += [
+                path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS) and path.is_file()
+            ]
         elif source.is_file():
             files.append(source)
         else:
@@ -222,10 +239,9 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
             )
     slides: dict[str, Path] = {}
     for path in sorted(files):
-        if slides.setdefault(plain_id(path.name), path) != path:
-            raise UsageError(
-                f"{slides[plain_id(path.name)]} and {path} would both be slide '{plain_id(path.name)}'. Rename one of them."
-            )
+        name = plain_id(path.name)
+        if slides.setdefault(name, path) != path:
+            raise UsageError(f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them.")
     if not slides:
         where = ", ".join(map(str, looked))
         raise UsageError(
@@ -234,17 +250,17 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
+def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> PatchedSlide:
     """Patch one slide; whatever goes wrong with it is its outcome and nobody else's."""
     try:
         return patch_slide(path, slide_id, out, rules, force=force)
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
+        return PatchedSlide(slide_id, "failed", message=describe_failure(error, path))
 
 
 def patch_slide(
     path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool = False
-) -> SlideOutcome:
+) -> PatchedSlide:
     """Coordinates and pictures of one slide, unless it has them already."""
     mask = None if rules.masks is None else find_mask_file(rules.masks, slide_id)
     origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
@@ -253,18 +269,18 @@ def patch_slide(
     fallback = None if isinstance(rules.mpp, Mapping) else rules.mpp
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
-            return SlideOutcome(
-                slide_id, "already done", len(_find_finished(target, origin, slide.mpp)), slide.mpp
-            )
+            done = _find_finished(target, origin, slide.mpp)
+            return PatchedSlide(slide_id, "already done", len(done), mpp=slide.mpp)
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
         if len(grid):
             probe_patches(slide, grid)
         _write_pictures(out, slide_id, slide, tissue, grid)
         if not len(grid):
-            return SlideOutcome(slide_id, "no tissue", 0, slide.mpp, _no_tissue_message(tissue, rules, mask))
+            why = _no_tissue_message(tissue, rules, mask)
+            return PatchedSlide(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)
-    return SlideOutcome(slide_id, "patched", len(grid), grid.mpp)
+    return PatchedSlide(slide_id, "patched", len(grid), mpp=grid.mpp)
 
 
 def _find_finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
@@ -316,23 +332,29 @@ def _no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | No
     return f"{where}. Look at the picture in contours/, then give a mask with --masks or leave the slide out."
 
 
-def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
+def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[PatchedSlide]) -> tuple[str, ...]:
     """The contact sheets and the table; what could not be written is told, as the coordinates are safe by now.
 
-    The table comes last: where it lies, the sheets are there too. It says what a slide has, not which command gave it.
+    The table comes last: where it lies, the sheets are there too.
     """
-    stated = [replace(one, status="patched") if one.status == "already done" else one for one in outcomes]
-    rows = [{column: getattr(outcome, column) for column in COLUMNS} for outcome in stated]
     notes = []
     try:
         for number, sheet in enumerate(
             draw_contact_sheets([_sheet_entry(outcome, out) for outcome in outcomes])
         ):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
-        write_table(summary_file(out, settings), COLUMNS, rows)
+        write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
     except (OSError, StoreError) as error:
         notes.append(f"The summary of {out} could not be written ({error}). Run the command again.")
     return tuple(notes)
+
+
+def write_outcomes(
+    path: Path, columns: Sequence[str], outcomes: Iterable[SlideOutcome], *, done: Status
+) -> None:
+    """A line per slide; what was already done is `done`, as a table says what a slide has, not which command gave it."""
+    stated = [replace(one, status=done) if one.status == "already done" else one for one in outcomes]
+    write_table(path, columns, [{column: getattr(one, column) for column in columns} for one in stated])
 
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:
@@ -340,30 +362,26 @@ def summary_file(out: Path, settings: PatchSettings) -> Path:
     return out / settings.folder_name / "patching.csv"
 
 
-def read_summary(out: Path, settings: PatchSettings) -> dict[str, SlideOutcome]:
+def read_summary(out: Path, settings: PatchSettings) -> dict[str, PatchedSlide]:
     """What the table says of each slide; nothing where there is none that can be read."""
     path = summary_file(out, settings)
     try:
         rows = [{**row, "mpp": row["mpp"] or None} for row in read_table(path, COLUMNS)]
-        return {outcome.slide_id: outcome for outcome in (checked(row, SlideOutcome, path) for row in rows)}
+        return {outcome.slide_id: outcome for outcome in (checked(row, PatchedSlide, path) for row in rows)}
     except GcemilError:
         return {}
 
 
-def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
+def known_outcome(target: Path, slide_id: str) -> PatchedSlide:
     """A slide that was patched before, by whatever rules."""
     try:
         grid = read_patch_file(target)
     except GcemilError as error:
-        return SlideOutcome(slide_id, "failed", message=str(error))
-    return SlideOutcome(slide_id, "already done", len(grid), grid.mpp)
+        return PatchedSlide(slide_id, "failed", message=str(error))
+    return PatchedSlide(slide_id, "already done", len(grid), mpp=grid.mpp)
 
 
 def _sheet_entry(outcome: SlideOutcome, out: Path) -> SheetEntry:
     detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
     picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
     return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
-
-
-def _is_slide(path: Path) -> bool:
-    return path.name.lower().endswith(SLIDE_EXTENSIONS) and not path.name.startswith(".")

@@ -249,7 +249,7 @@ def write(
     with whole_file(path) as temporary:
         with _create_file(temporary, path) as file:
             for name, values in datasets.items():
-                _create_dataset(file, name, values).attrs.update(own.get(name, {}))
+                file.create_dataset(name, data=values, track_times=False).attrs.update(own.get(name, {}))
             file.attrs.update(attributes or {})
         with _reopen_file(temporary, path) as file:
             for name, values in datasets.items():
@@ -271,7 +271,7 @@ def repack(path: Path) -> bool:
         datasets = {name: NumberDataset(source, path, name) for name in names}
         with whole_file(path) as temporary:
             with _create_file(temporary, path) as file:
-                _copy_attributes(source, file)
+                file.attrs.update(source.attrs)
                 for name, numbers in datasets.items():
                     _copy_dataset(numbers, file, name)
             with _reopen_file(temporary, path) as file:
@@ -344,23 +344,11 @@ def _write_error(path: Path, why: str) -> StoreError:
     return StoreError(f"{path} cannot be written ({why}). Check free space and permissions.")
 
 
-def _create_dataset(file: h5py.File, name: str, values: Array) -> h5py.Dataset:
-    return file.create_dataset(name, data=values, track_times=False)
-
-
 def _copy_dataset(source: NumberDataset, file: h5py.File, name: str) -> None:
     target = file.create_dataset(name, source.layout.shape, source.layout.dtype, track_times=False)
-    start = 0
-    for block in source.blocks():
-        stop = start + (len(block) if block.shape else 1)
-        target[... if not block.shape else slice(start, stop)] = block
-        start = stop
-    _copy_attributes(source.dataset, target)
-
-
-def _copy_attributes(source: h5py.HLObject, target: h5py.HLObject) -> None:
-    for key, value in source.attrs.items():
-        target.attrs[key] = value
+    for place, block in _place_blocks(source.blocks()):
+        target[place] = block
+    target.attrs.update(source.dataset.attrs)
 
 
 def _cut_blocks(values: Array) -> Iterator[Array]:
@@ -375,23 +363,28 @@ def _cut_blocks(values: Array) -> Iterator[Array]:
 
 def _verify_dataset(file: h5py.File, path: Path, name: str, expected: Iterator[Array]) -> None:
     """The dataset holds these blocks, byte by byte."""
-    dataset, start = file[name], 0
-    for block in expected:
-        stop = start + (len(block) if block.shape else 1)
-        found = to_native(dataset[start:stop] if dataset.shape else dataset[()])
+    for place, block in _place_blocks(expected):
+        found = to_native(file[name][place])
         if found.shape != block.shape or not _holds_same_bytes(found, to_native(block)):
             raise _write_error(path, f"'{name}' was not stored as it was given")
-        start = stop
+
+
+def _place_blocks(blocks: Iterator[Array]) -> Iterator[tuple[Any, Array]]:
+    """Each block with its place in the dataset: the rows that it is, or all of a single number."""
+    start = 0
+    for block in blocks:
+        yield (slice(start, start + len(block)), block) if block.shape else ((), block)
+        start += len(block) if block.shape else 1
 
 
 def _holds_same_bytes(found: Array, given: Array) -> bool:
     # Texts of variable length are references, which differ where the texts do not.
     if found.dtype.hasobject:
-        texts = (
+        first, second = (
             [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
             for array in (found, given)
         )
-        return next(texts) == next(texts)
+        return first == second
     return found.tobytes() == given.tobytes()
 
 

@@ -17,7 +17,9 @@ from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
 from gcemil.bags.patching import (
     PATCHES_SUFFIX,
+    BatchReport,
     PatchingRules,
+    SlideOutcome,
     known_outcome,
     patches_path,
     read_patch_file,
@@ -29,7 +31,7 @@ from gcemil.bags.patching import (
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from gcemil.features.extract import EncodeSettings, EncodingReport, encode_slides
+from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import SLIDE_EXTENSIONS
@@ -62,7 +64,7 @@ class CohortTables:
 class EncodedCohort:
     """What became of every slide, and of the labels."""
 
-    report: EncodingReport
+    report: BatchReport[SlideOutcome]
     failures: dict[str, str]
     """Why each slide without features has none, and what to do."""
     tables: CohortTables | None

@@ -9,7 +9,7 @@ sees without having learned anything, can be measured where its weights cannot b
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,8 +187,8 @@ def prepare_encoder(
 
 
 def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
-    prepared = {key: value for key, value in asdict(spec).items() if key in ("dim", "input_px", "colours")}
-    digest = hashlib.sha256(repr(sorted(prepared.items())).encode())
+    prepared = [("colours", spec.colours), ("dim", spec.dim), ("input_px", spec.input_px)]
+    digest = hashlib.sha256(repr(prepared).encode())
     digest.update(weights_fingerprint(network).encode())
     return digest.hexdigest()
 

@@ -27,7 +27,7 @@ from gcemil.bags.annotations.concepts import (
     read_point_table,
     slide_of,
 )
-from gcemil.bags.arrays import Bounds, read_coords
+from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
 from gcemil.bags.folds import fold_indices, read_fold
@@ -171,20 +171,16 @@ def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> 
         return
     files = [source] if not source.is_dir() else sorted(path for path in source.iterdir() if path.is_file())
     outlines = [path for path in files if path.suffix.lower() in OUTLINES]
-    if outlines:
-        for path in outlines:
-            name = slide_of(path)
-            shapes = read_named_shapes(path, _find_origin(cohort, request, name))
-            yield name, _name_patches(cohort, request, name, shapes, notes)
-        return
-    masks = _mask_files(request)
-    if not masks:
+    for path in outlines:
+        yield slide_of(path), _name_patches(cohort, request, slide_of(path), path, notes)
+    masks = {} if outlines else _mask_files(request)
+    for name, own in masks.items():
+        yield name, _name_patches(cohort, request, name, own, notes)
+    if not outlines and not masks:
         raise InputError(
             f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or .xml, <concept>/<slide>.png, "
             "or an HDF5 file of features and labels."
         )
-    for name, own in masks.items():
-        yield name, _name_masked_patches(cohort, request, name, own)
 
 
 def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
@@ -205,66 +201,48 @@ def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
 
 
 def _name_patches(
-    cohort: Cohort, request: ExampleRequest, name: str, shapes: NamedShapes, notes: list[str]
+    cohort: Cohort,
+    request: ExampleRequest,
+    name: str,
+    marks: NamedShapes | Path | Mapping[str, Path],
+    notes: list[str],
 ) -> tuple[Path, dict[int, str]] | None:
-    """Patches of one slide inside outlines and under points."""
+    """Patches of one slide under points, inside the outlines of a file, or on the mask of each concept."""
     located = _read_grid(cohort, request, name)
+    if isinstance(marks, Path):
+        marks = read_named_shapes(marks, (0, 0) if located is None else read_slide_bounds(located[0], name))
     if located is None:
         return None
-    path, coords, size = located
-    found = named_patches(coords, size, shapes, request.min_overlap)
-    notes += [f"{name}: {note} left out." for note in shapes.notes]
-    if lost := sorted({*shapes.polygons, *shapes.points} - {*found.values()}):
+    folder, coords, size = located
+    path, least = feature_file(folder, name), request.min_overlap
+    if not isinstance(marks, NamedShapes):
+        return path, masked_patches(
+            coords, size, marks, downsample=request.downsample, values=request.mask_values, min_overlap=least
+        )
+    found = named_patches(coords, size, marks, least)
+    notes += [f"{name}: {note} left out." for note in marks.notes]
+    if lost := sorted({*marks.polygons, *marks.points} - {*found.values()}):
         notes.append(f"{name}: no patch shows {', '.join(lost)} as annotated.")
-    return path, found
-
-
-def _name_masked_patches(
-    cohort: Cohort, request: ExampleRequest, name: str, masks: Mapping[str, Path]
-) -> tuple[Path, dict[int, str]] | None:
-    located = _read_grid(cohort, request, name)
-    if located is None:
-        return None
-    path, coords, size = located
-    found = masked_patches(
-        coords,
-        size,
-        masks,
-        downsample=request.downsample,
-        values=request.mask_values,
-        min_overlap=request.min_overlap,
-    )
     return path, found
 
 
 def _read_grid(
     cohort: Cohort, request: ExampleRequest, name: str
 ) -> tuple[Path, NDArray[np.int64], int] | None:
-    """Feature file, coordinates and patch size of a slide of the cohort or of the folder outside it."""
-    folder = _find_folder(cohort, request, name)
-    if folder is None:
+    """The folder of a slide, its coordinates and its patch size; None for a slide nobody knows."""
+    folder, card = cohort.folder, None
+    if any(row.slide_id == name for row in cohort.slides):
+        card = cohort.card
+    elif request.outside is not None and feature_file(request.outside, name).is_file():
+        folder = request.outside
+    else:
         return None
-    card = cohort.card if folder == cohort.folder else None
     path = feature_file(folder, name)
     coords = read_coords(path)
     size = find_patch_size(folder, card, name, coords)
     if size is None:
         raise CohortError(f"{path}: the patch size is not known, so no region can be laid over its patches.")
-    return path, coords, size
-
-
-def _find_folder(cohort: Cohort, request: ExampleRequest, name: str) -> Path | None:
-    """The folder that holds the slide's features; None for a slide nobody knows."""
-    if any(row.slide_id == name for row in cohort.slides):
-        return cohort.folder
-    outside = request.outside
-    return outside if outside is not None and feature_file(outside, name).is_file() else None
-
-
-def _find_origin(cohort: Cohort, request: ExampleRequest, name: str) -> Bounds:
-    """Where the image that QuPath shows of this slide begins."""
-    folder = _find_folder(cohort, request, name)
-    return (0, 0) if folder is None else read_slide_bounds(folder, name)
+    return folder, coords, size
 
 
 def _count_usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:

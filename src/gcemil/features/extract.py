@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -31,19 +31,26 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
-from gcemil.bags.patching import PATCH_NUMBERS, is_number, patches_path, read_origin, stated_settings
+from gcemil.bags.patching import (
+    PATCH_NUMBERS,
+    BatchReport,
+    SlideOutcome,
+    is_number,
+    patches_path,
+    read_origin,
+    stated_settings,
+    write_outcomes,
+)
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError, describe_failure
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource
-from gcemil.features.reading import SlideBatch, SlideEnd, SlideJob, read_ahead, read_batches
-from gcemil.files import write_table
-from gcemil.slides.grid import PatchGrid, PatchSettings
+from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
+from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 
 FeatureType = Literal["float16", "float32"]
-Status = Literal["encoded", "already done", "no patches", "failed"]
-Outcome = TypeVar("Outcome", bound="EncodedSlide | None")
+Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 FeatureArray = Float[np.ndarray, "n d"]
 BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
@@ -68,40 +75,6 @@ class EncodeSettings:
             )
 
 
-@dataclass(frozen=True)
-class EncodedSlide:
-    """What became of one slide."""
-
-    slide_id: str
-    status: Status
-    patches: int = 0
-    message: str = ""
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether somebody should look at the slide."""
-        return self.status in {"no patches", "failed"}
-
-
-@dataclass(frozen=True)
-class EncodingReport:
-    """What became of a batch."""
-
-    slides: tuple[EncodedSlide, ...]
-    notes: tuple[str, ...] = ()
-    """What concerns the batch as a whole, such as a summary that could not be written."""
-
-    @property
-    def problems(self) -> tuple[EncodedSlide, ...]:
-        """The slides that have no features."""
-        return tuple(slide for slide in self.slides if slide.is_problem)
-
-    @property
-    def usable(self) -> tuple[str, ...]:
-        """Slides that have features now."""
-        return tuple(slide.slide_id for slide in self.slides if not slide.is_problem)
-
-
 def encode_slides(
     slides: Mapping[str, Path],
     out: Path,
@@ -111,11 +84,11 @@ def encode_slides(
     patches: PatchSettings | None = None,
     force: bool = False,
     on_slide: Callable[[int, int], None] | None = None,
-) -> EncodingReport:
+) -> BatchReport[SlideOutcome]:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
-    outcomes: dict[str, EncodedSlide] = {}
+    outcomes: dict[str, SlideOutcome] = {}
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
         job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
@@ -130,7 +103,7 @@ def encode_slides(
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return EncodingReport(ordered, _write_summary(out / "encoding.csv", ordered))
+    return BatchReport(ordered, _write_summary(out / "encoding.csv", ordered))
 
 
 def encode_patches(
@@ -197,16 +170,10 @@ def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
         return features.astype(dtype)
 
 
-def _write_summary(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...]:
-    """The table of outcomes; that it could not be written is told, as the features are safe by now.
-
-    It says what a slide has, not which command gave it.
-    """
-    stated = [replace(one, status="encoded") if one.status == "already done" else one for one in slides]
+def _write_summary(path: Path, slides: Sequence[SlideOutcome]) -> tuple[str, ...]:
+    """The table of outcomes; that it could not be written is told, as the features are safe by now."""
     try:
-        write_table(
-            path, COLUMNS, [{column: getattr(slide, column) for column in COLUMNS} for slide in stated]
-        )
+        write_outcomes(path, COLUMNS, slides, done="encoded")
     except StoreError as error:
         return (f"{error} Run the command again.",)
     return ()
@@ -214,10 +181,10 @@ def _write_summary(path: Path, slides: Sequence[EncodedSlide]) -> tuple[str, ...
 
 def _known_outcome(
     job: SlideJob, out: Path, encoder: PatchEncoder, settings: EncodeSettings, *, force: bool
-) -> EncodedSlide | None:
+) -> SlideOutcome | None:
     """What can be said without reading pixels; None when the slide is to be encoded."""
     if not job.patches.is_file():
-        return EncodedSlide(
+        return SlideOutcome(
             job.slide_id,
             "no patches",
             message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
@@ -235,12 +202,12 @@ def _known_outcome(
         raise InputError(
             f"{target} was made from other patches or in another type. Add --force to replace it, or choose another --out."
         )
-    return EncodedSlide(job.slide_id, "already done", store.describe(target)["features"].shape[0])
+    return SlideOutcome(job.slide_id, "already done", store.describe(target)["features"].shape[0])
 
 
 def _encode_jobs(
     jobs: list[SlideJob], out: Path, encoder: PatchEncoder, settings: EncodeSettings
-) -> Iterator[EncodedSlide]:
+) -> Iterator[SlideOutcome]:
     """The outcomes of these slides, one after the other."""
     stream = read_ahead(
         jobs,
@@ -251,16 +218,16 @@ def _encode_jobs(
     parts: list[BatchFeatures] = []
     with closing(stream):
         for item in stream:
-            if isinstance(item, SlideBatch):
+            if not isinstance(item, SlideEnd):
                 parts.append(_encode_batch(encoder, item, settings))
                 continue
             whole, parts = parts, []
             yield _catch_failure(item.job, partial(_write_features, item, whole, out, encoder, settings))
 
 
-def _encode_batch(encoder: PatchEncoder, batch: SlideBatch, settings: EncodeSettings) -> BatchFeatures:
+def _encode_batch(encoder: PatchEncoder, pixels: PatchBatch, settings: EncodeSettings) -> BatchFeatures:
     try:
-        return cast_features(encoder(batch.pixels), settings.dtype)
+        return cast_features(encoder(pixels), settings.dtype)
     except torch.OutOfMemoryError as error:
         raise UsageError(
             f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
@@ -273,7 +240,7 @@ def _write_features(
     out: Path,
     encoder: PatchEncoder,
     settings: EncodeSettings,
-) -> EncodedSlide:
+) -> SlideOutcome:
     if end.error is not None or end.grid is None:
         raise end.error or InputError(f"{end.job.patches} holds no grid.")
     features = stack_batches(parts, encoder.spec.dim, settings.dtype)
@@ -295,15 +262,15 @@ def _write_features(
             "coords": store.attributes(end.job.patches, "coords"),
         },
     )
-    return EncodedSlide(end.job.slide_id, "encoded", len(features))
+    return SlideOutcome(end.job.slide_id, "encoded", len(features))
 
 
-def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | EncodedSlide:
+def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
     """Whatever goes wrong with a slide is its outcome and nobody else's."""
     try:
         return work()
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return EncodedSlide(job.slide_id, "failed", message=describe_failure(error, job.path))
+        return SlideOutcome(job.slide_id, "failed", message=describe_failure(error, job.path))
 
 
 # What a feature file says of its making

@@ -39,20 +39,20 @@ TITAN = "MahmoodLab/TITAN"
 
 def import_timm() -> ModuleType:
     """timm, whatever torchvision is installed beside it."""
-    repair_torchvision()
-    try:
-        return importlib.import_module("timm")
-    except ImportError as error:
-        raise MissingExtraError("timm", "encoders") from error
+    return _import_extra("timm", "encoders")
 
 
 def import_transformers() -> Any:
     """transformers, whatever torchvision is installed beside it."""
+    return _import_extra("transformers", "anchors")
+
+
+def _import_extra(name: str, extra: str) -> ModuleType:
+    repair_torchvision()
     try:
-        repair_torchvision()
-        return importlib.import_module("transformers")
+        return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtraError("transformers", "anchors") from error
+        raise MissingExtraError(name, extra) from error
 
 
 @cache
@@ -66,16 +66,12 @@ def repair_torchvision() -> Any:
         # Only after a failure: where torchvision's own library loads, a second definition would be refused.
         if "torchvision::" not in str(error):
             raise
-        return _define_schemas()
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for name in MISSING:
+            library.define(name + _SCHEMA)
+        importlib.import_module("torchvision")
+        return library
     return None
-
-
-def _define_schemas() -> Any:
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in MISSING:
-        library.define(name + _SCHEMA)
-    importlib.import_module("torchvision")
-    return library
 
 
 @dataclass(frozen=True)

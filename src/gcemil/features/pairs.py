@@ -84,15 +84,11 @@ def _match_rows(
     first: Int[np.ndarray, "n 2"], second: Int[np.ndarray, "k 2"]
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "q"]]:
     """Rows of equal coordinates, sorted by the first."""
-    _, left, right = np.intersect1d(_position_keys(first), _position_keys(second), return_indices=True)
+    # One number per position.
+    ours, theirs = ((one[:, 0].astype(np.int64) << 32) + one[:, 1] for one in (first, second))
+    _, left, right = np.intersect1d(ours, theirs, return_indices=True)
     order = np.argsort(left)
     return left[order], right[order]
-
-
-def _position_keys(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n"]:
-    """One number per position."""
-    wide = coords.astype(np.int64)
-    return np.asarray((wide[:, 0] << 32) + wide[:, 1])
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,7 @@ class BridgeReport:
     @property
     def aligned(self) -> bool:
         """Whether grounding in the prompts can be relied on."""
-        good = self.centred_cosine >= _ALIGNED and self.mean_response_correlation >= _ALIGNED
-        return good and self.text_sees_images is not False
+        return not self.warnings
 
     @property
     def warnings(self) -> tuple[str, ...]:

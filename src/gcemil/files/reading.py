@@ -18,11 +18,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from gcemil.errors import (
-    GcemilError,
-    InputError,
-    error_text,
-)
+from gcemil.errors import GcemilError, InputError, error_text
 from gcemil.wording import readable
 
 T = TypeVar("T")

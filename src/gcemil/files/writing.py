@@ -25,13 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gcemil.errors import (
-    BusyError,
-    StoreError,
-    describe_fault,
-    error_text,
-    write_remedy,
-)
+from gcemil.errors import BusyError, StoreError, describe_fault, error_text, write_remedy
 
 LOCK_NAME = ".gcemil.lock"
 _PARTIAL, _ASIDE = "partial", "aside"

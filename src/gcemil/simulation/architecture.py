@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from numpy.random import Generator
 
 from gcemil.simulation.label_map import Positions, find_nearest_two, scatter, smooth_field
@@ -24,15 +24,6 @@ Canvas = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
-    """The pixels of one concept before nuclei."""
-
-    parts: Parts
-    hematoxylin: Float32[np.ndarray, "n"]
-    eosin: Float32[np.ndarray, "n"]
-
-
-@dataclass(frozen=True, eq=False)
 class Waves:
     """Fields that all concepts of a slide share, at the pixels of one of them."""
 
@@ -42,14 +33,9 @@ class Waves:
 
 
 def paint_ground(
-    recipe: Recipe,
-    y: Positions,
-    x: Positions,
-    waves: Waves,
-    canvas: Canvas,
-    generator: Generator,
-) -> Ground:
-    """Compartments of the recipe's architecture, stained and textured."""
+    recipe: Recipe, y: Positions, x: Positions, waves: Waves, canvas: Canvas, generator: Generator
+) -> tuple[Parts, Positions, Positions]:
+    """Compartments of the recipe's architecture, and how much hematoxylin and eosin its pixels hold before nuclei."""
     parts = ARCHITECTURES[recipe.architecture](recipe, y, x, canvas, generator)
     levels = np.array([recipe.matrix, recipe.cytoplasm, recipe.cytoplasm, (0.0, 2.0)], np.float32)
     hematoxylin, eosin = levels[parts, 0], levels[parts, 1]
@@ -64,19 +50,23 @@ def paint_ground(
         band = np.abs(smooth_field(y, x, 150, generator)) < 0.22
         hematoxylin[band] = hematoxylin[band] * np.float32(1.9) + 14
         eosin[band] *= np.float32(1.8)
-    return Ground(parts, hematoxylin, eosin)
+    return parts, hematoxylin, eosin
 
 
 def _draw_fibres(recipe: Recipe, y: Positions, x: Positions, waves: Waves, generator: Generator) -> Positions:
     """Wavy bundles from -1 to 1, with pale clefts between them."""
-    angle = generator.uniform(0, np.pi)
-    along = np.float32(np.cos(angle)) * x + np.float32(np.sin(angle)) * y
-    phase = along * np.float32(2 * np.pi / recipe.wavelength)
+    phase = _project_anywhere(y, x, generator) * np.float32(2 * np.pi / recipe.wavelength)
     phase += np.float32(recipe.waviness) * (np.float32(5) * waves.bend + np.float32(1.6) * waves.ripple)
     wave = np.sin(phase)
     cleft = np.sin(phase * np.float32(0.31) + waves.ripple) > 0.93
     wave[cleft] = -2.2
     return wave
+
+
+def _project_anywhere(y: Positions, x: Positions, generator: Generator) -> Positions:
+    """How far along a random direction each pixel lies."""
+    angle = generator.uniform(0, np.pi)
+    return np.float32(np.cos(angle)) * x + np.float32(np.sin(angle)) * y
 
 
 def _sheet(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
@@ -107,16 +97,11 @@ def _channels(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, genera
 
 def _strands(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:
     """Cells in single file along the fibres of the matrix."""
-    wave = _draw_files_of_cells(recipe, y, x, generator)
-    return np.where(wave > _threshold_for(wave, recipe.fill), CELLS, MATRIX).astype(np.uint8)
-
-
-def _draw_files_of_cells(recipe: Recipe, y: Positions, x: Positions, generator: Generator) -> Positions:
-    angle = generator.uniform(0, np.pi)
-    along = np.float32(np.cos(angle)) * x + np.float32(np.sin(angle)) * y
+    along = _project_anywhere(y, x, generator)
     phase = along * np.float32(2 * np.pi / recipe.scale) + 4 * smooth_field(y, x, 150, generator)
     # Files are interrupted, as cells of a file do not touch all the way.
-    return np.sin(phase) + np.float32(0.5) * smooth_field(y, x, 50, generator)
+    wave = np.sin(phase) + np.float32(0.5) * smooth_field(y, x, 50, generator)
+    return np.where(wave > _threshold_for(wave, recipe.fill), CELLS, MATRIX).astype(np.uint8)
 
 
 def _glands(recipe: Recipe, y: Positions, x: Positions, canvas: Canvas, generator: Generator) -> Parts:

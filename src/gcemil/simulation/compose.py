@@ -37,7 +37,7 @@ from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
 from gcemil.simulation.plan import plan_classification, plan_survival, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
-from gcemil.simulation.simulate import PlannedSlide, begin_folder, is_whole, target_slides, write_layout
+from gcemil.simulation.simulate import PlannedSlide, is_whole, target_slides, write_layout, writing_slides
 
 GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
@@ -49,45 +49,37 @@ EXAMPLES = "examples.h5"
 class Recipe(Settings):
     """What composed slides are made of."""
 
-    background: dict[str, float] = Field(
-        description="Classes of patches that mean nothing for the label, with their usual shares of a slide."
-    )
-    labels: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both.",
-    )
-    hazards: dict[str, float] = Field(
-        default_factory=dict,
-        description="Survival in place of labels: log-hazard weight of each evidence class, negative where it protects.",
-    )
+    background: dict[str, float]
+    """Classes of patches that mean nothing for the label, with their usual shares of a slide."""
+    labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both."""
+    hazards: dict[str, float] = Field(default_factory=dict)
+    """Survival in place of labels: log-hazard weight of each evidence class, negative where it protects."""
     slides: int = Field(150, ge=5, le=1_000_000)
-    patches: tuple[int, int] = Field(
-        (150, 900), description="Fewest and most patches of a slide, log-uniform."
-    )
-    evidence: tuple[float, float] = Field(
-        (0.01, 0.10), description="Smallest and largest share of a slide that is evidence."
-    )
-    regions_max: int = Field(3, ge=1, le=8, description="Most contiguous evidence regions on a slide.")
-    redundancy: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Chance of a second class of evidence for the same label, where it has one.",
-    )
-    region_scale: float = Field(6.0, ge=2, le=64, description="Width in patches of background regions.")
-    censoring: float = Field(0.4, ge=0, lt=1, description="Survival: share of cases whose event is not seen.")
-    folds: int = Field(5, ge=3, le=50, description="Folds of cross-validation.")
-    parts: tuple[int, int, int] | None = Field(
-        None, description="One split in place of folds: slides to train, validate and test on."
-    )
-    pool_shares: tuple[float, float, float] = Field(
-        (0.5, 0.15, 0.35), description="With parts: shares of the patches that each of the three gets."
-    )
-    examples_per_class: int = Field(
-        0, ge=0, le=100_000, description="Patches of each class held out as examples."
-    )
-    text_like: bool = Field(False, description="Write a stand-in for a text bank, with pairs.")
-    pairs: int = Field(300, ge=10, le=1_000_000, description="Further held-out patches for its pairs.")
+    patches: tuple[int, int] = (150, 900)
+    """Fewest and most patches of a slide, log-uniform."""
+    evidence: tuple[float, float] = (0.01, 0.10)
+    """Smallest and largest share of a slide that is evidence."""
+    regions_max: int = Field(3, ge=1, le=8)
+    """Most contiguous evidence regions on a slide."""
+    redundancy: float = Field(0.0, ge=0, le=1)
+    """Chance of a second class of evidence for the same label, where it has one."""
+    region_scale: float = Field(6.0, ge=2, le=64)
+    """Width in patches of background regions."""
+    censoring: float = Field(0.4, ge=0, lt=1)
+    """Survival: share of cases whose event is not seen."""
+    folds: int = Field(5, ge=3, le=50)
+    """Folds of cross-validation."""
+    parts: tuple[int, int, int] | None = None
+    """One split in place of folds: slides to train, validate and test on."""
+    pool_shares: tuple[float, float, float] = (0.5, 0.15, 0.35)
+    """With parts: shares of the patches that each of the three gets."""
+    examples_per_class: int = Field(0, ge=0, le=100_000)
+    """Patches of each class held out as examples."""
+    text_like: bool = False
+    """Write a stand-in for a text bank, with pairs."""
+    pairs: int = Field(300, ge=10, le=1_000_000)
+    """Further held-out patches for its pairs."""
     anchor_dim: int = Field(96, ge=8, le=4096)
     prompt_noise: float = Field(0.4, ge=0, le=4)
 
@@ -171,11 +163,17 @@ def compose(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Composition:
     """Write a composed cohort with truth, folds and, where asked, examples and a stand-in for a text bank."""
-    _check_classes(pool, recipe)
+    known = pool.classes
+    if unknown := [name for name in recipe.classes if name not in known]:
+        raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {', '.join(known)}.")
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)
-    slides = _plan_slides(profile, dials, recipe, seed)
+    plan = plan_classification if recipe.labels else plan_survival
+    cases = plan(
+        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
+    )
+    slides = target_slides(profile, dials, cases, stream(seed, "outcomes"))
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
     folds = (
         [make_parts(cohort, recipe.parts, generator=stream(seed, "slides of parts"))]
@@ -195,26 +193,28 @@ def compose(
     notes = _list_assumptions(pool, recipe, slides, part, part_of, held)
     if not replace_files and is_whole(cohort):
         return Composition(cohort, notes)
-    with begin_folder(out, cohort.card.model_dump(mode="json"), len(slides), replace_files) as begun:
-        for done, slide in enumerate(slides, start=1):
-            name = slide.row.slide_id
-            # The truth of a slide is written last.
-            if not (begun and cohort.truth_file(name).is_file()):
-                own = np.flatnonzero(part == part_of[name])
-                _write_slide(pool, profile, dials, slide, own, out, seed)
-            if on_slide is not None:
-                on_slide(done, len(slides))
+
+    def write_slide(slide: PlannedSlide) -> None:
+        """features/<slide>.h5 and truth/<slide>.h5 from the patches that this slide may hold."""
+        name, own = slide.row.slide_id, np.flatnonzero(part == part_of[slide.row.slide_id])
+        layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
+        rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
+        place = stream(seed, "offset", name)
+        write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
+
+    with writing_slides(
+        out,
+        cohort.card.model_dump(mode="json"),
+        slides,
+        write_slide,
+        last_file=cohort.truth_file,
+        replace_files=replace_files,
+        on_slide=on_slide,
+    ):
         _write_held_out(pool, recipe, held, out, seed)
         write_folds(cohort, folds, kind="official" if recipe.parts else "partition")
         cohort.save()
     return Composition(cohort, notes)
-
-
-def _check_classes(pool: PatchPool, recipe: Recipe) -> None:
-    known = pool.classes
-    for name in recipe.classes:
-        if name not in known:
-            raise UsageError(f"{pool.source} has no patches of class '{name}'; it has: {', '.join(known)}.")
 
 
 def _make_profile(recipe: Recipe) -> Profile:
@@ -256,15 +256,6 @@ def _make_dials(recipe: Recipe) -> Dials:
     )
 
 
-def _plan_slides(profile: Profile, dials: Dials, recipe: Recipe, seed: int) -> list[PlannedSlide]:
-    """Every slide with its size, its regions and its target; a case is one slide."""
-    plan = plan_classification if recipe.labels else plan_survival
-    cases = plan(
-        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
-    )
-    return target_slides(profile, dials, cases, stream(seed, "outcomes"))
-
-
 def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
     """The part of the patches that each slide may hold.
 
@@ -278,17 +269,6 @@ def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
         for name in fold.slides("test"):
             part_of[name] = 2 * fold.index + (before.part_of[name] == "val")
     return part_of
-
-
-def _write_slide(
-    pool: PatchPool, profile: Profile, dials: Dials, slide: PlannedSlide, own: Rows, out: Path, seed: int
-) -> None:
-    """features/<slide>.h5 and truth/<slide>.h5; `own` are the patches that this slide may hold."""
-    name = slide.row.slide_id
-    layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
-    rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
-    place = stream(seed, "offset", name)
-    write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
 
 
 def _choose_patches(
@@ -326,17 +306,12 @@ def _text_like_bank(
     centred = pool.features[rows].astype(np.float64)
     centred -= centred.mean(axis=0)
     axes = np.linalg.svd(centred, full_matrices=False)[2][: recipe.anchor_dim]
-    turned = np.linalg.qr(generator.standard_normal((recipe.anchor_dim, recipe.anchor_dim)))[0][
-        :, : len(axes)
-    ]
-    images = centred @ axes.T @ turned.T
+    rotation = np.linalg.qr(generator.standard_normal((recipe.anchor_dim, recipe.anchor_dim)))[0]
+    images = centred @ axes.T @ rotation[:, : len(axes)].T
     means = np.stack([images[pool.labels[rows] == name].mean(axis=0) for name in recipe.classes])
     noise = generator.standard_normal(means.shape)
-    noise *= (
-        recipe.prompt_noise
-        * np.linalg.norm(means, axis=1, keepdims=True)
-        / np.linalg.norm(noise, axis=1, keepdims=True)
-    )
+    lengths, own = (np.linalg.norm(rows, axis=1, keepdims=True) for rows in (means, noise))
+    noise *= recipe.prompt_noise * lengths / own
     return (means + noise).astype(np.float32), images.astype(np.float32)
 
 

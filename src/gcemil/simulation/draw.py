@@ -22,7 +22,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from gcemil.simulation.architecture import CELLS, MATRIX, SPACE, Waves, paint_ground
-from gcemil.simulation.label_map import FINE, LabelMap, scatter, smooth_field, smooth_plane
+from gcemil.simulation.label_map import FINE, LabelMap, mix_planes, scatter, smooth_field, smooth_plane
 from gcemil.simulation.recipes import Nuclei, Recipe
 from gcemil.slides.reader import Pixels
 
@@ -237,9 +237,7 @@ def _paint_ground_levels(
     canvas = (height * HALF, width * HALF)
     levels = np.zeros((2, height * width), np.uint8)
     parts = np.full(height * width, SPACE, np.uint8)
-    mottle = smooth_plane(height, width, 9 / HALF, generator) + smooth_plane(
-        height, width, 4 / HALF, generator
-    )
+    mottle = mix_planes(height, width, ((1, 9 / HALF), (1, 4 / HALF)), generator)
     bend = smooth_plane(height, width, 130 / HALF, generator)
     ripple = smooth_plane(height, width, 38 / HALF, generator)
     shared = Waves(mottle.ravel(), bend.ravel(), ripple.ravel())
@@ -253,10 +251,8 @@ def _paint_ground_levels(
         y, x = np.divmod(own.astype(np.int32), np.int32(width))
         y, x = (HALF * y + 1).astype(np.float32), (HALF * x + 1).astype(np.float32)
         waves = Waves(shared.mottle[own], shared.bend[own], shared.ripple[own])
-        ground = paint_ground(recipe, y, x, waves, canvas, generator)
-        levels[0, own] = np.clip(ground.hematoxylin, 0, 255)
-        levels[1, own] = np.clip(ground.eosin, 0, 255)
-        parts[own] = ground.parts
+        parts[own], hematoxylin, eosin = paint_ground(recipe, y, x, waves, canvas, generator)
+        levels[0, own], levels[1, own] = np.clip(hematoxylin, 0, 255), np.clip(eosin, 0, 255)
     full = [
         np.asarray(
             Image.fromarray(level.reshape(height, width)).resize(canvas[::-1], Image.Resampling.BILINEAR)

@@ -7,6 +7,7 @@ plan calls evidence is evidence for the better part, and no other is. The tissue
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,12 @@ def smooth_plane(height: int, width: int, scale: float, generator: Generator) ->
     plane = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC, box=box)
     # Between grid points a mean of many varies less; the factor brings the average back to 1.
     return np.float32(1.3) * np.asarray(plane)
+
+
+def mix_planes(height: int, width: int, parts: Sequence[tuple[float, float]], generator: Generator) -> Plane:
+    """The sum of such fields, each of a strength and a scale."""
+    planes = [strength * smooth_plane(height, width, scale, generator) for strength, scale in parts]
+    return np.add.reduce(planes)
 
 
 def smooth_field(y: Positions, x: Positions, scale: float, generator: Generator) -> Positions:
@@ -160,9 +167,9 @@ def grow_label_map(plan: SquarePlan, generator: Generator) -> LabelMap:
 
     here = _grow_borders(region > 0, generator)
     # A region spills over into squares beside it, whose label is that of the nearest region square.
-    nearest = _fill_from_nearest(region), _spread_region_numbers(region, number)
-    texture = np.where(here, _enlarge_grid(nearest[0]), _move_borders(ground, generator))
-    evidence = np.where(here, _enlarge_grid(nearest[1]), 0)
+    texture = np.where(here, _enlarge_grid(_fill_from_nearest(region)), _move_borders(ground, generator))
+    number = number[_find_nearest(region > 0)] if region.any() else number
+    evidence = np.where(here, _enlarge_grid(number), 0)
     tissue = here | _draw_outline(occupied, generator)
     return LabelMap(np.where(tissue, texture, 0).astype(np.uint8), evidence.astype(np.uint8))
 
@@ -180,10 +187,6 @@ def _fill_from_nearest(grid: Grid) -> Grid:
     return grid[_find_nearest(grid > 0)] if grid.any() else grid + 1
 
 
-def _spread_region_numbers(region: Grid, number: Grid) -> Grid:
-    return number[_find_nearest(region > 0)] if region.any() else number
-
-
 def _find_nearest(filled: Bool[np.ndarray, "rows columns"]) -> tuple[Grid, Grid]:
     row, column = ndimage.distance_transform_edt(~filled, return_distances=False, return_indices=True)
     return row.astype(np.int64), column.astype(np.int64)
@@ -192,9 +195,7 @@ def _find_nearest(filled: Bool[np.ndarray, "rows columns"]) -> tuple[Grid, Grid]
 def _grow_borders(planned: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
     """Planned squares with soft, ragged borders, held between the core of each square and a rim around it."""
     height, width = planned.shape[0] * SQUARE, planned.shape[1] * SQUARE
-    ragged = 0.22 * smooth_plane(height, width, 22, generator) + 0.1 * smooth_plane(
-        height, width, 7, generator
-    )
+    ragged = mix_planes(height, width, ((0.22, 22), (0.1, 7)), generator)
     soft = _blur_squares(planned, 0.22) + ragged > 0.5
     offset = (np.arange(SQUARE) + 0.5) / SQUARE - 0.5
     core = np.abs(offset[:, None]) ** 3 + np.abs(offset[None, :]) ** 3 < CORE**3
@@ -210,9 +211,7 @@ def _move_borders(ground: Grid, generator: Generator) -> Grid2:
     height, width = rows * SQUARE, columns * SQUARE
     found = []
     for axis, count in ((0, rows), (1, columns)):
-        shift = 0.34 * smooth_plane(height, width, 46, generator) + 0.08 * smooth_plane(
-            height, width, 12, generator
-        )
+        shift = mix_planes(height, width, ((0.34, 46), (0.08, 12)), generator)
         place = (np.arange(count * SQUARE) + 0.5) / SQUARE
         moved = (place[:, None] if axis == 0 else place[None, :]) + shift
         found.append(np.clip(moved, 0, count - 1e-3).astype(np.int64))
@@ -222,9 +221,7 @@ def _move_borders(ground: Grid, generator: Generator) -> Grid2:
 def _draw_outline(occupied: Bool[np.ndarray, "rows columns"], generator: Generator) -> Mask:
     """The occupied squares without their corners, ragged."""
     height, width = occupied.shape[0] * SQUARE, occupied.shape[1] * SQUARE
-    ragged = 0.07 * smooth_plane(height, width, 30, generator) + 0.04 * smooth_plane(
-        height, width, 7, generator
-    )
+    ragged = mix_planes(height, width, ((0.07, 30), (0.04, 7)), generator)
     return _blur_squares(occupied, 0.42) + np.clip(ragged, -0.2, 0.2) > 0.45
 
 

@@ -118,7 +118,7 @@ def hold_out(
     """
     candidates = np.isin(pool.labels, classes)
     if pool.patients is not None and wanted:
-        candidates &= np.isin(pool.patients, _patients_for(pool, classes, wanted, generator))
+        candidates &= np.isin(pool.patients, _patients_for(pool, pool.patients, classes, wanted, generator))
     chosen = []
     for name in classes:
         own = np.flatnonzero(candidates & (pool.labels == name))
@@ -133,9 +133,11 @@ def hold_out(
     return examples, np.sort(generator.choice(rest, min(more, len(rest)), replace=False))
 
 
-def _patients_for(pool: PatchPool, classes: Sequence[str], wanted: int, generator: Generator) -> Names:
+def _patients_for(
+    pool: PatchPool, patients: Names, classes: Sequence[str], wanted: int, generator: Generator
+) -> Names:
     """Patients in random order, each taken that brings a class still missing."""
-    names, counts = _patient_counts(pool, classes)
+    names, counts = _patient_counts(pool.labels, patients, classes)
     have = np.zeros(len(classes), dtype=np.int64)
     taken = []
     for index in generator.permutation(len(names)):
@@ -154,16 +156,16 @@ def deal_patches(
     if pool.patients is not None:
         usable &= ~np.isin(pool.patients, pool.patients[without])
     weights = np.array(shares) / np.sum(shares)
-    deal = _deal_singly if pool.patients is None else _deal_patients
-    part = deal(pool, classes, usable, weights, generator)
+    if pool.patients is None:
+        part = _deal_singly(pool, classes, usable, weights, generator)
+    else:
+        part = _deal_patients(pool, pool.patients, classes, usable, weights, generator)
     for name in classes:
         counts = np.bincount(part[(pool.labels == name) & (part != UNUSED)], minlength=len(weights))
         if (counts == 0).any():
-            whose = (
-                ""
-                if pool.patients is None
-                else f" of {len(np.unique(pool.patients[usable & (pool.labels == name)]))} patients"
-            )
+            whose = ""
+            if pool.patients is not None:
+                whose = f" of {len(np.unique(pool.patients[usable & (pool.labels == name)]))} patients"
             raise InputError(
                 f"{pool.source}: class '{name}' has {counts.sum()} patches{whose} left to deal, too few for {len(weights)} parts "
                 "that share none. Ask for fewer folds or examples, or bring more patches."
@@ -188,12 +190,14 @@ def _deal_singly(
 
 def _deal_patients(
     pool: PatchPool,
+    patients: Names,
     classes: Sequence[str],
     usable: NDArray[np.bool_],
     weights: NDArray[Any],
     generator: Generator,
 ) -> Parts:
-    names, counts = _patient_counts(pool, classes, usable)
+    rows = np.flatnonzero(usable)
+    names, counts = _patient_counts(pool.labels[rows], patients[rows], classes)
     brought = counts / np.maximum(counts.sum(axis=0), 1)
     order = generator.permutation(len(names))
     order = order[np.argsort(-brought[order].sum(axis=1), kind="stable")]
@@ -204,26 +208,14 @@ def _deal_patients(
         part_of[index] = int(np.argmin(cost + 1e-9 * filled.sum(axis=1)))
         filled[part_of[index]] += brought[index]
     part = np.full(len(pool.labels), UNUSED)
-    rows = np.flatnonzero(usable)
-    part[rows] = part_of[np.searchsorted(names, _patients_of(pool)[rows])]
+    part[rows] = part_of[np.searchsorted(names, patients[rows])]
     return part
 
 
 def _patient_counts(
-    pool: PatchPool, classes: Iterable[str], usable: NDArray[np.bool_] | None = None
+    labels: Names, patients: Names, classes: Iterable[str]
 ) -> tuple[Names, Int[np.ndarray, "patients classes"]]:
     """Patients in the order of their names, and how many patches of each class they bring."""
-    patients = _patients_of(pool)
-    rows = np.arange(len(pool.labels)) if usable is None else np.flatnonzero(usable)
-    names = np.unique(patients[rows])
-    counts = [
-        np.bincount(np.searchsorted(names, patients[rows[pool.labels[rows] == name]]), minlength=len(names))
-        for name in classes
-    ]
+    names, owner = np.unique(patients, return_inverse=True)
+    counts = [np.bincount(owner[labels == name], minlength=len(names)) for name in classes]
     return names, np.stack(counts, axis=1)
-
-
-def _patients_of(pool: PatchPool) -> Names:
-    if pool.patients is None:
-        raise InputError(f"{pool.source} names no patients.")
-    return pool.patients

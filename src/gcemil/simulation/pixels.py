@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ from numpy.typing import NDArray
 
 from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.cohort import CohortCard, SlideRow, columns_of
+from gcemil.bags.cohort import CohortCard, SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.files import checked, read_yaml, write_table, write_text
-from gcemil.simulation.draw import STANDARD, Dyes, vary_dyes
+from gcemil.simulation.draw import STANDARD, vary_dyes
 from gcemil.simulation.drawn_slide import (
     DRAWN_MPP,
     MASK_DOWNSAMPLE,
@@ -46,7 +47,7 @@ from gcemil.simulation.label_map import SquarePlan
 from gcemil.simulation.layout import Layout, draw_layout
 from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
 from gcemil.simulation.recipes import Recipe, calm_recipe, find_recipe
-from gcemil.simulation.simulate import PLAN, PlannedSlide, begin_folder, check_arguments, plan_slides
+from gcemil.simulation.simulate import PLAN, PlannedSlide, check_arguments, plan_slides, writing_slides
 from gcemil.simulation.world import World, draw_world
 from gcemil.slides.grid import PatchGrid, covered_share
 
@@ -104,13 +105,15 @@ def simulate_pixels(
     )
     if not replace_files and _is_drawn_whole(cohort):
         return cohort
-    with begin_folder(out, cohort.card, len(planned), replace_files) as begun:
-        for done, slide in enumerate(planned, start=1):
-            # The slide itself is written after its masks and annotations.
-            if not (begun and slide_path(out, slide.row.slide_id).is_file()):
-                _write_pixels(world, slide, out)
-            if on_slide is not None:
-                on_slide(done, len(planned))
+    with writing_slides(
+        out,
+        cohort.card,
+        planned,
+        partial(_write_pixels, world, out),
+        last_file=partial(slide_path, out),
+        replace_files=replace_files,
+        on_slide=on_slide,
+    ):
         _write_tables(cohort, planned)
     return cohort
 
@@ -124,7 +127,7 @@ def _is_drawn_whole(cohort: PixelCohort) -> bool:
     return bool(read_yaml(path) == cohort.card) and names == [row.slide_id for row in cohort.slides]
 
 
-def _write_pixels(world: World, slide: PlannedSlide, out: Path) -> None:
+def _write_pixels(world: World, out: Path, slide: PlannedSlide) -> None:
     """Slide, masks and annotations of one planned slide."""
     layout, drawn = draw_pixels(world, slide)
     names = [concept.name for concept in world.profile.concepts]
@@ -147,19 +150,13 @@ def draw_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
         is_region=layout.concept >= len(world.profile.tissues),
         evidence=layout.region,
     )
-    draws = world.draws("pixels", name)
-    dyes = _mix_dyes(world, slide)
+    draws, dials = world.draws("pixels", name), world.dials
+    # The stain of the slide's site, and what is its own.
+    site = vary_dyes(STANDARD, SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site))
+    dyes = vary_dyes(site, SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
     pen = bool(draws.random() < _PEN_RATE)
-    recipes = choose_recipes(world.profile, world.dials.mimic_similarity)
+    recipes = choose_recipes(world.profile, dials.mimic_similarity)
     return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
-
-
-def _mix_dyes(world: World, slide: PlannedSlide) -> Dyes:
-    """The stain of the slide's site, and what is its own."""
-    site = vary_dyes(STANDARD, SITE_STAIN * world.dials.site_shift, world.draws("stain of site", slide.site))
-    return vary_dyes(
-        site, SLIDE_STAIN * world.dials.slide_shift, world.draws("stain of slide", slide.row.slide_id)
-    )
 
 
 def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
@@ -176,9 +173,7 @@ def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
 
 def _write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
     """slides.csv, targets.csv and pixels.yaml."""
-    columns = [*columns_of(cohort.card["task"]), "site"]
-    rows = [{column: getattr(row, column) for column in columns} for row in cohort.slides]
-    write_table(cohort.folder / "slides.csv", columns, rows)
+    write_slide_table(cohort.folder, cohort.card["task"], cohort.slides)
     truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
     write_table(cohort.folder / "targets.csv", list(truth[0]), truth)
     write_text(cohort.folder / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
@@ -222,21 +217,15 @@ def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_siz
 def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
     """truth/<slide>.h5 for these patches of a drawn slide, laid out as that of simulated features."""
     path = folder / "truth" / f"{slide_id}.h5"
-    store.write(
-        path,
-        read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side),
-        _read_true_target(folder, slide_id),
-    )
+    truth = read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side)
+    store.write(path, truth, _read_true_target(folder, slide_id))
     return path
 
 
 def read_pixel_truth(folder: Path, slide_id: str, coords: Coords, side: float) -> dict[str, NDArray[Any]]:
     """Evidence, concept, region and overlap of square patches of this level-0 side."""
-    regions, region_share = _measure_shares(
-        read_drawn_mask(mask_path(folder, "evidence", slide_id)), coords, side
-    )
-    concepts, concept_share = _measure_shares(
-        read_drawn_mask(mask_path(folder, "concept", slide_id)), coords, side
+    (regions, region_share), (concepts, concept_share) = (
+        _measure_shares(mask_path(folder, what, slide_id), coords, side) for what in ("evidence", "concept")
     )
     overlap = np.clip(region_share.sum(axis=1), 0, 1)
     evidence = overlap > _EVIDENT
@@ -250,9 +239,10 @@ def read_pixel_truth(folder: Path, slide_id: str, coords: Coords, side: float) -
 
 
 def _measure_shares(
-    mask: NDArray[np.uint8], coords: Coords, side: float
+    path: Path, coords: Coords, side: float
 ) -> tuple[Int[np.ndarray, "values"], Float[np.ndarray, "n values"]]:
     """The values of a mask apart from 0, and the share of every patch that each covers."""
+    mask = read_drawn_mask(path)
     values = np.unique(mask[mask > 0]).astype(np.int64)
     corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
     found = [covered_share(mask == value, corner, (wide, wide)) for value in values]

@@ -39,7 +39,6 @@ from gcemil.simulation.profile import Dials, Profile, name_mimic
 
 RegionRole = Literal["evidence", "bystander"]
 
-Counts = Int[np.ndarray, "n"]
 Times = Float[np.ndarray, "n"]
 
 
@@ -110,16 +109,11 @@ def _draw_region_count(n_patches: int, dials: Dials, needed: int, generator: Gen
     return int(generator.integers(needed, most + 1))
 
 
-def _split_total(total: int, parts: int, generator: Generator) -> Counts:
-    """`total` as a random sum of `parts` positive whole numbers."""
-    shares = generator.dirichlet(np.full(parts, 3.0))
-    return 1 + generator.multinomial(total - parts, shares)
-
-
 def _split_evidence(concepts: Iterable[str], n_patches: int, generator: Generator) -> tuple[Region, ...]:
     """These evidence patches split over one region per entry of `concepts`."""
     names = list(concepts)
-    sizes = _split_total(n_patches, len(names), generator)
+    # A random sum of whole numbers, each at least 1.
+    sizes = 1 + generator.multinomial(n_patches - len(names), generator.dirichlet(np.full(len(names), 3.0)))
     return tuple(Region(name, "evidence", int(size)) for name, size in zip(names, sizes, strict=True))
 
 
@@ -133,7 +127,7 @@ def _plan_bystanders(
     profile: Profile, group: str, n_patches: int, dials: Dials, generator: Generator
 ) -> list[Region]:
     """Mimics and distractors of one slide whose class (or severity) is `group`."""
-    regions = []
+    regions, correlation = [], dials.distractor_correlation
     # Drawn whether or not it is used, so that a changed rate leaves the other draws where they were.
     imitated = str(generator.choice(list(profile.kinds)))
     mimic = _plan_bystander(name_mimic(imitated), n_patches, dials, generator)
@@ -141,16 +135,11 @@ def _plan_bystanders(
         regions.append(mimic)
     for distractor in profile.distractors:
         region = _plan_bystander(distractor.name, n_patches, dials, generator)
-        if generator.random() < _distractor_chance(group in distractor.goes_with, dials):
+        # The rate without correlation; certain or impossible with a correlation of 1.
+        chance = (1 - correlation) * dials.distractor_rate + correlation * (group in distractor.goes_with)
+        if generator.random() < chance:
             regions.append(region)
     return regions
-
-
-def _distractor_chance(goes_with: bool, dials: Dials) -> float:
-    """Rate without correlation; certain or impossible with a correlation of 1."""
-    return (
-        1 - dials.distractor_correlation
-    ) * dials.distractor_rate + dials.distractor_correlation * goes_with
 
 
 def true_label(present: Collection[str], profile: Profile) -> int | None:
@@ -186,27 +175,14 @@ def plan_classification(
         for label, count in enumerate(class_counts(profile, n_slides))
         for size in _draw_case_sizes(count, dials.slides_per_case, order)
     ]
-    cases = [sized[index] for index in order.permutation(len(sized))]
-    return [
-        _plan_class_case(profile, dials, f"{prefix}-{number:04d}", label, size, patches, seed)
-        for number, (label, size) in enumerate(cases)
-    ]
-
-
-def _plan_class_case(
-    profile: Profile,
-    dials: Dials,
-    case_id: str,
-    label: int,
-    n_slides: int,
-    patches: tuple[int, int],
-    seed: int,
-) -> CasePlan:
-    """One case of a class."""
-    generator = stream(seed, "plan", case_id)
-    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
-    regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
-    return CasePlan(case_id, tuple(sizes), regions, label)
+    cases = []
+    for number, index in enumerate(order.permutation(len(sized))):
+        (label, n_own), case_id = sized[index], f"{prefix}-{number:04d}"
+        generator = stream(seed, "plan", case_id)
+        sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
+        regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
+        cases.append(CasePlan(case_id, sizes, regions, label))
+    return cases
 
 
 def _plan_regions(
@@ -289,34 +265,21 @@ def corrupt_labels(
     return recorded
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What is known of a case: months until event 1, or until it was last seen (event 0)."""
-
-    time: float
-    event: int
-
-
 def plan_survival(
     profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
 ) -> list[CasePlan]:
     """All cases of a cohort with the log-risk that their slides cause."""
-    sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
-    return [
-        _plan_survival_case(profile, dials, f"{prefix}-{number:04d}", size, patches, seed)
-        for number, size in enumerate(sizes)
-    ]
-
-
-def _plan_survival_case(
-    profile: Profile, dials: Dials, case_id: str, n_slides: int, patches: tuple[int, int], seed: int
-) -> CasePlan:
-    generator = stream(seed, "plan", case_id)
-    severity = float(generator.random())
-    sizes = [_draw_bag_size(patches, generator) for _ in range(n_slides)]
-    regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
-    risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
-    return CasePlan(case_id, tuple(sizes), regions, risk)
+    case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
+    cases = []
+    for number, n_own in enumerate(case_sizes):
+        case_id = f"{prefix}-{number:04d}"
+        generator = stream(seed, "plan", case_id)
+        severity = float(generator.random())
+        sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
+        regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
+        risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
+        cases.append(CasePlan(case_id, sizes, regions, risk))
+    return cases
 
 
 def _plan_factor_regions(
@@ -355,8 +318,8 @@ def log_risk(shares: Mapping[str, float], factors: Mapping[str, float], dials: D
     return dials.risk_effect * sum(factors[name] * dose for name, dose in doses.items() if name in factors)
 
 
-def draw_outcomes(log_risks: Times, dials: Dials, generator: Generator) -> list[Outcome]:
-    """Time and event of every case; the share of events is the one asked for, to the nearest case."""
+def draw_outcomes(log_risks: Times, dials: Dials, generator: Generator) -> list[tuple[float, int]]:
+    """Months until event 1, or until the case was last seen (event 0); the share of events is exact to the nearest case."""
     exponential = generator.exponential(size=len(log_risks))
     times = dials.median_time * (exponential / (np.log(2) * np.exp(log_risks))) ** (1 / dials.weibull_shape)
     followed = generator.uniform(0.1, 1.0, size=len(times))
@@ -365,6 +328,6 @@ def draw_outcomes(log_risks: Times, dials: Dials, generator: Generator) -> list[
     ratio = times / followed
     end = float(np.sort(ratio)[n_events - 1])
     return [
-        Outcome(time=max(0.01, round(float(min(time, share * end)), 2)), event=int(time / share <= end))
+        (max(0.01, round(float(min(time, share * end)), 2)), int(time / share <= end))
         for time, share in zip(times, followed, strict=True)
     ]

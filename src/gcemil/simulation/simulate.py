@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,15 @@ def simulate(
     cohort = Cohort(out, _cohort_card(world, size, patches), tuple(slide.row for slide in planned))
     if not replace_files and is_whole(cohort):
         return cohort
-    with begin_folder(out, cohort.card.model_dump(mode="json"), len(planned), replace_files) as begun:
-        for done, slide in enumerate(planned, start=1):
-            # The truth of a slide is written last.
-            if not (begun and cohort.truth_file(slide.row.slide_id).is_file()):
-                _write_slide(world, slide, out)
-            if on_slide is not None:
-                on_slide(done, len(planned))
+    with writing_slides(
+        out,
+        cohort.card.model_dump(mode="json"),
+        planned,
+        partial(_write_slide, world, out),
+        last_file=cohort.truth_file,
+        replace_files=replace_files,
+        on_slide=on_slide,
+    ):
         _write_anchors(world, patches, out)
         cohort.save()
     return cohort
@@ -116,9 +119,21 @@ def is_whole(cohort: Cohort) -> bool:
 
 
 @contextmanager
-def begin_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_files: bool) -> Iterator[bool]:
-    """Make a cohort in this folder; whether the same was begun there before, so that its files can be kept."""
-    plan = {"card": card, "slides": n_slides}
+def writing_slides(
+    out: Path,
+    card: Mapping[str, Any],
+    slides: Sequence[PlannedSlide],
+    write: Callable[[PlannedSlide], None],
+    *,
+    last_file: Callable[[str], Path],
+    replace_files: bool,
+    on_slide: Callable[[int, int], None] | None,
+) -> Iterator[None]:
+    """Write the slides of a cohort; the block then writes its tables.
+
+    Where the same cohort was begun before, slides are kept that have the file which is written last of all.
+    """
+    plan = {"card": card, "slides": len(slides)}
     begun = _is_same_plan(out / PLAN, plan)
     others = [path.name for path in out.iterdir() if path.name != LOCK_NAME] if out.is_dir() else []
     if others and not begun and not replace_files:
@@ -127,7 +142,12 @@ def begin_folder(out: Path, card: Mapping[str, Any], n_slides: int, replace_file
         )
     remove_leftovers(out)
     write_json(out / PLAN, plan)
-    yield begun
+    for done, slide in enumerate(slides, start=1):
+        if not (begun and last_file(slide.row.slide_id).is_file()):
+            write(slide)
+        if on_slide is not None:
+            on_slide(done, len(slides))
+    yield
     (out / PLAN).unlink()
 
 
@@ -174,7 +194,7 @@ def target_slides(
     targets = np.array([case.target for case in cases])
     if profile.task == "survival":
         seen = draw_outcomes(targets, dials, generator)
-        rows = [SlideRow("", c.case_id, time=o.time, event=o.event) for c, o in zip(cases, seen, strict=True)]
+        rows = [SlideRow("", c.case_id, time=t, event=e) for c, (t, e) in zip(cases, seen, strict=True)]
         truths: list[dict[str, str | float]] = [{"log_risk": float(target)} for target in targets]
     else:
         names = profile.class_names
@@ -212,7 +232,7 @@ def _draw_latent_slide(world: World, slide: PlannedSlide) -> tuple[Layout, Laten
     return layout, draw_latents(world, layout, slide.site, world.draws("latents", name))
 
 
-def _write_slide(world: World, slide: PlannedSlide, out: Path) -> None:
+def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
     """features/<slide>.h5 and truth/<slide>.h5."""
     name = slide.row.slide_id
     layout, latents = _draw_latent_slide(world, slide)

@@ -28,13 +28,7 @@ from numpy.random import Generator
 from gcemil.families import GENERIC_FAMILY, load_family
 from gcemil.simulation.layout import Layout, smooth_fields
 from gcemil.simulation.plan import stream
-from gcemil.simulation.profile import (
-    Concept,
-    Dials,
-    Kind,
-    Profile,
-    plain_words,
-)
+from gcemil.simulation.profile import Concept, Dials, Kind, Profile, plain_words
 
 _ORIGIN_SPREAD = 0.3
 _PROMPT_LENGTH = 3.0

@@ -32,7 +32,9 @@ def trace_outlines(mask: Mask) -> list[Outline]:
     padded = np.pad(pieces, 1)
     outer: dict[int, Ring] = {}
     holes: dict[int, list[Ring]] = {piece: [] for piece in range(1, count + 1)}
-    for ring in _trace_rings(mask):
+    following = _directed_edges(np.pad(mask, 1))
+    while following:
+        ring = np.array(_walk_ring(following, min(following)))
         piece = int(_pixel_on_the_right(padded, ring))
         if signed_area(ring) > 0:
             outer[piece] = _drop_straight_points(ring)
@@ -63,15 +65,6 @@ def signed_area(ring: Int[np.ndarray, "k 2"] | Float[np.ndarray, "k 2"]) -> floa
     """Area by the shoelace rule: positive where the ring runs clockwise on the screen."""
     x, y = ring[:, 0].astype(np.float64), ring[:, 1].astype(np.float64)
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
-
-
-def _trace_rings(mask: Mask) -> list[Ring]:
-    following = _directed_edges(np.pad(mask, 1))
-    rings = []
-    while following:
-        start = min(following)
-        rings.append(np.array(_walk_ring(following, start)))
-    return rings
 
 
 def _directed_edges(padded: Bool[np.ndarray, "rows columns"]) -> dict[tuple[int, int], list[tuple[int, int]]]:

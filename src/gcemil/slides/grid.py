@@ -6,7 +6,6 @@ every pixel, so interpolating these sums gives exact areas for boxes that begin 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,32 +134,20 @@ class PatchGrid:
 def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None) -> PatchGrid:
     """Every patch inside the scanned part that holds enough tissue; none where there is none."""
     chosen = settings or PatchSettings()
-    _refuse_coarse(slide, chosen)
+    if slide.mpp > chosen.target_mpp * _LARGEST_MAGNIFIED:
+        raise InputError(
+            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {chosen.target_mpp:g}. "
+            f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
+        )
     bounds = slide.bounds
     columns = patch_positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
-    share = _measure_tissue_share(coords, level0_length(chosen.side, slide.mpp), tissue)
+    corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale
+    side, (scale_x, scale_y) = level0_length(chosen.side, slide.mpp), tissue.scale
+    share = covered_share(tissue.kept, corners, (side / scale_x, side / scale_y))
     kept = share >= chosen.min_tissue
     return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
-
-
-def _measure_tissue_share(
-    coords: Int[np.ndarray, "n 2"], side: float, tissue: TissueMask
-) -> Float[np.ndarray, "n"]:
-    """Share of tissue in each square patch of this level-0 side."""
-    scale_x, scale_y = tissue.scale
-    corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale
-    return covered_share(tissue.kept, corners, (side / scale_x, side / scale_y))
-
-
-def _refuse_coarse(slide: SlideReader, settings: PatchSettings) -> None:
-    """Refuse a slide that has less detail than the patches ask for."""
-    if slide.mpp > settings.target_mpp * _LARGEST_MAGNIFIED:
-        raise InputError(
-            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {settings.target_mpp:g}. "
-            f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
-        )
 
 
 def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None) -> Pixels:
@@ -170,19 +157,11 @@ def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int
     return read_region(slide, left=x, top=y, width=side, height=side, size=(pixels, pixels))
 
 
-def patch_batches(
-    slide: SlideReader,
-    grid: PatchGrid,
-    batch_size: int,
-    *,
-    rows: Int[np.ndarray, "k"] | None = None,
-    patch_px: int | None = None,
-) -> Iterator[PatchBatch]:
-    """All patches, or these rows of the grid, in order."""
-    wanted = np.arange(len(grid)) if rows is None else rows
-    for start in range(0, len(wanted), batch_size):
-        chosen = wanted[start : start + batch_size].tolist()
-        yield np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in chosen])
+def read_patches(
+    slide: SlideReader, grid: PatchGrid, rows: Int[np.ndarray, "k"], patch_px: int
+) -> PatchBatch:
+    """These rows of the grid in order, each in so many pixels."""
+    return np.stack([read_patch(slide, grid, index, patch_px=patch_px) for index in rows.tolist()])
 
 
 def probe_patches(slide: SlideReader, grid: PatchGrid) -> None:

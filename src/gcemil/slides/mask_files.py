@@ -45,11 +45,9 @@ def find_mask_file(folder: Path, slide_id: str) -> Path:
 
 def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> TissueMask:
     """The tissue that a picture or a GeoJSON file marks."""
-    kept = (
-        _read_picture_mask(path, slide.bounds)
-        if path.suffix.lower() == ".png"
-        else rasterise_polygons(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
-    )
+    if path.suffix.lower() == ".png":
+        return TissueMask(_read_picture_mask(path, slide.bounds), slide.bounds)
+    kept = rasterise_polygons(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
     return TissueMask(kept, slide.bounds)
 
 

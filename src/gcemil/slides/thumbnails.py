@@ -39,7 +39,7 @@ def read_thumbnail(slide: SlideReader) -> Pixels:
     return read_overview(slide, slide.mpp * downsample)
 
 
-def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) -> Pixels:
+def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid) -> Pixels:
     """The thumbnail with the outline of the tissue and the squares of the patches; the rest is pale."""
     height, width = small.shape[:2]
     inside = np.asarray(Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST))
@@ -47,8 +47,12 @@ def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid | None) 
     edge = ndimage.binary_dilation(inside) & ~inside
     pale[edge] = _OUTLINE_COLOR
     image = Image.fromarray(pale)
-    if grid is not None:
-        _draw_patches(image, tissue, grid)
+    draw = ImageDraw.Draw(image)
+    scale_x, scale_y = width / tissue.bounds.width, height / tissue.bounds.height
+    corners = (grid.coords - (tissue.bounds.x, tissue.bounds.y)) * (scale_x, scale_y)
+    wide, high = grid.level0_side * scale_x, grid.level0_side * scale_y
+    for x, y in corners.tolist():
+        draw.rectangle((x, y, x + wide, y + high), outline=_PATCH_COLOR)
     return np.asarray(image)
 
 
@@ -65,16 +69,6 @@ def draw_contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray,
     return [_draw_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
 
 
-def _draw_patches(image: Image.Image, tissue: TissueMask, grid: PatchGrid) -> None:
-    draw = ImageDraw.Draw(image)
-    scale_x = image.width / tissue.bounds.width
-    scale_y = image.height / tissue.bounds.height
-    corners = (grid.coords - (tissue.bounds.x, tissue.bounds.y)) * (scale_x, scale_y)
-    wide, high = grid.level0_side * scale_x, grid.level0_side * scale_y
-    for x, y in corners.tolist():
-        draw.rectangle((x, y, x + wide, y + high), outline=_PATCH_COLOR)
-
-
 def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
     columns = min(COLUMNS, len(entries))
     rows = -(-len(entries) // columns)
@@ -89,10 +83,7 @@ def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
         color = _FAULT_COLOR if entry.is_fault else (0, 0, 0)
         draw.rectangle((left, top, left + CELL - 1, top + CELL + CAPTION - 1), outline=(210, 210, 210))
         for line, text in enumerate(entry.caption.split("\n")[:2]):
-            draw.text((left + 5, top + CELL + 13 * line), _to_ascii(text)[:38], fill=color)
+            # The font that comes with PIL may be a bitmap without other letters.
+            plain = text.encode("ascii", "replace").decode()
+            draw.text((left + 5, top + CELL + 13 * line), plain[:38], fill=color)
     return np.asarray(sheet)
-
-
-def _to_ascii(text: str) -> str:
-    # The font that comes with PIL may be a bitmap without other letters.
-    return text.encode("ascii", "replace").decode()

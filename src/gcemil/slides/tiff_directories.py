@@ -50,18 +50,15 @@ def refuse_absurd_sizes(path: Path) -> None:
                 raise InputError(
                     f"{path}: its tables of tiles take more than {LARGEST_TAG:,} bytes. {REMEDY}"
                 )
-            width, height = (directory.numbers(file, tag, most=1).sum() for tag in (TILE_WIDTH, TILE_HEIGHT))
-            _refuse_tiles(path, int(width), int(height), counts)
-
-
-def _refuse_tiles(path: Path, width: int, height: int, byte_counts: Numbers) -> None:
-    if width * height > LARGEST_TILE:
-        raise InputError(f"{path}: a tile of {width} x {height} pixels cannot be. {REMEDY}")
-    largest = int(byte_counts.max(initial=0))
-    if width * height and largest > BYTES_PER_PIXEL * width * height + TILE_OVERHEAD:
-        raise InputError(
-            f"{path}: a tile of {width} x {height} pixels claims {largest:,} bytes, more than it can hold. {REMEDY}"
-        )
+            width, height = (
+                int(directory.numbers(file, tag, most=1).sum()) for tag in (TILE_WIDTH, TILE_HEIGHT)
+            )
+            tile = f"{path}: a tile of {width} x {height} pixels"
+            if width * height > LARGEST_TILE:
+                raise InputError(f"{tile} cannot be. {REMEDY}")
+            largest = int(counts.max(initial=0))
+            if width * height and largest > BYTES_PER_PIXEL * width * height + TILE_OVERHEAD:
+                raise InputError(f"{tile} claims {largest:,} bytes, more than it can hold. {REMEDY}")
 
 
 @dataclass(frozen=True)

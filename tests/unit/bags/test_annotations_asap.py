@@ -39,17 +39,17 @@ def in_group(group: str, groups: str = "", first: str = '<Coordinate Order="0" X
 
 
 def test_vertices_stand_in_their_order_not_in_that_of_the_file(tmp_path):
-    found = read_asap(written(tmp_path, CAMELYON16))
-    outline = found.polygons[0]
+    polygons, _ = read_asap(written(tmp_path, CAMELYON16))
+    outline = polygons[0]
     assert (outline.name, outline.group, outline.role) == ("Annotation 0", "Tumor", "tumour")
     assert outline.vertices.tolist() == [[0.5, 0.0], [100.0, 0.0], [100.0, 100.0], [0.0, 100.0]]
     assert outline.vertices.dtype == np.float64
 
 
 def test_a_dot_encloses_nothing_and_is_named(tmp_path):
-    found = read_asap(written(tmp_path, CAMELYON16))
-    assert [polygon.role for polygon in found.polygons] == ["tumour", "exclusion"]
-    assert found.skipped == ("'point' (Dot, 1 vertices) encloses no area",)
+    polygons, skipped = read_asap(written(tmp_path, CAMELYON16))
+    assert [polygon.role for polygon in polygons] == ["tumour", "exclusion"]
+    assert skipped == ["'point' (Dot, 1 vertices) encloses no area"]
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_a_dot_encloses_nothing_and_is_named(tmp_path):
     ],
 )  # fmt: skip
 def test_groups_of_camelyon_mean_what_they_mean_there(tmp_path, group, role):
-    assert read_asap(written(tmp_path, in_group(group))).polygons[0].role == role
+    assert read_asap(written(tmp_path, in_group(group)))[0][0].role == role
 
 
 def test_a_group_inside_another_means_what_that_one_means(tmp_path):
     groups = '<Group Name="micro" PartOfGroup="lesions"/><Group Name="lesions" PartOfGroup="Tumor"/>'
-    assert read_asap(written(tmp_path, in_group("micro", groups))).polygons[0].role == "tumour"
+    assert read_asap(written(tmp_path, in_group("micro", groups)))[0][0].role == "tumour"
 
 
 def test_an_unknown_group_is_refused_and_can_be_explained(tmp_path):
     path = written(tmp_path, in_group("necrosis", '<Group Name="necrosis" PartOfGroup="None"/>'))
     with pytest.raises(InputError, match="group 'necrosis' is neither tumour nor exclusion"):
         read_asap(path)
-    assert read_asap(path, roles={"necrosis": "exclusion"}).polygons[0].role == "exclusion"
+    assert read_asap(path, roles={"necrosis": "exclusion"})[0][0].role == "exclusion"
 
 
 def test_groups_in_a_circle_are_refused_not_followed_for_ever(tmp_path):
@@ -82,7 +82,7 @@ def test_groups_in_a_circle_are_refused_not_followed_for_ever(tmp_path):
 
 
 def test_a_file_without_annotations_has_no_polygons(tmp_path):
-    assert read_asap(written(tmp_path, "<ASAP_Annotations/>")).polygons == ()
+    assert read_asap(written(tmp_path, "<ASAP_Annotations/>")) == ([], [])
 
 
 @pytest.mark.parametrize(

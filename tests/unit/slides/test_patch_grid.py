@@ -6,10 +6,10 @@ from gcemil.slides.contours import signed_area, trace_outlines
 from gcemil.slides.grid import (
     PatchSettings,
     covered_share,
-    patch_batches,
     patch_grid,
     probe_patches,
     read_patch,
+    read_patches,
 )
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask, find_tissue
@@ -128,18 +128,15 @@ def test_patches_are_arrays_at_the_resolution_asked_for():
     assert read_patch(slide, grid, 0, patch_px=16).shape == (16, 16, 3)
 
 
-def test_batches_hold_every_patch_once_in_order():
+def test_a_batch_holds_the_rows_asked_for_in_order():
     image = np.zeros((512, 768, 3), np.uint8)
     image[:, 256:] = 100
     image[256:] += 50
     slide = ArraySlide(image)
     grid = patch_grid(slide, everywhere(slide))
-    batches = list(patch_batches(slide, grid, 4))
-    assert [len(batch) for batch in batches] == [4, 2]
-    assert np.concatenate(batches)[:, 0, 0, 0].tolist() == [0, 100, 100, 50, 150, 150]
-    chosen = list(patch_batches(slide, grid, 4, rows=np.array([5, 3])))
-    assert chosen[0][:, 9, 9, 0].tolist() == [150, 50]
-    assert list(patch_batches(slide, grid, 4, rows=np.array([], int))) == []
+    every = read_patches(slide, grid, np.arange(6), 256)
+    assert every[:, 0, 0, 0].tolist() == [0, 100, 100, 50, 150, 150]
+    assert read_patches(slide, grid, np.array([5, 3]), 16)[:, 9, 9, 0].tolist() == [150, 50]
 
 
 def test_probing_reads_the_first_and_the_last_patch():

@@ -37,7 +37,6 @@ from gcemil.slides.geojson import GeoObject, Points, count_ignored, read_objects
 Corners = Int[np.ndarray, "n 2"]
 ROLES: dict[str, Role] = {"normal": "tumour"}
 """Normal tissue is a concept as any other here."""
-NO_CONCEPT = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +72,10 @@ def masked_patches(
     min_overlap: float,
 ) -> dict[int, str]:
     """Row of the patch → its concept, from one mask per concept or one mask with values."""
-    shares = {
-        name: mask_overlap(
-            coords,
-            patch_size,
-            read_mask(path, downsample=downsample, tumour_values=(values[name],) if values else None),
-        )
-        for name, path in masks.items()
-    }
+    shares = {}
+    for name, path in masks.items():
+        mask = read_mask(path, downsample=downsample, tumour_values=(values[name],) if values else None)
+        shares[name] = mask_overlap(coords, patch_size, mask)
     return best_concept(shares, min_overlap)
 
 
@@ -96,7 +91,7 @@ def best_concept(shares: Mapping[str, NDArray[np.floating[Any]]], min_overlap: f
 
 def patches_at(coords: Corners, patch_size: int, points: Points) -> Int[np.ndarray, "p"]:
     """The patch that holds each point, of several the one whose centre is nearest; -1 where there is none."""
-    rows = np.full(len(points), NO_CONCEPT)
+    rows = np.full(len(points), -1)
     for index, point in enumerate(points):
         from_corner = point - coords
         inside = np.flatnonzero(((from_corner >= 0) & (from_corner < patch_size)).all(axis=1))
@@ -108,9 +103,9 @@ def patches_at(coords: Corners, patch_size: int, points: Points) -> Int[np.ndarr
 
 def read_named_shapes(path: Path, origin: Bounds = (0, 0)) -> NamedShapes:
     """The outlines of an ASAP file, or of a GeoJSON file whose image begins at `origin`."""
-    return (
-        _read_asap_groups(path) if path.suffix.lower() == ".xml" else name_shapes(read_objects(path), origin)
-    )
+    if path.suffix.lower() == ".xml":
+        return _read_asap_groups(path)
+    return name_shapes(read_objects(path), origin)
 
 
 def slide_of(path: Path) -> str:
@@ -119,14 +114,13 @@ def slide_of(path: Path) -> str:
 
 
 def _read_asap_groups(path: Path) -> NamedShapes:
-    found = read_asap(path, roles=ROLES, otherwise="tumour")
-    holes = tuple(one for one in found.polygons if one.role == "exclusion")
-    groups = dict.fromkeys(one.group for one in found.polygons if one.role == "tumour")
-    polygons = {
-        group: (*(one for one in found.polygons if one.group == group and one.role == "tumour"), *holes)
-        for group in groups
-    }
-    return NamedShapes(polygons, {}, found.skipped)
+    found, skipped = read_asap(path, roles=ROLES, otherwise="tumour")
+    holes = [one for one in found if one.role == "exclusion"]
+    groups: dict[str, list[AnnotatedPolygon]] = {}
+    for one in found:
+        if one.role == "tumour":
+            groups.setdefault(one.group, []).append(one)
+    return NamedShapes({group: (*own, *holes) for group, own in groups.items()}, {}, tuple(skipped))
 
 
 def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedShapes:
@@ -138,13 +132,8 @@ def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedS
         if not one.class_name:
             continue
         for outline, *holes in one.polygons:
-            own = AnnotatedPolygon(
-                f"object {position}",
-                one.class_name,
-                "tumour",
-                outline + shift,
-                tuple(hole + shift for hole in holes),
-            )
+            moved = tuple(hole + shift for hole in holes)
+            own = AnnotatedPolygon(f"object {position}", one.class_name, "tumour", outline + shift, moved)
             polygons.setdefault(one.class_name, []).append(own)
         if len(one.points):
             points.setdefault(one.class_name, []).append(one.points + shift)

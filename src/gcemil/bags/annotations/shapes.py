@@ -65,19 +65,13 @@ class AnnotatedPolygon:
     """Cut out of this outline and of no other."""
 
 
-@dataclass(frozen=True, eq=False)
-class AsapFile:
-    """The polygons of an ASAP file, and what was left out of it."""
-
-    polygons: tuple[AnnotatedPolygon, ...]
-    skipped: tuple[str, ...]
-    """A line for every annotation that encloses no area."""
-
-
 def read_asap(
     path: Path, *, roles: Mapping[str, Role] | None = None, otherwise: Role | None = None
-) -> AsapFile:
-    """The polygons of a file; `roles` adds the meaning of further groups, or changes it; the rest mean `otherwise`."""
+) -> tuple[list[AnnotatedPolygon], list[str]]:
+    """The polygons of a file, and a line for every annotation that encloses no area.
+
+    `roles` adds the meaning of further groups, or changes it; the rest mean `otherwise`.
+    """
     root = _parse_xml(path)
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
     meaning = {**_GROUP_ROLES, **(roles or {})}
@@ -90,7 +84,7 @@ def read_asap(
             continue
         role = _find_role(group, parents, meaning, otherwise, path)
         polygons.append(AnnotatedPolygon(name, group, role, vertices))
-    return AsapFile(tuple(polygons), tuple(skipped))
+    return polygons, skipped
 
 
 def _parse_xml(path: Path) -> ElementTree.Element:
@@ -137,14 +131,12 @@ def _find_role(
         seen.add(current)
         # Every group at the top is part of 'None', which says nothing about it.
         current = "" if parents[current] == "None" else parents[current]
-    if current not in meaning and otherwise is not None:
-        return otherwise
-    if current not in meaning:
+    if (role := meaning.get(current, otherwise)) is None:
         raise InputError(
             f"{path}: group '{group}' is neither tumour nor exclusion; known are: {', '.join(sorted(meaning))}. "
             f"Say what it means with roles={{'{group}': 'tumour'}} or 'exclusion'."
         )
-    return meaning[current]
+    return role
 
 
 Corners = Int[np.ndarray, "n 2"]
@@ -172,9 +164,13 @@ class TumourMask:
 def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Share of every patch inside the tumour polygons and outside the exclusions."""
     overlap = np.zeros(len(coords))
-    rows = np.flatnonzero(
-        _touches_polygons(coords, patch_size, [one for one in polygons if one.role == "tumour"])
-    )
+    touched = np.zeros(len(coords), dtype=bool)
+    for polygon in polygons:
+        if polygon.role == "tumour":
+            # Patches that touch no bounding box have overlap 0.
+            low, high = polygon.vertices.min(axis=0), polygon.vertices.max(axis=0)
+            touched |= ((coords < high) & (coords + patch_size > low)).all(axis=1)
+    rows = np.flatnonzero(touched)
     blocks = coords[rows] // (np.array([BLOCK, _STRIP]) * patch_size)
     for block in np.unique(blocks, axis=0):
         own = rows[(blocks == block).all(axis=1)]
@@ -256,17 +252,6 @@ def _find_tumour(
             f"{path} holds the values {shown}, not only 0 and 255. Say which mean tumour, for example tumour_values=({found[-1]},)."
         )
     return values == 255
-
-
-def _touches_polygons(
-    coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]
-) -> Bool[np.ndarray, "n"]:
-    """Patches that touch the bounding box of a polygon: all others have overlap 0."""
-    touched = np.zeros(len(coords), dtype=bool)
-    for polygon in polygons:
-        low, high = polygon.vertices.min(axis=0), polygon.vertices.max(axis=0)
-        touched |= ((coords < high) & (coords + patch_size > low)).all(axis=1)
-    return touched
 
 
 def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:

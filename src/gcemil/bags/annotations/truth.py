@@ -63,12 +63,10 @@ class TruthReport:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class SlideTruth:
-    """What truth/<slide>.h5 will hold."""
-
-    datasets: dict[str, NDArray[Any]]
-    attributes: dict[str, str | int | float | bool]
+SlideTruth = tuple[dict[str, NDArray[Any]], dict[str, str | int | float | bool]]
+"""Datasets and attributes of truth/<slide>.h5."""
+Corners = Int[np.ndarray, "n 2"]
+Overlap = Float[np.ndarray, "n"]
 
 
 @dataclass(frozen=True)
@@ -98,20 +96,24 @@ def write_truth(
     missing: list[str] = []
     notes: list[str] = []
     for row in cohort.slides:
-        file = _find_annotation(annotations, row.slide_id)
+        candidates = (annotations / f"{row.slide_id}{ending}" for ending in _ENDINGS)
+        file = next((path for path in candidates if path.is_file()), None)
         if file is None and (negative_class is None or row.label != negative_class):
             missing.append(row.slide_id)
             continue
         coords, size, remarks = _read_slide_grid(cohort, row)
-        overlap = np.zeros(len(coords))
+        overlap, source = np.zeros(len(coords)), "negative class"
         if file is not None:
-            origin = read_slide_bounds(cohort.folder, row.slide_id)
+            origin, source = read_slide_bounds(cohort.folder, row.slide_id), file.name
             overlap, more = _measure_overlap(
                 file, coords, size, roles=roles or {}, masks=masks or MaskReading(), origin=origin
             )
             remarks = [*remarks, *more, *_find_contradictions(row, file, overlap, negative_class)]
-        mpp = _find_mpp(cohort, row, microns_per_pixel)
-        source = "negative class" if file is None else file.name
+        # What the user says, else what the features were made with.
+        given = microns_per_pixel
+        mpp = given.get(row.slide_id) if isinstance(given, Mapping) else given
+        if mpp is None:
+            mpp = _stated_number(cohort.feature_file(row.slide_id), "level0_mpp")
         found[cohort.truth_file(row.slide_id)] = _build_truth(
             coords, size, overlap, min_overlap=min_overlap, source=source, mpp=mpp
         )
@@ -134,12 +136,7 @@ def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
 
 
-def _find_annotation(folder: Path, slide_id: str) -> Path | None:
-    candidates = (folder / f"{slide_id}{ending}" for ending in _ENDINGS)
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 2"], int, list[str]]:
+def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
     _, coords = arrays.read_patch_layout(path)
@@ -160,12 +157,6 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Int[np.ndarray, "n 
     return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
 
 
-def _find_mpp(cohort: Cohort, row: SlideRow, given: float | Mapping[str, float] | None) -> float | None:
-    """Micrometres per level-0 pixel: what the user says, else what the features were made with."""
-    found = given.get(row.slide_id) if isinstance(given, Mapping) else given
-    return _stated_number(cohort.feature_file(row.slide_id), "level0_mpp") if found is None else found
-
-
 def _stated_number(path: Path, name: str) -> float | None:
     """An attribute of the coordinates in a feature file, where it is a number."""
     return arrays.stated_number(store.attributes(path, "coords"), name)
@@ -173,17 +164,17 @@ def _stated_number(path: Path, name: str) -> float | None:
 
 def _measure_overlap(
     file: Path,
-    coords: Int[np.ndarray, "n 2"],
+    coords: Corners,
     patch_size: int,
     *,
     roles: Mapping[str, Role],
     masks: MaskReading,
     origin: Bounds,
-) -> tuple[Float[np.ndarray, "n"], list[str]]:
+) -> tuple[Overlap, list[str]]:
     """Overlap of every patch with the annotation, and what was left out of it."""
     if file.suffix == ".xml":
-        asap = read_asap(file, roles=roles)
-        return polygon_overlap(coords, patch_size, asap.polygons), list(asap.skipped)
+        polygons, skipped = read_asap(file, roles=roles)
+        return polygon_overlap(coords, patch_size, polygons), skipped
     if file.suffix in _OUTLINES:
         return _measure_geojson(read_objects(file), coords, patch_size, roles, origin)
     mask = read_mask(file, downsample=masks.downsample, tumour_values=masks.tumour_values)
@@ -191,24 +182,16 @@ def _measure_overlap(
 
 
 def _measure_geojson(
-    objects: Sequence[GeoObject],
-    coords: Int[np.ndarray, "n 2"],
-    patch_size: int,
-    roles: Mapping[str, Role],
-    origin: Bounds,
-) -> tuple[Float[np.ndarray, "n"], list[str]]:
+    objects: Sequence[GeoObject], coords: Corners, patch_size: int, roles: Mapping[str, Role], origin: Bounds
+) -> tuple[Overlap, list[str]]:
     """Overlap with the classes that count, and which those are."""
     if UNCLASSIFIED in roles:
         objects = [replace(one, class_name=one.class_name or UNCLASSIFIED) for one in objects]
     shapes = name_shapes(objects, origin)
     counts = Counter(one.class_name for one in objects if one.class_name)
     chosen = _choose_classes(counts, roles)
-    polygons = [
-        replace(one, role=chosen[name])
-        for name, own in shapes.polygons.items()
-        if name in chosen
-        for one in own
-    ]
+    named = [(name, one) for name, own in shapes.polygons.items() for one in own]
+    polygons = [replace(one, role=chosen[name]) for name, one in named if name in chosen]
     overlap = polygon_overlap(coords, patch_size, polygons)
     for name, points in shapes.points.items():
         if chosen.get(name) == "tumour":
@@ -234,7 +217,7 @@ def _choose_classes(names: Iterable[str], roles: Mapping[str, Role]) -> dict[str
 
 
 def _find_contradictions(
-    row: SlideRow, file: Path, overlap: Float[np.ndarray, "n"], negative_class: str | None
+    row: SlideRow, file: Path, overlap: Overlap, negative_class: str | None
 ) -> Sequence[str]:
     """Annotations and labels that do not fit together; the annotation stands."""
     if negative_class is not None and row.label == negative_class and overlap.any():
@@ -245,13 +228,7 @@ def _find_contradictions(
 
 
 def _build_truth(
-    coords: Int[np.ndarray, "n 2"],
-    patch_size: int,
-    overlap: Float[np.ndarray, "n"],
-    *,
-    min_overlap: float,
-    source: str,
-    mpp: float | None,
+    coords: Corners, patch_size: int, overlap: Overlap, *, min_overlap: float, source: str, mpp: float | None
 ) -> SlideTruth:
     evidence = overlap >= min_overlap
     attributes: dict[str, str | int | float | bool] = {
@@ -267,7 +244,7 @@ def _build_truth(
         "region": connected_regions(patch_cells(coords, patch_size), evidence).astype(np.uint16),
         "overlap": overlap.astype(np.float32),
     }
-    return SlideTruth(datasets, attributes)
+    return datasets, attributes
 
 
 def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
@@ -283,14 +260,15 @@ def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: b
             )
         for path, truth in found.items():
             if path not in same:
-                store.write(path, truth.datasets, truth.attributes)
+                store.write(path, *truth)
 
 
 def _holds_same(path: Path, truth: SlideTruth) -> bool:
     """Whether the file is what would be written."""
+    datasets, attributes = truth
     try:
-        return store.attributes(path) == truth.attributes and all(
-            np.array_equal(store.read(path, name), values) for name, values in truth.datasets.items()
+        return store.attributes(path) == attributes and all(
+            np.array_equal(store.read(path, name), values) for name, values in datasets.items()
         )
     except InputError:
         return False

@@ -18,7 +18,6 @@ from gcemil.bags.foreign.source import (
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
-    Names,
     ReadOptions,
     Rows,
     bag_shape,
@@ -55,7 +54,7 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
         slides.append(replace(slide, patch_size=size))
     lines = [
-        *describe_stripped_ids((_without_suffix(path) for path in files), where=str(source)),
+        *describe_stripped_ids((path.stem for path in files), where=str(source)),
         *describe_batches(slides),
         *_list_assumptions(options.patch_size, coords_dir, inferred, placeless),
     ]
@@ -91,9 +90,7 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     size, downsample, custom = (
         stated_number(stated, name) for name in ("patch_size", "downsample", "custom_downsample")
     )
-    if size is None or downsample is None or custom is None:
-        return None
-    return LevelZeroPx(max(1, round(size * downsample * custom)))
+    return LevelZeroPx(max(1, round(size * downsample * custom))) if size and downsample and custom else None
 
 
 def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
@@ -130,7 +127,7 @@ def _read_coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | N
 
 
 def _find_coords_file(folder: Path | None, path: Path) -> Path | None:
-    found = None if folder is None else folder / f"{_without_suffix(path)}.h5"
+    found = None if folder is None else folder / f"{path.stem}.h5"
     return found if found is not None and found.is_file() else None
 
 
@@ -142,10 +139,6 @@ def _find_patches_folder(source: Path) -> Path | None:
     """RESULTS/patches when the features lie beside it, as CLAM's own commands put them."""
     candidates = (source / "patches", source.parent / "patches", source.parent.parent / "patches")
     return next((folder for folder in candidates if folder.is_dir()), None)
-
-
-def _without_suffix(path: Path) -> str:
-    return path.name.removesuffix(path.suffix)
 
 
 def _list_assumptions(
@@ -169,11 +162,6 @@ def _list_assumptions(
     return lines
 
 
-def _owns_loose(names: Names) -> bool:
-    # A bags_config.json makes bare tensors slideflow's.
-    return "bags_config.json" not in names and any(name.endswith(".pt") for name in names)
-
-
 LAYOUT = FeatureLayout(
     tool="clam",
     name="CLAM",
@@ -182,7 +170,8 @@ LAYOUT = FeatureLayout(
     read_file=_read_file,
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
-    owns_loose=_owns_loose,
+    # A bags_config.json makes bare tensors slideflow's.
+    owns_loose=lambda names: "bags_config.json" not in names and any(name.endswith(".pt") for name in names),
     file_title=lambda datasets: "CLAM features, or gcemil's own",
     patch_size=_find_patch_size,
 )

@@ -160,7 +160,14 @@ def write_cohort(
         encoder=folder.encoder,
         patch_size_level0=size,
         anchors=anchors,
-        provenance={**(provenance or {}), **_describe_provenance(folder, table, lines, join.excluded)},
+        provenance={
+            **(provenance or {}),
+            "source": str(folder.path.resolve()),
+            "tool": folder.tool,
+            "labels": str(table.path.resolve()),
+            "assumptions": list(lines),
+            "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *join.excluded],
+        },
     )
     # Before anything is written.
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
@@ -192,16 +199,20 @@ def write_cohort(
 def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
     full = {slide.slide_id: slide for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
-    _refuse_no_match(folder, table, rows)
+    if not rows:
+        raise CohortError(
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {folder.path} "
+            f"('{next(iter(full), 'nothing with patches')}' …). The ids must be equal once known extensions are taken off."
+        )
     folds: tuple[Fold, ...] = ()
     lines: tuple[str, ...] = ()
     excluded = table.excluded
     if splits is not None:
-        placed = match_folds(read_splits(splits), rows)
-        folds, carving = _carve_validation(placed.folds, rows, splits)
-        lines = (*placed.assumptions, *carving)
-        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in placed.unplaced)
-        rows = [row for row in rows if row.slide_id not in placed.unplaced]
+        published, unplaced, assumed = match_folds(read_splits(splits), rows)
+        folds, carving = _carve_validation(published, rows, splits)
+        lines = (*assumed, *carving)
+        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
+        rows = [row for row in rows if row.slide_id not in unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
 
 
@@ -210,28 +221,15 @@ def _carve_validation(
 ) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
     """The test sets as published, and validation taken out of training where the split names none."""
     carved = tuple(carve_validation(rows, fold) for fold in folds)
-    changed = [new for new, old in zip(carved, folds, strict=True) if new != old]
-    if changed:
-        count = len(changed[0].slides("val"))
-        return carved, (
-            f"{path.name} names no validation slides: {count} of its training slides validate in fold {changed[0].index}, "
-            f"whole cases of every class; its test part is as published.",
+    lines: tuple[str, ...] = ()
+    if changed := [new for new, old in zip(carved, folds, strict=True) if new != old]:
+        lines = (
+            f"{path.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
+            f"{changed[0].index}, whole cases of every class; its test part is as published.",
         )
-    if any("val" not in fold.part_of.values() for fold in carved):
-        return carved, (f"{path.name} names no validation slides, and training has none to spare.",)
-    return carved, ()
-
-
-def _describe_provenance(
-    folder: ForeignFolder, table: LabelTable, lines: Sequence[str], excluded: Sequence[str]
-) -> dict[str, Any]:
-    return {
-        "source": str(folder.path.resolve()),
-        "tool": folder.tool,
-        "labels": str(table.path.resolve()),
-        "assumptions": list(lines),
-        "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *excluded],
-    }
+    elif any(not fold.slides("val") for fold in carved):
+        lines = (f"{path.name} names no validation slides, and training has none to spare.",)
+    return carved, lines
 
 
 def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
@@ -251,19 +249,8 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             ) from error
         return True
     features, coords = slide.load()
-    store.write(
-        target, {"features": features} if coords is None else {"features": features, "coords": coords}
-    )
+    store.write(target, {"features": features, **({} if coords is None else {"coords": coords})})
     return False
-
-
-def _refuse_no_match(folder: ForeignFolder, table: LabelTable, rows: list[SlideRow]) -> None:
-    if not rows:
-        slide = next((slide.slide_id for slide in folder.slides if slide.n_patches), "nothing with patches")
-        raise CohortError(
-            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {folder.path} ('{slide}' …). "
-            "The ids must be equal once known extensions are taken off."
-        )
 
 
 def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) -> None:

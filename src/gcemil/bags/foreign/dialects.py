@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gcemil.bags.cohort import Task
 from gcemil.bags.tables import RawTable
@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read; `time` makes it survival, `censorship` flips the event."""
+    """The columns to read; `time` makes it survival, `censorship` flips the event. Case and site may be missing."""
 
     slide: str
     case: str | None
@@ -73,22 +73,14 @@ def _own(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("slide_id", "time", "event"):
         return None
     _refuse_both_polarities(table)
-    return Columns(
-        "slide_id",
-        _first_column(table, "case_id"),
-        time="time",
-        event="event",
-        site=_first_column(table, "site"),
-    )
+    return Columns("slide_id", "case_id", time="time", event="event", site="site")
 
 
 def _clam(table: RawTable, choice: Choice) -> Columns | None:
     # With columns of folds the table is one of Patho-Bench.
     if not table.has("slide_id", "label") or find_fold_columns(table):
         return None
-    return Columns(
-        "slide_id", _first_column(table, "case_id"), label="label", site=_first_column(table, "site")
-    )
+    return Columns("slide_id", "case_id", label="label", site="site")
 
 
 def _mcat(table: RawTable, choice: Choice) -> Columns | None:
@@ -101,9 +93,7 @@ def _mcat(table: RawTable, choice: Choice) -> Columns | None:
         raise UsageError(
             f"{table.path} has no endpoint '{choice.endpoint}': columns {time}, {event} are missing."
         )
-    return Columns(
-        "slide_id", "case_id", time=time, event=event, censorship=True, site=_first_column(table, "site")
-    )
+    return Columns("slide_id", "case_id", time=time, event=event, censorship=True, site="site")
 
 
 def _panther(table: RawTable, choice: Choice) -> Columns | None:
@@ -114,29 +104,19 @@ def _panther(table: RawTable, choice: Choice) -> Columns | None:
     endpoint = choice.endpoint or (found[0] if len(found) == 1 else None)
     if endpoint not in found:
         raise UsageError(f"{table.path} has endpoints {', '.join(found)}. Choose one with --endpoint.")
-    return Columns(
-        "slide_id",
-        "case_id",
-        time=f"{endpoint}_survival_days",
-        event=f"{endpoint}_censorship",
-        censorship=True,
-        site=_first_column(table, "site"),
-    )
+    time, event = f"{endpoint}_survival_days", f"{endpoint}_censorship"
+    return Columns("slide_id", "case_id", time=time, event=event, censorship=True, site="site")
 
 
 def _patho_bench(table: RawTable, choice: Choice) -> Columns | None:
     if not table.has("case_id", "slide_id") or not find_fold_columns(table):
         return None
-    others = [
-        name
-        for name in table.columns
-        if name not in {"", "case_id", "slide_id", "site", *find_fold_columns(table)}
-    ]
+    known = {"", "case_id", "slide_id", "site", *find_fold_columns(table)}
+    others = [name for name in table.columns if name not in known]
     survival = [name.removesuffix("_event") for name in others if name.endswith("_event")]
     survival = [name for name in survival if f"{name}_days" in others]
-    labels = [
-        name for name in others if name not in {f"{s}{end}" for s in survival for end in ("_event", "_days")}
-    ]
+    timed = {f"{name}{end}" for name in survival for end in ("_event", "_days")}
+    labels = [name for name in others if name not in timed]
     picked = _pick_target(table, [*survival, *labels], choice.target)
     if picked in survival:
         return Columns("slide_id", "case_id", time=f"{picked}_days", event=f"{picked}_event")
@@ -167,7 +147,7 @@ def _mil_baseline(table: RawTable, choice: Choice) -> Columns | None:
 
 
 def _mhim(table: RawTable, choice: Choice) -> Columns | None:
-    return Columns("ID", _first_column(table, "Case"), label="Label") if table.has("ID", "Label") else None
+    return Columns("ID", "Case", label="Label") if table.has("ID", "Label") else None
 
 
 def list_endpoints(table: RawTable) -> list[str]:
@@ -212,23 +192,21 @@ def _use_chosen_columns(table: RawTable, choice: Choice) -> Columns | None:
         raise UsageError("Survival needs both columns: give --time and --event.")
     if not wanted and (choice.target is None or choice.target not in table.columns):
         return None
+    listed = ", ".join(name or "(index)" for name in table.columns)
+    if absent := [name for name in wanted if name not in table.columns]:
+        raise UsageError(
+            f"{table.path} has no column '{absent[0]}'.{did_you_mean(absent[0], table.columns)} Its columns are: {listed}. "
+            "Name two of them with --time and --event."
+        )
     ids = find_id_columns(table)
-    if ids is None or not table.has(*wanted):
-        listed = ", ".join(name or "(index)" for name in table.columns)
-        absent = [name for name in wanted if name not in table.columns]
-        if absent:
-            raise UsageError(
-                f"{table.path} has no column '{absent[0]}'.{did_you_mean(absent[0], table.columns)} Its columns are: {listed}. "
-                "Name two of them with --time and --event."
-            )
+    if ids is None:
         raise UsageError(
             f"{table.path} has no column of slides; it has: {listed}. Call the column of slides slide_id."
         )
-    case, site = _first_column(table, ids[1]), _first_column(table, "site")
     if not wanted:
-        return Columns(ids[0], case, label=choice.target, site=site)
+        return Columns(*ids, label=choice.target, site="site")
     time, event = wanted
-    return Columns(ids[0], case, time=time, event=event, censorship="censor" in event.lower(), site=site)
+    return Columns(*ids, time=time, event=event, censorship="censor" in event.lower(), site="site")
 
 
 def find_id_columns(table: RawTable) -> tuple[str, str] | None:
@@ -259,7 +237,14 @@ def find_fold_columns(table: RawTable) -> list[str]:
 
 
 def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
-    """The one dialect that fits; none or several is an error that says what to do."""
+    """The one dialect that fits, without columns that the table does not have."""
+    name, columns = _choose_dialect(table, choice)
+    case, site = (one if one in table.columns else None for one in (columns.case, columns.site))
+    return name, replace(columns, case=case, site=site)
+
+
+def _choose_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
+    """None or several that fit are an error that says what to do."""
     if (columns := _use_chosen_columns(table, choice)) is not None:
         return "chosen columns", columns
     found = {
@@ -286,13 +271,11 @@ def detect_dialect(table: RawTable, choice: Choice) -> tuple[str, Columns]:
             "A table needs slide_id and label, or slide_id, time and event."
         )
     if not fitting:
+        remedy = (
+            "Name them with --time and --event." if choice.task == "survival" else "Name it with --target."
+        )
         raise CohortError(
-            f"{table.path} ({', '.join(found)}) has no {choice.task} target; its columns are: {listed}. "
-            + (
-                "Name them with --time and --event."
-                if choice.task == "survival"
-                else "Name it with --target."
-            )
+            f"{table.path} ({', '.join(found)}) has no {choice.task} target; its columns are: {listed}. {remedy}"
         )
     if len({columns.task for columns in fitting.values()}) > 1:
         raise CohortError(

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.tables import RawTable, read_raw_table
+from gcemil.bags.tables import read_raw_table
 from gcemil.bags.untrusted import untrusted_files
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
 from gcemil.files import read_json
@@ -63,8 +64,8 @@ class Inspection:
     kind: str
     title: str
     facts: Facts
-    problems: tuple[str, ...]
-    next_command: str | None
+    problems: tuple[str, ...] = ()
+    next_command: str | None = None
 
 
 def inspect(path: Path) -> Inspection:
@@ -82,8 +83,9 @@ def inspect(path: Path) -> Inspection:
 def _inspect_file(path: Path) -> Inspection:
     if path.name == "cohort.yaml":
         return _inspect_cohort(path.parent)
-    reader = READERS.get(path.suffix.lower())
-    return _report_unknown(path, f"suffix {path.suffix or '(none)'}") if reader is None else reader(path)
+    if reader := READERS.get(path.suffix.lower()):
+        return reader(path)
+    return _report_unknown(path, f"suffix {path.suffix or '(none)'}")
 
 
 def _inspect_folder(path: Path) -> Inspection:
@@ -95,14 +97,9 @@ def _inspect_folder(path: Path) -> Inspection:
         files = sorted(found.name for found in path.glob("*.csv"))
         return _report_splits(path, "Folder of splits", (("files", ", ".join(files)),))
     if (path / "bags_config.json").is_file():
-        return Inspection(
-            path,
-            "slideflow_bags",
-            "slideflow bags",
-            (("files", str(len(list(path.glob("*.pt"))))),),
-            ("slideflow bags are recognised but not imported.",),
-            None,
-        )
+        facts = (("files", str(len(list(path.glob("*.pt"))))),)
+        problem = "slideflow bags are recognised but not imported."
+        return Inspection(path, "slideflow_bags", "slideflow bags", facts, (problem,))
     if not any(path.glob("*.h5")) and any(trident.RUN_FOLDER.search(found.name) for found in path.iterdir()):
         return _inspect_trident_job(path)
     layout = find_layout(path)
@@ -120,12 +117,12 @@ def _inspect_cohort(path: Path) -> Inspection:
         ("patch size", f"{card.patch_size_level0 or 'unknown'} level-0 px"),
         ("anchors", str(card.anchors)),
     ]
+    report = partial(Inspection, path, "cohort", "Cohort of gcemil")
+    validate = f"gcemil validate {_quote(path)}"
     try:
         cohort = Cohort.load(path)
     except InputError as error:
-        return Inspection(
-            path, "cohort", "Cohort of gcemil", tuple(facts), (str(error),), f"gcemil validate {_quote(path)}"
-        )
+        return report(tuple(facts), (str(error),), validate)
     folds = fold_indices(path)
     facts += [
         ("slides", str(len(cohort.slides))),
@@ -134,8 +131,7 @@ def _inspect_cohort(path: Path) -> Inspection:
     ]
     missing = [row.slide_id for row in cohort.slides if not cohort.feature_file(row.slide_id).is_file()]
     problems = tuple(_describe_missing(cohort, name) for name in missing)
-    command = f"gcemil validate {_quote(path)}" if folds else f"gcemil split {_quote(path)}"
-    return Inspection(path, "cohort", "Cohort of gcemil", tuple(facts), problems, command)
+    return report(tuple(facts), problems, validate if folds else f"gcemil split {_quote(path)}")
 
 
 def _describe_missing(cohort: Cohort, slide_id: str) -> str:
@@ -174,17 +170,12 @@ def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
     seen = [inspect(found) for found in sample]
     first = seen[0]
     kinds = sorted({one.kind for one in seen})
-    facts = (
-        ("files", str(len(files))),
-        ("looked at", str(len(sample))),
-        ("kinds", ", ".join(kinds)),
-        *first.facts,
-    )
-    problems = _join_problems(path, seen)
+    counts = (("files", str(len(files))), ("looked at", str(len(sample))), ("kinds", ", ".join(kinds)))
+    told = replace(first, path=path, facts=(*counts, *first.facts), problems=_join_problems(path, seen))
     if layout is None:
-        return Inspection(path, first.kind, first.title, facts, problems, first.next_command)
+        return told
     command = _import_command(path, layout.needs)
-    return Inspection(path, f"{layout.tool}_folder", layout.title, facts, problems, command)
+    return replace(told, kind=f"{layout.tool}_folder", title=layout.title, next_command=command)
 
 
 def _join_problems(folder: Path, seen: Sequence[Inspection]) -> tuple[str, ...]:
@@ -195,10 +186,9 @@ def _join_problems(folder: Path, seen: Sequence[Inspection]) -> tuple[str, ...]:
             # A remedy that names the file names the folder instead: it takes folders too.
             told = problem.replace(_quote(one.path), _quote(folder))
             found.setdefault(told, []).append(one.path.name)
+    counted = f"of {len(seen)} files looked at"
     return tuple(
-        f"{names[0]}: {problem}"
-        if len(names) == 1
-        else f"{len(names)} of {len(seen)} files looked at: {problem}"
+        f"{names[0] if len(names) == 1 else f'{len(names)} {counted}'}: {problem}"
         for problem, names in found.items()
     )
 
@@ -213,11 +203,8 @@ def _import_command(features: Path, needs: str = "") -> str:
 def find_label_table(features: Path) -> Path | None:
     """A table beside the features, or up to two folders above, whose slides have features here; None where there is none."""
     known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in {".h5", ".pt", ".npy"}}
-    tables = (
-        path
-        for folder in (features, features.parent, features.parent.parent)
-        for path in _list_tables(folder)
-    )
+    folders = (features, features.parent, features.parent.parent)
+    tables = (path for folder in folders for path in _list_tables(folder))
     for path in islice(tables, _TABLES_LOOKED_AT):
         try:
             labels = read_labels(path)
@@ -248,11 +235,11 @@ def _quote(path: Path) -> str:
 
 def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
     command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
-    return Inspection(path, "splits", title, facts, (), command)
+    return Inspection(path, "splits", title, facts, next_command=command)
 
 
 def _report_unknown(path: Path, why: str) -> Inspection:
-    return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),), (), None)
+    return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),))
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
@@ -260,10 +247,13 @@ def _inspect_hdf5(path: Path) -> Inspection:
     layouts = store.describe(path)
     attributes = store.attributes(path, "coords") if "coords" in layouts else {}
     kind, title = _find_kind(layouts, attributes)
-    facts = (*_describe_shapes(layouts), *_describe_meaning(path, kind, layouts, attributes))
-    return Inspection(
-        path, kind, title, facts, tuple(_find_problems(path, kind, layouts)), _next_command(path, kind)
+    shapes = tuple(
+        (name, f"{one.shape} {one.dtype}, {f'chunks {one.chunks}' if one.chunks else 'contiguous'}")
+        for name, one in layouts.items()
     )
+    facts = (*shapes, *_describe_meaning(path, kind, layouts, attributes))
+    problems = tuple(_find_problems(path, kind, layouts))
+    return Inspection(path, kind, title, facts, problems, _next_command(path, kind))
 
 
 def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
@@ -281,26 +271,14 @@ def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
     if layout is not None:
         return f"{layout.tool}_features", layout.file_title(set(layouts))
     if "coords" in layouts:
-        return (
-            ("trident_patches", "TRIDENT patch coordinates")
-            if trident.OWN_ATTRIBUTES & set(attributes)
-            else ("clam_coords", "CLAM patch coordinates")
-        )
+        if trident.OWN_ATTRIBUTES & set(attributes):
+            return "trident_patches", "TRIDENT patch coordinates"
+        return "clam_coords", "CLAM patch coordinates"
     return "unknown", "HDF5 file gcemil does not know"
 
 
 def _layout_of(kind: str) -> FeatureLayout | None:
     return LAYOUTS.get(kind.removesuffix("_features")) if kind.endswith("_features") else None
-
-
-def _describe_shapes(layouts: Layouts) -> Facts:
-    return tuple(
-        (
-            name,
-            f"{layout.shape} {layout.dtype}, {f'chunks {layout.chunks}' if layout.chunks else 'contiguous'}",
-        )
-        for name, layout in layouts.items()
-    )
 
 
 def _describe_meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]) -> Facts:
@@ -309,11 +287,8 @@ def _describe_meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[
     facts = () if layout is None else layout.describe_file(path)
     if "coords" not in layouts or (layout is not None and not layout.in_pixels):
         return facts
-    return (
-        *facts,
-        ("patch size", _describe_patch_size(path, layouts, attributes)),
-        ("coordinates", "level-0 pixels"),
-    )
+    size = _describe_patch_size(path, layouts, attributes)
+    return (*facts, ("patch size", size), ("coordinates", "level-0 pixels"))
 
 
 def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
@@ -335,40 +310,31 @@ def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
         for name, layout in layouts.items()
         if layout.is_slow
     ]
-    rows = {
-        name: layouts[name].shape[0]
-        for name in ("features", "feats", "coords")
-        if name in layouts and layouts[name].shape
-    }
+    names = [name for name in ("features", "feats", "coords") if name in layouts and layouts[name].shape]
+    rows = {name: layouts[name].shape[0] for name in names}
     if 0 in rows.values():
         found.append("No patches: the tool found no tissue. The slide is left out on import.")
     if len(set(rows.values())) > 1 and kind != "slide_vector":
-        found.append(
-            f"Rows differ: {', '.join(f'{name} {count}' for name, count in rows.items())}. Extract the slide again."
-        )
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+        found.append(f"Rows differ: {counts}. Extract the slide again.")
     layout = _layout_of(kind)
     floats = "coords" in layouts and layouts["coords"].dtype.kind == "f"
     if layout is not None and layout.in_pixels and floats:
         found.append("Coordinates are floating point; if they are micrometres they must be converted.")
     if kind == "features" or layout is not None:
-        names = ("features",) if layout is None else layout.datasets
-        features = next(layouts[name] for name in names if name in layouts)
-        features = replace(features, shape=bag_shape(features.shape))
-        found += [f"Not usable: {problem}." for problem in [features_problem(features)] if problem]
+        known = ("features",) if layout is None else layout.datasets
+        features = next(layouts[name] for name in known if name in layouts)
+        if problem := features_problem(replace(features, shape=bag_shape(features.shape))):
+            found.append(f"Not usable: {problem}.")
     return found
 
 
 def _next_command(path: Path, kind: str) -> str | None:
     layout = _layout_of(kind)
     if kind == "features" or layout is not None:
-        needs = "" if layout is None else layout.needs
-        return _import_command(path.parent, needs)
-    if kind in {"clam_coords", "trident_patches"}:
-        return (
-            f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
-            if kind == "clam_coords"
-            else None
-        )
+        return _import_command(path.parent, "" if layout is None else layout.needs)
+    if kind == "clam_coords":
+        return f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
     return None
 
 
@@ -380,17 +346,16 @@ def _inspect_table(path: Path) -> Inspection:
         ("rows", str(len(table.rows))),
     ]
     if table.has("minx", "miny", "width", "height"):
-        return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts), (), None)
+        return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts))
     if table.has("PATIENT") and not table.has("FILENAME"):
-        command = (
-            f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN "
-            f"--out {_propose_out(path)}"
-        )
-        return Inspection(path, "labels", "STAMP clinical table", tuple(facts), (), command)
+        command = f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {_propose_out(path)}"
+        return Inspection(path, "labels", "STAMP clinical table", tuple(facts), next_command=command)
     try:
         labels = read_labels(path)
     except (InputError, UsageError) as error:
-        return _inspect_other_table(path, table, facts, error)
+        if has_splits(table):
+            return _report_splits(path, "Split table", tuple(facts))
+        return Inspection(path, "table", "Table", tuple(facts), (str(error),))
     facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
@@ -403,7 +368,7 @@ def _inspect_json(path: Path) -> Inspection:
     try:
         splits = read_splits(path)
     except InputError:
-        return Inspection(path, "unknown", "JSON file gcemil does not know", (), (), None)
+        return Inspection(path, "unknown", "JSON file gcemil does not know", ())
     return _report_splits(path, "STAMP splits", (("folds", str(len(splits.folds))),))
 
 
@@ -414,47 +379,28 @@ def _inspect_geojson(path: Path) -> Inspection:
         features = content["features"] if isinstance(content, dict) else content
         problems = [problem for feature in features for problem in _find_qupath_problems(feature)]
     except (InputError, KeyError, TypeError, AttributeError) as error:
-        return Inspection(
-            path, "unknown", "No GeoJSON feature collection", (("because", error_text(error)),), (), None
-        )
+        because = (("because", error_text(error)),)
+        return Inspection(path, "unknown", "No GeoJSON feature collection", because)
     counted = tuple(f"{problem} ({count} objects)" for problem, count in Counter(problems).items())
-    return Inspection(
-        path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted, None
-    )
+    return Inspection(path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted)
 
 
 def _inspect_array(path: Path) -> Inspection:
     """A bare tensor (.pt) or array (.npy) of features."""
-    shape = read_tensor_shape(path) if path.suffix == ".pt" else tuple(read_array(path, "features").shape)
-    kind, title = (
-        ("clam_tensor", "CLAM features as a bare tensor")
-        if path.suffix == ".pt"
-        else ("array", "NumPy array (torchmil)")
-    )
-    problems = (
-        ("No coordinates in this file: keep CLAM's coords folder beside it.",) if path.suffix == ".pt" else ()
-    )
-    command = f"gcemil import {path.parent} --labels TABLE --out COHORT" if path.suffix == ".pt" else None
-    return Inspection(path, kind, title, (("shape", str(shape)),), problems, command)
-
-
-def _inspect_other_table(
-    path: Path, table: RawTable, facts: list[tuple[str, str]], error: Exception
-) -> Inspection:
-    if has_splits(table):
-        return _report_splits(path, "Split table", tuple(facts))
-    return Inspection(path, "table", "Table", tuple(facts), (str(error),), None)
+    if path.suffix != ".pt":
+        shape = tuple(read_array(path, "features").shape)
+        return Inspection(path, "array", "NumPy array (torchmil)", (("shape", str(shape)),))
+    facts = (("shape", str(read_tensor_shape(path))),)
+    problem = "No coordinates in this file: keep CLAM's coords folder beside it."
+    command = f"gcemil import {path.parent} --labels TABLE --out COHORT"
+    return Inspection(path, "clam_tensor", "CLAM features as a bare tensor", facts, (problem,), command)
 
 
 def _find_qupath_problems(feature: dict[str, Any]) -> list[str]:
     properties = feature.get("properties") or {}
     found = []
     classification = properties.get("classification")
-    if (
-        isinstance(classification, dict)
-        and "color" not in classification
-        and "colorRGB" not in classification
-    ):
+    if isinstance(classification, dict) and not classification.keys() & {"color", "colorRGB"}:
         found.append("A classification without colour: QuPath refuses the file.")
     if "objectType" in feature and "objectType" not in properties:
         found.append("objectType stands outside properties: QuPath imports an annotation instead.")

@@ -65,19 +65,15 @@ def read_labels(
     elif patient is not None and not raw.has("FILENAME"):
         raw, notes = _join_slide_table(raw, patient, slide_table)
     if (parts := find_wide_parts(raw)) and all(label for _, label in parts.values()):
-        dialect, columns = (
-            "CAMIL" if "train" in raw.columns else "MIL_BASELINE",
-            Columns("slide", None, label="label"),
-        )
+        dialect = "CAMIL" if "train" in raw.columns else "MIL_BASELINE"
+        columns = Columns("slide", None, label="label")
         raw = _stack_parts(raw, parts)
     else:
         dialect, columns = detect_dialect(raw, choice)
     return _build_label_table(raw, columns, dialect=dialect, notes=notes)
 
 
-def _build_label_table(
-    raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str] = ()
-) -> LabelTable:
+def _build_label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str]) -> LabelTable:
     """Rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
@@ -274,22 +270,17 @@ def _read_target(line: dict[str, str], columns: Columns) -> SlideRow | str:
     site = (line[columns.site] or None) if columns.site else None
     if columns.label is not None:
         text = line[columns.label]
-        return (
-            f"no label in '{columns.label}'"
-            if is_missing(text)
-            else SlideRow("", "", label=_clean_label(text), site=site)
-        )
+        if is_missing(text):
+            return f"no label in '{columns.label}'"
+        # Whole numbers lose the '.0' that pandas gives a column with gaps.
+        label = text.removesuffix(".0") if _is_number(text) else text
+        return SlideRow("", "", label=label, site=site)
     time, event = parse_time(line[columns.time or ""]), parse_event(line[columns.event or ""])
     if time is None:
         return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
     if event is None:
         return f"no valid status in '{columns.event}' ('{line[columns.event or '']}')"
     return SlideRow("", "", time=time, event=1 - event if columns.censorship else event, site=site)
-
-
-def _clean_label(text: str) -> str:
-    """Whole numbers lose the '.0' that pandas gives a column with gaps."""
-    return text.removesuffix(".0") if _is_number(text) else text
 
 
 def _read_case(line: dict[str, str], columns: Columns, slide_id: str) -> str:
@@ -307,12 +298,9 @@ def _list_assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int
     if columns.time is not None:
         lines.append(f"Time is '{columns.time}' in the unit of the table.")
     if columns.case is None:
-        barcode = any(is_tcga(plain_id(line[columns.slide])) for line in raw.rows)
-        how = (
-            "the first 12 characters of TCGA barcodes"
-            if barcode
-            else "the slide itself, so patients with several slides cannot be kept together"
-        )
+        how = "the slide itself, so patients with several slides cannot be kept together"
+        if any(is_tcga(plain_id(line[columns.slide])) for line in raw.rows):
+            how = "the first 12 characters of TCGA barcodes"
         lines.append(f"The table names no case: the case is {how}.")
     return [*lines, *describe_stripped_ids((line[columns.slide] for line in raw.rows), where=raw.path.name)]
 

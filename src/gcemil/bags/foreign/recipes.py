@@ -148,19 +148,12 @@ def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None)
     """The official table as rows of the slides in the features folder."""
     slide_ids = [slide.slide_id for slide in folder.slides]
     if plan.reader == "camelyon16":
-        excluded = {one.slide: one.reason for one in plan.exclusions if one.scope == "cohort"}
-        return _read_camelyon16(
-            labels, slide_ids, source=folder.path, class_of=plan.class_of, excluded=excluded
-        )
+        return _read_camelyon16(plan, labels, slide_ids, source=folder.path)
     if labels is None:
         raise UsageError(
             f"Recipe '{plan.name}' needs its label table ({plan.source}). Give it with --labels."
         )
-    if plan.reader == "survival":
-        return _read_survival(labels, slide_ids, columns=plan.columns)
-    return _read_classes(
-        labels, slide_ids, columns=plan.columns, class_of=plan.class_of, sheet=plan.sheet, tcga=plan.tcga
-    )
+    return (_read_survival if plan.reader == "survival" else _read_classes)(plan, labels, slide_ids)
 
 
 def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
@@ -184,110 +177,79 @@ def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> l
     """A line with both numbers wherever the cohort and the stated counts differ."""
     full = {slide.slide_id for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
-    found = Counter(str(row.label) for row in rows)
-    pairs = [("slides", len(rows), plan.expected.slides)]
-    pairs += [
-        (f"slides of class {name}", found[name], count) for name, count in plan.expected.classes.items()
-    ]
+    found = Counter(f"slides of class {row.label}" for row in rows) + Counter(slides=len(rows))
+    stated = {f"slides of class {name}": count for name, count in plan.expected.classes.items()}
     return [
-        f"{plan.name}: {here} {what} here, {stated} in {plan.expected.origin}."
-        for what, here, stated in pairs
-        if here != stated
+        f"{plan.name}: {found[what]} {what} here, {count} in {plan.expected.origin}."
+        for what, count in {"slides": plan.expected.slides, **stated}.items()
+        if found[what] != count
     ]
 
 
 def _describe_provenance(plan: Recipe) -> dict[str, object]:
-    record: dict[str, object] = {"recipe": plan.name, "paper_split_unit": plan.paper_split_unit}
-    if plan.prognostic_factors:
-        record["prognostic_factors"] = list(plan.prognostic_factors)
-    if plan.exclusions:
-        record["exclusions"] = [one.model_dump() for one in plan.exclusions]
-    if plan.notes:
-        record["notes"] = list(plan.notes)
-    return record
+    told = plan.model_dump(
+        mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
+    )
+    return {"recipe": plan.name, **{name: value for name, value in told.items() if value}}
 
 
-def _read_classes(
-    path: Path,
-    slide_ids: Sequence[str],
-    *,
-    columns: Roles,
-    class_of: Mapping[str, str],
-    sheet: str | None = None,
-    tcga: bool = False,
-) -> LabelTable:
+def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
-    table = read_raw_table(path, sheet=sheet if path.suffix.lower() == ".xlsx" else None)
-    found = _find_columns(table, columns)
-    label = _require_column(table, found, columns, "label")
+    table = read_raw_table(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
+    found = _find_columns(table, plan.columns, "label")
+    by_slide, class_of = "slide" in found, plan.class_of
+    if not by_slide and not (plan.tcga and "case" in found):
+        raise _missing_column_error(table, plan.columns, "slide")
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    by_slide = "slide" in found
-    if not by_slide and not (tcga and "case" in found):
-        raise _missing_column_error(table, columns, "slide")
-    slides_of = _group_slides(slide_ids) if not by_slide else {}
+    slides_of = {} if by_slide else _group_slides(slide_ids)
     for line in table.rows:
         name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
+        text = line[found["label"]]
         # pandas writes 3.0 for 3 in a column with gaps.
-        value = class_of.get(line[label].lower().removesuffix(".0"))
-        if value is None:
-            excluded.append(
-                f"{'slide' if by_slide else 'case'} '{name}': '{line[label]}' in '{label}' is none of the classes"
-            )
+        label = class_of.get(text.lower().removesuffix(".0"))
+        if label is None:
+            unit = "slide" if by_slide else "case"
+            excluded.append(f"{unit} '{name}': '{text}' in '{found['label']}' is none of the classes")
             continue
+        site = (line[found["site"]] or None) if "site" in found else None
         for slide_id in [name] if by_slide else slides_of.get(name, []):
-            row = SlideRow(
-                slide_id,
-                _read_case_id(line, found, slide_id, tcga=tcga),
-                label=value,
-                site=_read_site(line, found),
-            )
+            case_id = _read_case_id(line, found, slide_id, tcga=plan.tcga)
+            row = SlideRow(slide_id, case_id, label=label, site=site)
             if rows.setdefault(slide_id, row) != row:
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
         if not by_slide and name not in slides_of:
             excluded.append(f"case '{name}': no slide in the features folder")
-    lines = _list_assumptions(table, found, tcga=tcga)
+    lines = _list_assumptions(table, found, tcga=plan.tcga)
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
-def _read_survival(path: Path, slide_ids: Sequence[str], *, columns: Roles) -> LabelTable:
-    """MCAT-style and PANTHER-style tables by slide, or GDC's clinical table by case."""
-    if path.is_dir():
+def _read_survival(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
+    """MCAT-style and PANTHER-style tables by slide, or the clinical table of GDC or cBioPortal by case."""
+    table = None if path.is_dir() else read_raw_table(path)
+    if table is not None and table.has(PATIENT_ID) and list_endpoints(table):
+        endpoint = choose_endpoint(table, Choice())
+        status, months = f"{endpoint}_STATUS", f"{endpoint}_MONTHS"
+        dialect, case, read = "cBioPortal", PATIENT_ID, partial(_read_cbioportal_outcome, status, months)
+        lines = [
+            f"{path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
+            f"Time in months: '{months}'.",
+        ]
+    elif table is not None and "status" in _find_columns(table, plan.columns):
+        found = _find_columns(table, plan.columns, "case", "death", "follow_up")
+        dialect, case, read = "GDC clinical", found["case"], partial(_read_gdc_outcome, found)
+        lines = [
+            f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
+            f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
+        ]
+    else:
         return read_labels(path, choice=Choice(task="survival"))
-    table = read_raw_table(path)
-    if table.has(PATIENT_ID) and list_endpoints(table):
-        return _read_cbioportal(table, slide_ids)
-    found = _find_columns(table, columns)
-    if "status" not in found:
-        return read_labels(path, choice=Choice(task="survival"))
-    for role in ("case", "death", "follow_up"):
-        _require_column(table, found, columns, role)
-    lines = [
-        f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
-        f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
-        "Slides joined to cases by the first 12 characters of their barcode.",
-    ]
-    outcomes = {
-        case_id: _read_gdc_outcome(entries, found)
-        for case_id, entries in _group_entries(table, found["case"]).items()
-    }
-    return _join_outcomes(path, "GDC clinical", outcomes, slide_ids, lines)
-
-
-def _read_cbioportal(table: RawTable, slide_ids: Sequence[str]) -> LabelTable:
-    """Overall survival of cBioPortal's clinical table by patient, in months."""
-    endpoint = choose_endpoint(table, Choice())
-    status, months = f"{endpoint}_STATUS", f"{endpoint}_MONTHS"
-    lines = [
-        f"{table.path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
-        f"Time in months: '{months}'.",
-        "Slides joined to cases by the first 12 characters of their barcode.",
-    ]
-    outcomes = {
-        case_id: _read_cbioportal_outcome(entries, status, months)
-        for case_id, entries in _group_entries(table, PATIENT_ID).items()
-    }
-    return _join_outcomes(table.path, "cBioPortal", outcomes, slide_ids, lines)
+    entries: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for line in table.rows:
+        entries[tcga_case_id(line[case])].append(line)
+    outcomes = {case_id: read(own) for case_id, own in entries.items()}
+    lines.append("Slides joined to cases by the first 12 characters of their barcode.")
+    return _join_outcomes(path, dialect, outcomes, slide_ids, lines)
 
 
 def _join_outcomes(
@@ -314,14 +276,11 @@ def _join_outcomes(
 
 
 def _read_camelyon16(
-    path: Path | None,
-    slide_ids: Sequence[str],
-    *,
-    source: Path,
-    class_of: Mapping[str, str],
-    excluded: Mapping[str, str],
+    plan: Recipe, path: Path | None, slide_ids: Sequence[str], *, source: Path
 ) -> LabelTable:
     """Training slides by their names, test slides by the header-less reference.csv."""
+    excluded = {one.slide: one.reason for one in plan.exclusions if one.scope == "cohort"}
+    class_of = plan.class_of
     reference: dict[str, str] = {}
     if path is not None:
         table = read_raw_table(path, header=False)
@@ -335,9 +294,8 @@ def _read_camelyon16(
         if slide_id in excluded:
             left_out.append(f"slide '{slide_id}': {excluded[slide_id]}")
         elif label is None:
-            left_out.append(
-                f"slide '{slide_id}': neither its name nor {path.name if path else 'a reference.csv'} gives a label"
-            )
+            named = path.name if path else "a reference.csv"
+            left_out.append(f"slide '{slide_id}': neither its name nor {named} gives a label")
         else:
             rows[slide_id] = SlideRow(slide_id, slide_id, label=label)
     lines = [
@@ -350,7 +308,7 @@ def _read_camelyon16(
 def _finish_table(
     path: Path,
     dialect: str,
-    task: Literal["classification", "survival"],
+    task: Task,
     rows: dict[str, SlideRow],
     lines: Sequence[str],
     excluded: Sequence[str],
@@ -361,7 +319,7 @@ def _finish_table(
     return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
 
 
-def _read_cbioportal_outcome(entries: Sequence[dict[str, str]], status: str, months: str) -> Outcome | str:
+def _read_cbioportal_outcome(status: str, months: str, entries: Sequence[dict[str, str]]) -> Outcome | str:
     outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
     time, event = outcomes.pop()
     if outcomes or time is None or event is None:
@@ -370,11 +328,12 @@ def _read_cbioportal_outcome(entries: Sequence[dict[str, str]], status: str, mon
     return time, event, ""
 
 
-def _read_gdc_outcome(entries: Sequence[dict[str, str]], found: Mapping[str, str]) -> Outcome | str:
+def _read_gdc_outcome(found: Mapping[str, str], entries: Sequence[dict[str, str]]) -> Outcome | str:
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
     states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:
-        return f"no valid status in '{found['status']}' ({', '.join(sorted({entry[found['status']] for entry in entries}))})"
+        said = ", ".join(sorted({entry[found["status"]] for entry in entries}))
+        return f"no valid status in '{found['status']}' ({said})"
     event = int(states.pop() or 0)
     column = found["death"] if event else found["follow_up"]
     times = sorted({time for entry in entries if (time := parse_time(entry[column])) is not None})
@@ -382,13 +341,6 @@ def _read_gdc_outcome(entries: Sequence[dict[str, str]], found: Mapping[str, str
         return f"no valid time in '{column}' ('{entries[0][column]}')"
     remark = f"{len(times)} values in '{column}', the largest taken" if len(times) > 1 else ""
     return times[-1], event, remark
-
-
-def _group_entries(table: RawTable, column: str) -> dict[str, list[dict[str, str]]]:
-    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for line in table.rows:
-        groups[tcga_case_id(line[column])].append(line)
-    return groups
 
 
 def _group_slides(slide_ids: Sequence[str]) -> dict[str, list[str]]:
@@ -405,14 +357,9 @@ def _read_case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str,
     return slide_id if is_missing(value) else value
 
 
-def _read_site(line: dict[str, str], found: Mapping[str, str]) -> str | None:
-    return (line[found["site"]] or None) if "site" in found else None
-
-
 def _list_assumptions(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> list[str]:
-    lines = [
-        f"{table.path.name}: {', '.join(f'{role} is {chr(39)}{column}{chr(39)}' for role, column in found.items())}."
-    ]
+    roles = ", ".join(f"{role} is '{column}'" for role, column in found.items())
+    lines = [f"{table.path.name}: {roles}."]
     if tcga:
         lines.append("Cases are the first 12 characters of TCGA barcodes.")
     elif "case" not in found:
@@ -421,20 +368,17 @@ def _list_assumptions(table: RawTable, found: Mapping[str, str], *, tcga: bool) 
     return [*lines, *describe_stripped_ids(names, where=table.path.name)]
 
 
-def _find_columns(table: RawTable, columns: Roles) -> dict[str, str]:
-    """Role → the first of its column names that the table has, whatever the case of letters."""
+def _find_columns(table: RawTable, columns: Roles, *needed: str) -> dict[str, str]:
+    """Role → the first of its column names that the table has, whatever the case of letters; these must be there."""
     own = {column.strip().lower(): column for column in table.columns}
     found = {}
     for role, names in columns.items():
         if column := next((own[name.lower()] for name in names if name.lower() in own), None):
             found[role] = column
+    for role in needed:
+        if role not in found:
+            raise _missing_column_error(table, columns, role)
     return found
-
-
-def _require_column(table: RawTable, found: Mapping[str, str], columns: Roles, role: str) -> str:
-    if role not in found:
-        raise _missing_column_error(table, columns, role)
-    return found[role]
 
 
 def _missing_column_error(table: RawTable, columns: Roles, role: str) -> UsageError:

@@ -69,11 +69,8 @@ def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
 def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...]:
     """One line that says how many ids lost an extension or a folder, or none."""
     changed = [name for name in names if plain_id(name) != name]
-    if not changed:
-        return ()
-    return (
-        f"{where}: folders and known extensions taken off {len(changed)} ids ('{changed[0]}' is slide '{plain_id(changed[0])}').",
-    )
+    taken = f"{where}: folders and known extensions taken off {len(changed)} ids"
+    return (f"{taken} ('{changed[0]}' is slide '{plain_id(changed[0])}').",) if changed else ()
 
 
 def is_tcga(name: str) -> bool:
@@ -218,11 +215,8 @@ def squeeze_bag(values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
 def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
     """One line that says how many slides were written as a batch of one, or none."""
     count = sum(slide.is_batch for slide in slides)
-    return (
-        (f"{count} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied.",)
-        if count
-        else ()
-    )
+    line = f"{count} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied."
+    return (line,) if count else ()
 
 
 def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
@@ -264,7 +258,7 @@ def require_one_encoder(found: Iterable[str], path: Path) -> str:
         raise CohortError(
             f"{path}: features of several encoders ({', '.join(names)}). Point at the folder of one of them."
         )
-    return names[0] if names else "unknown"
+    return names[0] if names else UNKNOWN_ENCODER
 
 
 def require_one_patch_size(slides: Iterable[ForeignSlide]) -> tuple[LevelZeroPx | None, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcemil.bags.cohort import SlideRow
-from gcemil.bags.folds import Fold, Part
+from gcemil.bags.folds import PARTS, Fold, Part
 from gcemil.bags.foreign.dialects import find_fold_columns, find_wide_parts
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import RawTable, is_missing, read_raw_table
@@ -39,15 +39,6 @@ class SplitTable:
     assumptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PlacedFolds:
-    """Folds of a cohort, the slides that none of them names, and what was assumed."""
-
-    folds: tuple[Fold, ...]
-    unplaced: tuple[str, ...]
-    assumptions: tuple[str, ...]
-
-
 def read_splits(path: Path) -> SplitTable:
     """The splits in this file or folder."""
     if path.is_dir():
@@ -56,15 +47,12 @@ def read_splits(path: Path) -> SplitTable:
         folds = _read_stamp_folds(path)
     else:
         folds = _read_fold_table(read_raw_table(path))
-    if not any("test" in fold.values() for fold in folds):
-        # MCAT and its successors report on the part they call val and have no other.
-        folds = [{name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds]
-        return SplitTable(
-            path,
-            tuple(folds),
-            (f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'.",),
-        )
-    return SplitTable(path, tuple(folds))
+    if any("test" in fold.values() for fold in folds):
+        return SplitTable(path, tuple(folds))
+    # MCAT and its successors report on the part they call val and have no other.
+    folds = [{name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds]
+    line = f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'."
+    return SplitTable(path, tuple(folds), (line,))
 
 
 def has_splits(table: RawTable) -> bool:
@@ -74,26 +62,24 @@ def has_splits(table: RawTable) -> bool:
     )
 
 
-def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> PlacedFolds:
-    """Folds of the slides in `rows`; slides that no fold names are returned, slides that only some name are refused."""
-    unit, lines = _find_unit(table, rows)
-    folds, placed = [], []
+def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[list[Fold], list[str], tuple[str, ...]]:
+    """Folds of the slides in `rows`, the slides that none of them names, and what was assumed.
+
+    Slides that only some folds name are refused.
+    """
+    unit, line = _find_unit(table, rows)
+    names = {row.slide_id: row.slide_id if unit == "slide" else row.case_id for row in rows}
+    folds = []
     for index, parts in enumerate(table.folds):
         by_id = _normalise_ids(parts)
-        part_of: dict[str, Part] = {}
-        for row in rows:
-            name = row.slide_id if unit == "slide" else row.case_id
-            if part := by_id.get(name):
-                part_of[row.slide_id] = part
-        folds.append(Fold(index, part_of))
-        placed.append(set(part_of))
-    never = {row.slide_id for row in rows} - set().union(*placed)
+        folds.append(Fold(index, {slide: by_id[name] for slide, name in names.items() if name in by_id}))
+    placed = set().union(*(fold.part_of for fold in folds))
     for fold in folds:
-        if missing := sorted({row.slide_id for row in rows} - never - set(fold.part_of)):
+        if missing := sorted(placed - set(fold.part_of)):
             raise CohortError(
                 f"{table.path}: fold {fold.index} does not place slide '{missing[0]}' ({len(missing)} in all), though other folds do. Complete the splits."
             )
-    return PlacedFolds(tuple(folds), tuple(sorted(never)), (*table.assumptions, *lines))
+    return folds, sorted(set(names) - placed), (*table.assumptions, line)
 
 
 def _find_fold_files(folder: Path) -> list[list[Path]]:
@@ -124,7 +110,7 @@ def _find_numbered(folder: Path, pattern: str) -> list[Path]:
 
 
 def _find_part_files(folder: Path) -> list[Path]:
-    return [path for part in ("train", "val", "test") if (path := folder / f"{part}.csv").is_file()]
+    return [path for part in PARTS if (path := folder / f"{part}.csv").is_file()]
 
 
 def _read_fold_files(files: list[Path]) -> list[IdParts]:
@@ -153,21 +139,13 @@ def _read_fold_table(table: RawTable) -> list[IdParts]:
         raise CohortError(
             f"{table.path} holds no splits that are known here; its columns are: {', '.join(table.columns)}."
         )
-    if _is_boolean(table, parts):
-        index = table.columns[0]
-        pairs = [
-            (row[index], _PART_NAMES[part])
-            for row in table.rows
-            for part in parts
-            if row[part].lower() == "true"
+    named = [(name, _PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
+    if all(name.lower() in {"true", "false"} for name, _ in named):
+        lines = [(row[table.columns[0]], row) for row in table.rows]
+        named = [
+            (name, _PART_NAMES[part]) for name, row in lines for part in parts if row[part].lower() == "true"
         ]
-    else:
-        pairs = [(name, _PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
-    return [_collect_fold(pairs, table.path)]
-
-
-def _is_boolean(table: RawTable, parts: dict[str, tuple[str, str | None]]) -> bool:
-    return all(value.lower() in {"true", "false"} for ids, _ in parts.values() for value in table.values(ids))
+    return [_collect_fold(named, table.path)]
 
 
 def _read_parts(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
@@ -186,23 +164,15 @@ def _read_parts(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]
 
 def _read_stamp_folds(path: Path) -> list[IdParts]:
     try:
-        splits = read_json(path)["splits"]
-        pairs = [
-            [
-                (str(name), part)
-                for part in ("train", "val", "test")
-                for name in split.get(f"{part}_patients", ())
-            ]
-            for split in splits
+        pairs: list[list[tuple[str, Part]]] = [
+            [(str(name), part) for part in PARTS for name in split.get(f"{part}_patients", ())]
+            for split in read_json(path)["splits"]
         ]
     except (InputError, KeyError, TypeError, AttributeError) as error:
         raise CohortError(
             f"{path} is no STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
         ) from error
-    return [
-        _collect_fold([(name, _PART_NAMES[part]) for name, part in pairs_of_fold], path)
-        for pairs_of_fold in pairs
-    ]
+    return [_collect_fold(fold, path) for fold in pairs]
 
 
 def _collect_fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
@@ -220,8 +190,8 @@ def _normalise_ids(parts: IdParts) -> IdParts:
     return {re.sub(r"^(\d+)\.0$", r"\1", plain_id(name)): part for name, part in parts.items()}
 
 
-def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[str]]:
-    """Whether the ids are slides or cases: whichever the cohort knows more of."""
+def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, str]:
+    """Whether the ids are slides or cases, whichever the cohort knows more of, and a line that says so."""
     names = set().union(*(_normalise_ids(parts) for parts in table.folds))
     slides, cases = {row.slide_id for row in rows}, {row.case_id for row in rows}
     as_slides, as_cases = len(names & slides), len(names & cases)
@@ -236,5 +206,4 @@ def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, list[s
     # Equal counts are left only where every slide is its own case.
     unit = "slide" if as_slides >= as_cases else "case"
     known = max(as_slides, as_cases)
-    lines = [f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."]
-    return unit, lines
+    return unit, f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."

@@ -135,12 +135,9 @@ def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int 
     size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load_rows, path, coords_file, scale)
     slide = ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load)
-    patch_labels = _find_partner(folders.patch_labels, path)
-    return (
-        slide
-        if patch_labels is None
-        else replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
-    )
+    if (patch_labels := _find_partner(folders.patch_labels, path)) is None:
+        return slide
+    return replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
 
 
 def _read_grid(

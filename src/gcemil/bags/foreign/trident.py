@@ -19,7 +19,6 @@ from gcemil.bags.foreign.source import (
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
-    Names,
     ReadOptions,
     describe_batches,
     describe_stripped_ids,
@@ -89,20 +88,15 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
-    found = sorted(
-        path
-        for pattern in (f"{_PREFIX}*", f"*_overlap/{_PREFIX}*")
-        for path in source.glob(pattern)
-        if path.is_dir()
-    )
+    folders = (*source.glob(f"{_PREFIX}*"), *source.glob(f"*_overlap/{_PREFIX}*"))
+    found = sorted(path for path in folders if path.is_dir())
     wanted = [path for path in found if encoder is None or path.name == f"{_PREFIX}{encoder}"]
+    names = ", ".join(str(path.relative_to(source)) for path in wanted or found) or "none"
     if not wanted:
-        names = ", ".join(str(path.relative_to(source)) for path in found) or "none"
         raise CohortError(
             f"{source} has no patch features{f' of {encoder}' if encoder else ''}; found: {names}."
         )
     if len(wanted) > 1:
-        names = ", ".join(str(path.relative_to(source)) for path in wanted)
         raise UsageError(f"{source} has several features folders ({names}). Point at one of them.")
     return wanted[0]
 
@@ -123,10 +117,6 @@ def _to_text(value: Any) -> str:
     return "" if value is None or value == "None" else str(value)
 
 
-def _owns_folder(folder: Path, names: Names) -> bool:
-    return bool(RUN_FOLDER.search(folder.name)) or any(RUN_FOLDER.search(name) for name in names)
-
-
 def _describe_file(path: Path) -> Facts:
     return (("encoder", str(store.attributes(path, "features").get("encoder", "unknown"))),)
 
@@ -137,7 +127,7 @@ LAYOUT = FeatureLayout(
     title="TRIDENT features",
     read=read_trident,
     read_file=_read_file,
-    owns_folder=_owns_folder,
+    owns_folder=lambda folder, names: any(RUN_FOLDER.search(name) for name in (folder.name, *names)),
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
     file_title=lambda datasets: "TRIDENT features",
     describe_file=_describe_file,

@@ -23,7 +23,6 @@ from gcemil.bags.foreign.source import (
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
-    Names,
     ReadOptions,
     Rows,
     as_float,
@@ -45,7 +44,9 @@ _MAX_METADATA = 10_000
 
 def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
     """The stores of a folder as slides."""
-    stores = _list_stores(source)
+    stores = [source]
+    if not source.name.endswith(".zarr"):
+        stores = sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
     ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
     found = [_read_slide(path, ids[path.name.removesuffix(".zarr")], options) for path in stores]
     name = require_one_encoder((own for _, own in found), source)
@@ -53,12 +54,6 @@ def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         "Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
     )
     return ForeignFolder(EXTRA, source, tuple(slide for slide, _ in found), name, lines)
-
-
-def _list_stores(source: Path) -> list[Path]:
-    if source.name.endswith(".zarr"):
-        return [source]
-    return sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[ForeignSlide, str]:
@@ -72,15 +67,8 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[Foreig
         raise CohortError(
             f"{path}: {shape[0]} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
         )
-    slide = ForeignSlide(
-        slide_id=slide_id,
-        path=path,
-        n_patches=int(shape[0]),
-        feature_dim=int(shape[1]),
-        patch_size=options.patch_size or _stated_size(opened, tiles),
-        linkable=False,
-        load=partial(_load_rows, path, key, tiles),
-    )
+    size, load = options.patch_size or _stated_size(opened, tiles), partial(_load_rows, path, key, tiles)
+    slide = ForeignSlide(slide_id, path, int(shape[0]), int(shape[1]), size, False, load)
     return slide, key.removesuffix(f"_{tiles}")
 
 
@@ -183,14 +171,10 @@ def _stated_size(opened: Any, tiles: str) -> LevelZeroPx | None:
     return LevelZeroPx(int(sides[0])) if is_stated else None
 
 
-def _owns(folder: Path, names: Names) -> bool:
-    return folder.name.endswith(".zarr") or any(name.endswith(".zarr") for name in names)
-
-
 LAYOUT = FeatureLayout(
     tool=EXTRA,
     name="wsidata",
     title="SpatialData stores of wsidata or LazySlide",
     read=read_wsidata,
-    owns_folder=_owns,
+    owns_folder=lambda folder, names: any(name.endswith(".zarr") for name in (folder.name, *names)),
 )

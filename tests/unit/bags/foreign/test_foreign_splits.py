@@ -9,7 +9,7 @@ ROWS = [SlideRow(f"s{i}", f"p{i}", label="x") for i in range(4)]
 
 
 def parts(path, rows=ROWS):
-    return [fold.part_of for fold in match_folds(read_splits(path), rows).folds]
+    return [fold.part_of for fold in match_folds(read_splits(path), rows)[0]]
 
 
 def test_clam_folder_of_ragged_columns(tmp_path):
@@ -116,7 +116,7 @@ def test_an_id_in_two_parts_is_refused(tmp_path):
 
 def test_slides_no_fold_places_are_returned(tmp_path):
     path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,s0,s1,s2")
-    assert match_folds(read_splits(path), ROWS).unplaced == ("s3",)
+    assert match_folds(read_splits(path), ROWS)[1] == ["s3"]
 
 
 def test_slides_only_some_folds_place_are_refused(tmp_path):
