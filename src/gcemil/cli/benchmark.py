@@ -197,16 +197,18 @@ def tables(
 
     Example: gcemil tables results/overnight --table classification --format latex
     """
-    from gcemil.benchmark.figures import export_figures, paper_figures, read_results
+    from gcemil.benchmark.results import Results, read_results
+    from gcemil.benchmark.tables.comparison import paper_figures
     from gcemil.benchmark.tables.overview import headline_table
-    from gcemil.benchmark.tables.table import TABLES, build_table
+    from gcemil.benchmark.tables.table import TABLES
     from gcemil.cli.console import say
+    from gcemil.errors import UsageError
     from gcemil.files import is_file
     from gcemil.tables import render_tables
 
     if export is not None:
+        from gcemil.benchmark.exported import export_figures
         from gcemil.benchmark.progress import expected_seconds
-        from gcemil.benchmark.results import Results
 
         measured, expected = read_results(results), expected_seconds(Results(results))
         say(f"wrote {export_figures(measured, export, expected_seconds=expected)}")
@@ -225,9 +227,9 @@ def tables(
         chosen = review_tables(results)
     if others := [name for name in names if name != REVIEW]:
         paper, measured = paper_figures(), read_results(results)
-        chosen = [
-            headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)
-            for name in others
-        ] + chosen
+        known = {"headline": headline_table, **TABLES}
+        if unknown := [name for name in others if name not in known]:
+            raise UsageError(f"Unknown table '{unknown[0]}'. Choose one of: {', '.join(known)}.")
+        chosen = [known[name](measured, paper) for name in others] + chosen
     for line in render_tables(chosen, form.value).splitlines():
         say(line)
