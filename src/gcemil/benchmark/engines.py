@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import yaml
 
 from gcemil.benchmark.grid import Grid, Key, Resources, list_needs, plan_runs, plan_work, run_settings
+from gcemil.benchmark.progress import Board
 from gcemil.benchmark.results import Results, claim, read_cohort_record
 from gcemil.benchmark.runner import Ending, Outcome, execute, is_finished, record_failure
 from gcemil.benchmark.summary import write_summary
@@ -59,17 +60,7 @@ class Pool(Protocol):
         ...
 
 
-class _Watch(Protocol):
-    """Somebody who wants to see it."""
-
-    def started(self, key: Key) -> None: ...
-
-    def ended(self, key: Key, outcome: Outcome) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-def run_grid(grid: Grid, results: Results, pool: Pool, watch: _Watch | None = None) -> dict[Key, Outcome]:
+def run_grid(grid: Grid, results: Results, pool: Pool, watch: Board | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
     todo = list_unfinished(grid, results)
@@ -119,7 +110,7 @@ def check_results(grid: Grid, results: Results) -> None:
 
 
 def _execute_keys(
-    grid: Grid, todo: Sequence[Key], pool: Pool, watch: _Watch | None
+    grid: Grid, todo: Sequence[Key], pool: Pool, watch: Board | None
 ) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, in the order of the plan as far as needs and workers allow."""
     waiting: dict[Key, float] = dict.fromkeys(todo, 0.0)

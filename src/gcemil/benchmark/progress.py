@@ -61,6 +61,8 @@ class Board:
     todo: Sequence[Key]
     expected: dict[Key, float]
     workers: int
+    live: Live | None = None
+    """Where the table is drawn, failures above it; without a terminal every key that ends is a line."""
     clock: Clock = time.monotonic
     at_work: dict[Key, float] = field(default_factory=dict)
     endings: dict[Key, Outcome] = field(default_factory=dict)
@@ -72,11 +74,18 @@ class Board:
     def ended(self, key: Key, outcome: Outcome) -> None:
         """A piece of work is over."""
         del self.at_work[key]
-        if outcome.ending is not Ending.busy:
-            self.endings[key] = outcome
+        if outcome.ending is Ending.busy:
+            return
+        self.endings[key] = outcome
+        if self.live is None:
+            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
+        elif outcome.ending is Ending.failed:
+            self.live.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
 
     def tick(self) -> None:
         """Time passes."""
+        if self.live is not None:
+            self.live.update(self.table(), refresh=True)
 
     @property
     def done(self) -> int:
@@ -132,39 +141,15 @@ class Board:
         return table
 
 
-class _LineBoard(Board):
-    """Prints a line for every key that ends."""
-
-    def ended(self, key: Key, outcome: Outcome) -> None:
-        super().ended(key, outcome)
-        if outcome.ending is not Ending.busy:
-            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
-
-
-class _LiveBoard(Board):
-    """Redraws its table; failures stay above it."""
-
-    live: Live | None = None
-
-    def ended(self, key: Key, outcome: Outcome) -> None:
-        super().ended(key, outcome)
-        if self.live is not None and outcome.ending is Ending.failed:
-            self.live.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
-
-    def tick(self) -> None:
-        if self.live is not None:
-            self.live.update(self.table(), refresh=True)
-
-
 @contextmanager
 def board(
     all_keys: Sequence[Key], todo: Sequence[Key], expected: dict[Key, float], workers: int
 ) -> Iterator[Board]:
     """Live on a terminal, plain lines elsewhere."""
+    shown = Board(all_keys, todo, expected, workers)
     if not sys.stderr.isatty():
-        yield _LineBoard(all_keys, todo, expected, workers)
+        yield shown
         return
-    shown = _LiveBoard(all_keys, todo, expected, workers)
     with Live(shown.table(), console=Console(stderr=True), auto_refresh=False, transient=True) as shown.live:
         yield shown
 

@@ -36,10 +36,10 @@ from gcemil.exports.certificate import (
 )
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.slide_export import DrawnFiles, SlideExport
+from gcemil.exports.slide_export import SlideExport
 from gcemil.files import remove_leftovers
 from gcemil.model import GceMil
-from gcemil.records import RegionVerdict, SlideEvidence
+from gcemil.records import RegionVerdict
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import FoldFolder, RunFolder
@@ -154,12 +154,14 @@ def explain_asked(
     regions = _judge_regions(asked, chosen, options)
     certificate = _certify(asked, slide_id, chosen, options.tolerances, regions)
     rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **asked.hashes[slide_id]}
-    evidence = _find_evidence(network.model, bag, found, slide_id, hashes)
-    coords = bag.slide_coords(slide_id)
+    evidence = None
+    if network.model is not None and found is not None:
+        records = slide_evidence(network.model, bag, found, hashes)
+        evidence = next(record for record in records if record.slide_id == slide_id)
     patches = SlideExport(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
-        coords=coords,
+        coords=bag.slide_coords(slide_id),
         patch_size=patch_size,
         rule=certificate.rule,
         stop_reason=certificate.stop_reason,
@@ -188,12 +190,12 @@ def write_explanation(
     place = found.place if bounds is None else replace(found.place, bounds=bounds, size=None)
     under = choose_thumbnail(found.place, thumbnail, downsample)
     folder = folder or found.folder
-    drawn = DrawnFiles.draw(found.patches, place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
+    drawn = found.patches.draw_files(place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
     remove_leftovers(folder)
     files = {
         "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
         "json": found.patches.write_json(folder / "evidence.json"),
-        **({} if drawn is None else drawn.write(folder)),
+        **{kind: write(folder / name) for kind, (name, write) in drawn.items()},
     }
     # Last: a folder that has it is complete.
     files["certificate"] = write_certificate(folder / "certificate.json", found.certificate)
@@ -226,15 +228,6 @@ def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
             "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
         ),
     )
-
-
-def _find_evidence(
-    model: GceMil | None, bag: Bag, found: Explanation | None, slide_id: str, hashes: dict[str, str]
-) -> SlideEvidence | None:
-    if model is None or found is None:
-        return None
-    records = slide_evidence(model, bag, found, hashes)
-    return next(record for record in records if record.slide_id == slide_id)
 
 
 @dataclass(frozen=True, eq=False)

@@ -232,6 +232,17 @@ def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -
     return Claim(own, best, others, is_same_network)
 
 
+def describe_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -> list[str]:
+    """Everything that may be said of a run whose own rule is this, sentence by sentence."""
+    claim = make_claim(records, rule=rule, is_same_network=is_same_network)
+    if claim is None:
+        return []
+    said = [*claim.sentences(), describe_networks(claim)]
+    if any(record["rule"] == "oracle" for record in records):
+        said.append(ORACLE_MEANING)
+    return [text for text in said if text]
+
+
 def describe_networks(claim: Claim) -> str | None:
     """Whose rivals these are, where that is not said by their names."""
     if claim.is_same_network:

@@ -23,7 +23,7 @@ from gcemil.benchmark.tables.comparison import (
     diagnose_remedy,
 )
 from gcemil.benchmark.tables.prediction import host_name, list_hosts
-from gcemil.metrics import METRICS
+from gcemil.metrics import FAILURE_TYPES, METRICS
 from gcemil.rules import find_rule
 from gcemil.tables import Cell, Column, Line, Table
 
@@ -408,9 +408,6 @@ def localisation_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-FAILURE_TYPES = (
-    "case_failure", "artifact_evidence", "low_sufficiency", "low_necessity", "semantic_mismatch", "severe_failure",
-)  # fmt: skip
 THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be compared with ours; those of ours stand in each finding."
 
 
@@ -426,9 +423,10 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
     ]
     rows += control_rows(query, ", all datasets", frozenset({"slides"}))
     columns = [TableColumn(Column("slides", "Slides", "audited_slides"), decimals=0)]
-    for kind in FAILURE_TYPES:
-        header = f"{METRICS[f'{kind}_share'].label} (%)"
-        columns.append(TableColumn(Column(kind, header, f"{kind}_share"), decimals=1, scale=100.0))
+    columns += [
+        TableColumn(Column(kind, f"{words} (%)", f"{kind}_share"), decimals=1, scale=100.0)
+        for kind, words in FAILURE_TYPES.items()
+    ]
     made = build_comparison(
         "failure_audit",
         "slides that fail, by kind of failure",

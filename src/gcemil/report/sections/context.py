@@ -162,18 +162,8 @@ def quote_path(path: Path) -> str:
 
 
 OWN_RULES = ("evidence", "confirmed evidence", "gce_discrete", "evidence scores")
-GROUP_NAMES = {
-    "task": "Task",
-    "sufficiency": "Sufficiency",
-    "necessity": "Necessity",
-    "recoverability": "Recoverability",
-    "truth": "Truth",
-    "stability": "Stability",
-    "size": "Size",
-    "cost": "Cost",
-    "guarantee": "Promise",
-    "failure": "Failures",
-}
+GROUP_NAMES = {"guarantee": "Promise", "failure": "Failures"}
+"""What a criterion is called above its columns where that is not its own word."""
 RULE_HEADINGS = {"rule": "Patches chosen by", "network": "Predicted by"}
 Naming = Callable[[str], str]
 
@@ -219,7 +209,8 @@ def finding_table(
 
 def _metric_column(name: str, *, grouped: bool) -> Column:
     metric = METRICS[name]
-    return Column(name, metric.label, name, group=GROUP_NAMES[metric.criterion] if grouped else "")
+    group = GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
+    return Column(name, metric.label, name, group=group)
 
 
 def _find_role(row: Row) -> Literal["", "own", "control"]:
