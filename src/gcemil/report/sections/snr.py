@@ -216,8 +216,6 @@ def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
 
 
 def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
-    if not len(values):
-        return
     shift = spread_positions(values)
     axes.plot(
         values,
