@@ -33,7 +33,7 @@ from gcemil.diagnostics.snr import BagOutcome, Tolerances
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from gcemil.exports.certificate import VERDICTS
+from gcemil.exports.certificate import CRITERIA
 from gcemil.exports.explain import judge_outputs, name_output, name_prediction
 from gcemil.exports.geojson import PatchClass, PatchCollection
 from gcemil.exports.slide_export import EvidenceList, SlideExport
@@ -204,7 +204,7 @@ def _verdicts(slide: OpenedSlide, outcome: BagOutcome, tolerances: Tolerances) -
     verdicts = judge_outputs(slide.fold.answers("wrapped").read(outcome), tolerances)
     return [
         {"name": name, "held": verdicts[name].held, "sentence": verdicts[name].sentence(name)}
-        for name in VERDICTS
+        for name in CRITERIA
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gcemil.exports.certificate import TOLERANCES, VerdictName
+from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
 from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
 from gcemil.report.sections.context import Context
@@ -70,7 +70,7 @@ def _render_answer(context: Context) -> Markup:
     rules = list_rules(context)
     beside = [one for one in rules if one is not claim.own and _is_beside(one, claim)]
     cards = [
-        _render_criterion(name, claim.own, beside, float(settings.get(TOLERANCES[name], math.nan)))
+        _render_criterion(name, claim.own, beside, float(settings.get(CRITERIA[name].tolerance, math.nan)))
         for name in WORDS
         if claim.own.count(name).of
     ]

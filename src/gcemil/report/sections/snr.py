@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcemil.exports.certificate import CHANGES, TOLERANCES, VerdictName
+from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
@@ -90,8 +90,8 @@ def _render_figure(context: Context, finding: Finding) -> Markup:
         SlidePanel(
             title,
             label,
-            _collect_values(rules, CHANGES[name]),
-            settings.get(TOLERANCES[name]),
+            _collect_values(rules, CRITERIA[name].change),
+            settings.get(CRITERIA[name].tolerance),
             is_upper=name != "necessary",
         )
         for name, (title, label) in PANELS.items()
