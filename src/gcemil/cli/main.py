@@ -152,12 +152,9 @@ def _show_kinds(function: Callable[..., None]) -> Callable[..., None]:
             is_argument = (
                 not getattr(declared, "param_decls", None) and type(declared).__name__ == "ArgumentInfo"
             )
-            declared.metavar = _name_argument(name, kinds[name]) if is_argument else _name_kind(kinds[name])
+            more = "..." if get_origin(kinds[name]) is list else ""
+            declared.metavar = f"{name.upper()}{more}" if is_argument else _name_kind(kinds[name])
     return function
-
-
-def _name_argument(name: str, kind: Any) -> str:
-    return name.upper() + ("..." if get_origin(kind) is list else "")
 
 
 def _name_kind(kind: Any) -> str:

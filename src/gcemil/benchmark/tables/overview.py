@@ -53,7 +53,10 @@ def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for line in (
             Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
             Line((claim.name, "paper (from its tables)"), "paper", _paper_cells(claim.key, paper)),
-            *_claim_lines(claim.key, claim.name, measured),
+            *(
+                Line((f"{claim.name}{suffix}", our_origin(measured)), "ours", cells)
+                for suffix, cells in _claim_cells(claim.key, measured)
+            ),
         )
     ]
     return Table(
@@ -102,13 +105,8 @@ def _table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
 
 
-def _claim_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
-    """The claim on the results; where a fairness control was run, its gain beside it."""
-    mark = our_origin(measured)
-    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in _claim_cells(claim, measured)]
-
-
 def _claim_cells(claim: str, measured: MeasuredResults) -> list[Found]:
+    """The claim on the results; where a fairness control was run, its gain beside it."""
     if claim.endswith("_gain"):
         return _gain_cells(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})

@@ -170,7 +170,10 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
         row_labels = f"{host_name(host)}+GCE"
         lines.append(paper_line(paper, host, (row_labels, "not named", PAPER_MARK), datasets))
         own = {
-            title: tuple(_p_cell(found[host, dataset]) for dataset in datasets)
+            title: tuple(
+                MISSING if (p := found[host, dataset]) is None else Cell(f"{p:.3f}", p)
+                for dataset in datasets
+            )
             for title, found in sorted(tests.items())
         }
         shown = [title for title, cells in own.items() if any(cell.value is not None for cell in cells)]
@@ -205,10 +208,6 @@ def _average_by_fold(found: dict[Unit, float]) -> list[float]:
     for unit, value in found.items():
         folds.setdefault((unit.cohort, unit.fold), []).append(value)
     return [fmean(group) for group in folds.values()]
-
-
-def _p_cell(p: float | None) -> Cell:
-    return MISSING if p is None else Cell(f"{p:.3f}", p)
 
 
 EncoderKey = tuple[str, str, str]

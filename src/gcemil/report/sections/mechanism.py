@@ -195,6 +195,7 @@ def _render_anchors(context: Context) -> Markup:
     recovery = context.run.evidence.recovery
     target = None if recovery.reachable else recovery.coverage_target
     kind = "a share of what the whole bag covers" if target is None else "the dashed line"
+    names = sorted({str(fold.metrics["details"].get("anchors")) for fold in context.run.folds})
     return join_markup(
         [
             context.figures.save(
@@ -204,7 +205,7 @@ def _render_anchors(context: Context) -> Markup:
                 caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {kind}, for the anchors that count for the "
                 "predicted class.",
             ),
-            paragraph(f"Anchors: {_name_anchors(context.run)}.", kind="note"),
+            paragraph(f"Anchors: {'; '.join(names)}.", kind="note"),
             _render_prototypes(context, prompts),
         ]
     )
@@ -263,11 +264,6 @@ def _read_coverage(run: RunData, fold: FoldData) -> tuple[tuple[str, ...], np.nd
     if not found:
         return None
     return found[0].prompts, np.stack([evidence.coverage for evidence in found]).astype(float)
-
-
-def _name_anchors(run: RunData) -> str:
-    names = sorted({str(fold.metrics["details"].get("anchors")) for fold in run.folds})
-    return "; ".join(names) or str(EMPTY)
 
 
 @apply_style
