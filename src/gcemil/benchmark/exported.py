@@ -125,7 +125,17 @@ def export_figures(measured: MeasuredResults, folder: Path, *, expected_seconds:
         expected_seconds=round(expected_seconds or measured.expected_seconds, 1),
         cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
         slide_tests=measured.slide_tests,
-        runs=[_export_run(run) for run in measured.runs],
+        runs=[
+            ExportedRun(
+                cohort=run.cohort.name,
+                host=run.host,
+                label=run.label,
+                seed=run.seed,
+                holds_host=run.holds_host,
+                sources={source: pack_rows(run.own_rows(source)) for source in run.sources()},
+            )
+            for run in measured.runs
+        ],
     )
     values = exported.model_dump(mode="json", exclude_unset=True)
     parts = [f"{json.dumps(name)}: {_lay_out(value)}" for name, value in values.items()]
@@ -138,18 +148,6 @@ def _export_cohort(cohort: CohortFacts) -> ExportedCohort:
     record = None if cohort.record is None else {**cohort.record, "settings": {}, "warnings": []}
     return ExportedCohort.model_validate(
         {"name": cohort.name, "dataset": cohort.dataset, "encoder": cohort.encoder, "record": record}
-    )
-
-
-def _export_run(run: Run) -> ExportedRun:
-    sources = {source: pack_rows(run.own_rows(source)) for source in run.sources()}
-    return ExportedRun(
-        cohort=run.cohort.name,
-        host=run.host,
-        label=run.label,
-        seed=run.seed,
-        holds_host=run.holds_host,
-        sources=sources,
     )
 
 

@@ -46,23 +46,19 @@ class Count:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the share."""
-        return wilson_interval(self.held, self.of)
+        """95 % interval of the share; everything is possible without observations."""
+        if self.of == 0:
+            return 0.0, 1.0
+        square = Z95**2
+        centre = self.share + square / (2 * self.of)
+        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.of + square / (4 * self.of**2))
+        whole = 1 + square / self.of
+        return max(0.0, (centre - half) / whole), min(1.0, (centre + half) / whole)
 
     @property
     def words(self) -> str:
         """The count as a reader sees it."""
         return f"{self.held} of {self.of}"
-
-
-def wilson_interval(held: int, of: int) -> tuple[float, float]:
-    """95 % interval of a share; everything is possible without observations."""
-    if of == 0:
-        return 0.0, 1.0
-    share, square = held / of, Z95**2
-    centre = share + square / (2 * of)
-    half = Z95 * math.sqrt(share * (1 - share) / of + square / (4 * of**2))
-    return max(0.0, (centre - half) / (1 + square / of)), min(1.0, (centre + half) / (1 + square / of))
 
 
 def count_slides(records: Sequence[Record], *criteria: str) -> Count:

@@ -104,10 +104,12 @@ def apply_style(make: Callable[P, T]) -> Callable[P, T]:
     return inside
 
 
-def new_figure(width: float = WIDTH, height: float = 3.0) -> Figure:
-    """A figure with its own canvas, unknown to pyplot."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+def new_figure(height: float, title: str = "") -> Figure:
+    """A figure as wide as the text, with its own canvas, unknown to pyplot."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     return figure
 
 

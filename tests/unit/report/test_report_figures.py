@@ -199,7 +199,7 @@ def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():
     place = fit_slide(coords, PATCH, largest=280)
     assert place.side == 1
     scores = np.random.default_rng(0).normal(size=len(coords))
-    data = encode_palette_png(draw_attention(place, scores), colors=32)
+    data = encode_palette_png(draw_attention(place, scores))
     assert np.asarray(Image.open(io.BytesIO(data))).shape == (side, side)
     assert len(data) < 60_000
 

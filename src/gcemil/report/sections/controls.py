@@ -22,7 +22,6 @@ from gcemil.report.style import (
     INK,
     MARKERS,
     MUTED,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -171,8 +170,7 @@ class RuleCurve:
 def draw_same_budget(rows: Sequence[Row], metrics: Sequence[str], *, title: str) -> Figure:
     """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
     rules = order_rules([row.labels["rule"] for row in rows])
-    figure = new_figure(WIDTH, 0.95 + 0.23 * len(rules))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    figure = new_figure(0.95 + 0.23 * len(rules), title)
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
     axes_row = add_axes_row(figure, len(metrics), sharey=True)
     for axes, name in zip(axes_row, metrics, strict=True):
@@ -207,7 +205,7 @@ def draw_keep_and_remove(
     curves: Sequence[RuleCurve], *, metric: str, full: float | None, evidence_share: float | None = None
 ) -> Figure:
     """The task metric from the kept patches alone, and what is lost without them, over the share of patches."""
-    figure = new_figure(WIDTH, 3.5)
+    figure = new_figure(3.5)
     keep, remove = add_axes_row(figure, 2)
     label = METRICS[metric].label
     rivals = [curve.rule for curve in curves if curve.rule not in MAIN_RULES]

@@ -34,7 +34,6 @@ from gcemil.report.slide_view import (
 )
 from gcemil.report.style import (
     EVIDENCE_COLOR,
-    INK,
     LINE,
     WIDTH,
     add_axes_row,
@@ -204,8 +203,7 @@ def _draw_panels(
     shapes = [canvas.shape for canvas in panels.values()]
     ratio = shapes[0][0] / shapes[0][1]
     each = WIDTH / len(panels)
-    figure = new_figure(WIDTH, min(7.0, each * ratio + 0.75))
-    figure.suptitle(shorten_label(view.slide_id, 70), x=0.01, ha="left", fontsize=9, color=INK)
+    figure = new_figure(min(7.0, each * ratio + 0.75), shorten_label(view.slide_id, 70))
     for axes, (title, canvas) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
         _show_pixels(axes, canvas)
         axes.set_title(title, fontsize=8.5)
@@ -244,14 +242,8 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
     rows = -(-max(1, len(chosen)) // COLUMNS)
     letters = list_anchor_letters(len(evidence.prompts))
     parts = 2 if pixels is not None else 1
-    figure = new_figure(WIDTH, rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts))
-    figure.suptitle(
-        shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76),
-        x=0.01,
-        ha="left",
-        fontsize=9,
-        color=INK,
-    )
+    height = rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts)
+    figure = new_figure(height, shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76))
     grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
     for axes in grid.flat:
         axes.set_axis_off()

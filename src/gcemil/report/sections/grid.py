@@ -42,7 +42,6 @@ from gcemil.report.style import (
     MARKERS,
     MODE_NAMES,
     MUTED,
-    WIDTH,
     apply_style,
     draw_grid,
     new_figure,
@@ -342,7 +341,7 @@ def draw_motivation(
     rules: Mapping[str, float], gates: Sequence[tuple[int, Sequence[float]]], gains: Sequence[HostGain]
 ) -> Figure:
     """Three panels; one without figures says so."""
-    figure = new_figure(WIDTH, 2.7)
+    figure = new_figure(2.7)
     kept, bimodal, hosts = figure.subplots(1, 3)
     draw_grid(kept, grid="x")
     places = np.arange(len(rules))[::-1]
@@ -377,7 +376,7 @@ def draw_relative_performance(gains: Sequence[HostGain], *, label: str) -> Figur
     """A dot per cohort and a line at the mean for every host; 1 is the plain host."""
     hosts = list(dict.fromkeys(gain.host for gain in gains))
     cohorts = list(dict.fromkeys(gain.cohort for gain in gains))
-    figure = new_figure(WIDTH, 1.1 + 0.36 * len(hosts))
+    figure = new_figure(1.1 + 0.36 * len(hosts))
     axes = draw_grid(figure.subplots(), grid="x")
     axes.axvline(1.0, color=INK, linewidth=0.9)
     for row, host in enumerate(hosts):

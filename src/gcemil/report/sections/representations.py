@@ -114,7 +114,7 @@ def choose_epochs(epochs: Sequence[int], most: int = 4) -> list[int]:
 @apply_style
 def draw_representations(panels: Mapping[str, Points], slides: Representations) -> Figure:
     """A dot per slide in the colour of its class; test slides are filled."""
-    figure = new_figure(WIDTH, 0.7 + WIDTH / max(2, len(panels)))
+    figure = new_figure(0.7 + WIDTH / max(2, len(panels)))
     names = sorted(set(slides.groups))
     labels, is_test = np.array(slides.groups), np.array([part == "test" for part in slides.parts])
     handles: dict[str, PathCollection] = {}

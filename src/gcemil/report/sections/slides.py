@@ -278,7 +278,7 @@ def draw_map(view: SlideView) -> tuple[bytes, str]:
     first, second = (outline_truth(panel, place, view.truth) for panel in panels)
     sheet = np.concatenate([first, gap, second], axis=1)
     return (
-        (encode_palette_png(sheet, colors=32), "image/png")
+        (encode_palette_png(sheet), "image/png")
         if view.thumbnail is None
         else (encode_jpeg(sheet), "image/jpeg")
     )

@@ -19,7 +19,6 @@ from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
     INK,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -188,7 +187,7 @@ class SlidePanel:
 def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     """A dot per slide, a bar at the median, and the line a slide has to keep to."""
     rules = order_rules([rule for panel in panels for rule in panel.by_rule])
-    figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
+    figure = new_figure(0.95 + 0.42 * len(rules))
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
     axes_row = add_axes_row(figure, len(panels), sharey=True)
     for axes, panel in zip(axes_row, panels, strict=True):

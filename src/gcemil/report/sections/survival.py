@@ -25,7 +25,6 @@ from gcemil.report.style import (
     EVIDENCE_COLOR,
     INK,
     MODE_NAMES,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -116,7 +115,7 @@ class _SurvivalCurve:
 @apply_style
 def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
     """One panel per way to predict, two curves each, with the p-value of the log-rank test."""
-    figure = new_figure(WIDTH, 2.9)
+    figure = new_figure(2.9)
     axes_row = add_axes_row(figure, len(panels), sharey=True, sharex=True)
     for axes, (title, groups) in zip(axes_row, panels.items(), strict=True):
         draw_grid(axes)
