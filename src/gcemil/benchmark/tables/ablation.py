@@ -7,7 +7,7 @@ pass of the host over the full bag; capacity is what the wrapper adds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gcemil.benchmark.results import MeasuredResults
 from gcemil.benchmark.tables.comparison import (
@@ -15,7 +15,6 @@ from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
     TIMES,
     PaperFigures,
-    PaperTable,
     Query,
     TableColumn,
     TableRow,
@@ -72,84 +71,48 @@ FULL_METHOD = ("gce", SELECTORS["consecutive"], BUDGETS["0.05"])
 """Names of the full method: the arm, or a variant that repeats it."""
 
 
-def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Parts of the method left out one by one."""
-    table, plain = paper.table("ablation"), Query(label="host", labels={"mode": "full"}, dataset="bracs")
-    only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
-    return _ablation_table(
-        "components",
-        "components added one by one, BRACS",
-        measured,
-        table,
-        COMPONENTS,
-        "bracs",
-        grid="component",
-        first=[only],
-    )
+@dataclass(frozen=True)
+class Ablation:
+    """One thing changed at a time."""
+
+    title: str
+    paper: str
+    """The paper's table."""
+    grid: str
+    """Our grid."""
+    variants: Mapping[str, str]
+    dataset: str | None = "bracs"
 
 
-def budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """One budget beside another."""
-    return _ablation_table(
-        "budget",
-        "evidence budget, BRACS",
-        measured,
-        paper.table("budget"),
-        BUDGETS,
-        "bracs",
-        grid="budget_sweep",
-    )
+ABLATIONS = {
+    "components": Ablation("components added one by one, BRACS", "ablation", "component", COMPONENTS),
+    "budget": Ablation("evidence budget, BRACS", "budget", "budget_sweep", BUDGETS),
+    "selector": Ablation("selector variants, BRACS", "selector_arch", "selector", SELECTORS),
+    "grounding": Ablation(
+        "anchors and bridges, mean over cohorts", "grounding", "grounding", GROUNDINGS, None
+    ),
+}
 
 
-def selector_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Selectors of other kinds."""
-    return _ablation_table(
-        "selector",
-        "selector variants, BRACS",
-        measured,
-        paper.table("selector_arch"),
-        SELECTORS,
-        "bracs",
-        grid="selector",
-    )
-
-
-def grounding_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Anchors of other kinds."""
-    return _ablation_table(
-        "grounding",
-        "anchors and bridges, mean over cohorts",
-        measured,
-        paper.table("grounding"),
-        GROUNDINGS,
-        None,
-        grid="grounding",
-    )
-
-
-def _ablation_table(
-    name: str,
-    title: str,
-    measured: MeasuredResults,
-    table: PaperTable,
-    variants: Mapping[str, str],
-    dataset: str | None,
-    *,
-    grid: str,
-    first: Sequence[TableRow] = (),
-) -> Table:
+def ablation_table(measured: MeasuredResults, paper: PaperFigures, *, name: str) -> Table:
     """The paper's rows with our variants; the arm `gce` is the full method wherever no variant repeats it."""
+    asked = ABLATIONS[name]
+    table, dataset = paper.table(asked.paper), asked.dataset
     names = {row.key: row.name for row in table.rows}
-    measured = _keep_comparable(measured, set(variants.values()))
+    measured = _keep_comparable(measured, set(asked.variants.values()))
     rows = [
         TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
-        for key, variant in variants.items()
+        for key, variant in asked.variants.items()
     ]
+    if "backbone" in names:
+        plain = Query(label="host", labels={"mode": "full"}, dataset=dataset)
+        others = frozenset(table.columns) - {"macro_f1"}
+        rows.insert(0, TableRow("backbone", ("Backbone only",), plain, undefined=others))
     undefined = frozenset({"cd_gap", "macro_f1", "task_metric"})
     rows += control_rows(Query(label=FULL_METHOD, dataset=dataset), ", full method's runs", undefined)
     return build_comparison(
-        name, title, measured, table, row_labels=("variant",), rows=[*first, *rows],
-        columns=[_ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,), remedy=benchmark_remedy(grid),
+        name, asked.title, measured, table, row_labels=("variant",), rows=rows,
+        columns=[_ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,), remedy=benchmark_remedy(asked.grid),
     )  # fmt: skip
 
 

@@ -174,29 +174,23 @@ def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )  # fmt: skip
 
 
-def same_budget_short_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
-    return rules_at_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
+RULES_AT_BUDGET = {
+    "same_budget_short": (
+        "same_budget_main", ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle"),
+    ),
+    "same_budget": (
+        "same_budget",
+        ("random", "attention", "attention_smoothed", "gradient", "integrated_gradients", "occlusion", "gce_soft",
+         "gce_discrete", "oracle"),
+    ),
+}  # fmt: skip
+"""The paper's table, and its rules."""
 
 
-def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    rules = (
-        "random",
-        "attention",
-        "attention_smoothed",
-        "gradient",
-        "integrated_gradients",
-        "occlusion",
-        "gce_soft",
-        "gce_discrete",
-        "oracle",
-    )
-    return rules_at_budget_table("same_budget", measured, paper.table("same_budget"), rules)
-
-
-def rules_at_budget_table(
-    name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]
-) -> Table:
+def rules_at_budget_table(measured: MeasuredResults, paper: PaperFigures, *, name: str) -> Table:
+    """Subset rules with the same number of patches."""
+    source, rules = RULES_AT_BUDGET[name]
+    table = paper.table(source)
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
     measured = keep_common_runs(measured, "budget", rules)
     columns = [TableColumn(Column("macro_f1", "Macro-F1", SUFFICIENCY)), *GAP_COLUMNS, NECESSITY_COLUMN]

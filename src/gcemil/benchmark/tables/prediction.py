@@ -8,7 +8,6 @@ speaks of these trained networks and not of others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from gcemil.benchmark.results import MeasuredResults
@@ -36,6 +35,11 @@ from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
+TASKS = {
+    "classification": ("cls_main", "cls_significance", ("accuracy", "macro_f1", "auc")),
+    "survival": ("surv_main", "surv_significance", ("c_index",)),
+}
+"""The paper's tables of figures and of tests, and the metrics."""
 SOFT_NOTE = (
     "+GCE is the prediction under the gates (soft); its Δ is paired with the host by cohort, seed and fold."
 )
@@ -48,35 +52,24 @@ CONTROLS = {
 """Controls, shown where they were run: what they are called, the mode that is compared, and the plain host of the same schedule."""
 
 
-def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Hosts with and without evidence, by class."""
-    return _prediction_table(
-        "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
-    )
-
-
-def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Hosts with and without evidence, by risk."""
-    return _prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
-
-
-def _prediction_table(
-    name: str, measured: MeasuredResults, paper: PaperTable, task: str, metrics: Sequence[str]
-) -> Table:
+def prediction_table(measured: MeasuredResults, paper: PaperFigures, *, task: str) -> Table:
+    """Hosts with and without evidence, by class or by risk."""
+    source, _, metrics = TASKS[task]
+    table = paper.table(source)
     columns = [
         TableColumn(
             Column(f"{dataset}.{metric}", METRICS[metric].label, metric, group=dataset.upper()),
             {"dataset": dataset},
         )
-        for dataset in list_datasets(task, paper, measured)
+        for dataset in list_datasets(task, table, measured)
         for metric in metrics
     ]
     rows = [row for host in list_hosts(measured) for row in _host_rows(host, measured)]
     return build_comparison(
-        name,
+        task,
         f"{task} with and without GCE",
         measured,
-        paper,
+        table,
         row_labels=("method",),
         rows=rows,
         columns=columns,
@@ -137,23 +130,13 @@ TEST_NOTES = {
 }
 
 
-def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Paired tests of the classification table."""
-    return _p_table(
-        "significance_classification", measured, paper.table("cls_significance"), "classification"
-    )
-
-
-def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Paired tests of the survival table."""
-    return _p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
-
-
-def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+def significance_table(measured: MeasuredResults, paper: PaperFigures, *, task: str) -> Table:
+    """Paired tests of a table of predictions."""
     # Loaded here, since no other table tests anything.
     from gcemil.diagnostics.paired_tests import holm
 
-    datasets = list_datasets(task, paper, measured)
+    table = paper.table(TASKS[task][1])
+    datasets = list_datasets(task, table, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
     over_slides = {(test.host, test.dataset): test for test in measured.slide_tests}
@@ -168,7 +151,7 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
     lines = []
     for host in hosts:
         row_labels = f"{host_name(host)}+GCE"
-        lines.append(paper_line(paper, host, (row_labels, "not named", PAPER_MARK), datasets))
+        lines.append(paper_line(table, host, (row_labels, "not named", PAPER_MARK), datasets))
         own = {
             title: tuple(
                 MISSING if (p := found[host, dataset]) is None else Cell(f"{p:.3f}", p)
@@ -185,7 +168,7 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
             f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} cells."
         )
     return make_table(
-        name, f"p of +GCE against its host, {task}", paper, ("method", "test"),
+        f"significance_{task}", f"p of +GCE against its host, {task}", table, ("method", "test"),
         [Column(dataset, dataset.upper()) for dataset in datasets], lines, legend=legend(measured), notes=notes,
         remedy=benchmark_remedy("paper"), reason=NO_TEST,
     )  # fmt: skip

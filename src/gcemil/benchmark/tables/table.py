@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gcemil.benchmark.results import MeasuredResults
 from gcemil.benchmark.tables import ablation, evidence, overview, prediction
@@ -10,12 +11,12 @@ from gcemil.benchmark.tables.comparison import PaperFigures
 from gcemil.tables import Table
 
 TABLES: dict[str, Callable[[MeasuredResults, PaperFigures], Table]] = {
-    "classification": prediction.classification_table,
-    "survival": prediction.survival_table,
-    "components": ablation.components_table,
+    "classification": partial(prediction.prediction_table, task="classification"),
+    "survival": partial(prediction.prediction_table, task="survival"),
+    "components": partial(ablation.ablation_table, name="components"),
     "intervention": evidence.intervention_table,
-    "same_budget_short": evidence.same_budget_short_table,
-    "same_budget": evidence.same_budget_table,
+    "same_budget_short": partial(evidence.rules_at_budget_table, name="same_budget_short"),
+    "same_budget": partial(evidence.rules_at_budget_table, name="same_budget"),
     "definitions": overview.definitions_table,
     "diagnostics_bracs": evidence.diagnostics_bracs_table,
     "diagnostics": evidence.diagnostics_table,
@@ -23,11 +24,11 @@ TABLES: dict[str, Callable[[MeasuredResults, PaperFigures], Table]] = {
     "posthoc": evidence.posthoc_table,
     "minimal_subsets": evidence.minimal_subsets_table,
     "localisation": evidence.localisation_table,
-    "significance_classification": prediction.significance_classification_table,
-    "significance_survival": prediction.significance_survival_table,
-    "budget": ablation.budget_table,
-    "selector": ablation.selector_table,
-    "grounding": ablation.grounding_table,
+    "significance_classification": partial(prediction.significance_table, task="classification"),
+    "significance_survival": partial(prediction.significance_table, task="survival"),
+    "budget": partial(ablation.ablation_table, name="budget"),
+    "selector": partial(ablation.ablation_table, name="selector"),
+    "grounding": partial(ablation.ablation_table, name="grounding"),
     "encoders": prediction.encoders_table,
     "failure_audit": evidence.failure_audit_table,
     "anchor_protocol": overview.protocol_table,
