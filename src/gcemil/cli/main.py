@@ -240,11 +240,8 @@ def describe_misuse(error: Any) -> str:
         said = re.sub(pattern, plain, said)
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
-    return (
-        f"{said.rstrip('.')}. See '{command} --help'."
-        if said[-1:] != "?"
-        else f"{said} See '{command} --help'."
-    )
+    end = "" if said.endswith("?") else "."
+    return f"{said.rstrip('.')}{end} See '{command} --help'."
 
 
 MISUSE = (

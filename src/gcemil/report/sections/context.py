@@ -137,8 +137,7 @@ class Context:
             names = ",".join(self.unmeasured)
             parts.append(paragraph("Measure all of these with ", command(self.diagnose_command(names))))
         others = [
-            element("li", join_markup([what, " Add it with ", command(remedy)]))
-            for what, remedy in self.missing.items()
+            element("li", what, " Add it with ", command(remedy)) for what, remedy in self.missing.items()
         ]
         if others:
             parts.append(element("ul", *others))
@@ -153,7 +152,7 @@ def _encode_small_jpeg(png: bytes) -> bytes:
 
 def render_missing(what: str, remedy: str) -> Markup:
     """A place on the page that says what would be there and how to get it."""
-    return element("div", join_markup([what, " Add it with ", command(remedy)]), class_="missing")
+    return element("div", what, " Add it with ", command(remedy), class_="missing")
 
 
 def quote_path(path: Path) -> str:
