@@ -10,6 +10,7 @@ from gcemil.benchmark.engines import run_grid
 from gcemil.benchmark.grid import CohortSettings, Grid, Key
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Outcome, execute
+from gcemil.processes import Ended
 
 
 def small_grid(**changes: Any) -> Grid:
@@ -40,15 +41,15 @@ class InlinePool:
 
     def __init__(self, grid: Grid, results: Results) -> None:
         self._grid, self._results = grid, results
-        self._ended: list[tuple[Key, Outcome]] = []
+        self._ended: list[Ended[Key, Outcome]] = []
 
     def has_room(self) -> bool:
         return not self._ended
 
     def submit(self, key: Key) -> None:
-        self._ended.append((key, execute(self._grid, self._results, key)))
+        self._ended.append(Ended(key, execute(self._grid, self._results, key), None))
 
-    def ended(self, timeout: float) -> list[tuple[Key, Outcome]]:
+    def ended(self, timeout: float) -> list[Ended[Key, Outcome]]:
         if not self._ended:
             time.sleep(timeout)
         found, self._ended = self._ended, []

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from gcemil.benchmark.figures import paper_figures, read_results
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.tables.table import build_table
+from gcemil.benchmark.results import read_results
+from gcemil.benchmark.tables.comparison import paper_figures
+from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.tables import Table
@@ -110,7 +111,7 @@ def gce_run(results: ResultsFolder, cohort: str = "bracs") -> Path:
 
 
 def made_table(results: ResultsFolder, name: str) -> Table:
-    return build_table(name, read_results(results.folder), paper_figures())
+    return TABLES[name](read_results(results.folder), paper_figures())
 
 
 def texts(made: Table, *row_labels: str, origin: str = "ours") -> list[str]:

@@ -449,3 +449,9 @@ METRICS: dict[str, Metric] = {
     ),
 }
 """Every figure a diagnostic may report. A new one is one line here."""
+FAILURE_TYPES = {
+    name.removesuffix("_share"): metric.label
+    for name, metric in METRICS.items()
+    if metric.criterion == "failure" and name.endswith("_share")
+}
+"""How a slide can fail, each with the words for it."""

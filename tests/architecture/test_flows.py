@@ -73,4 +73,4 @@ def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
 def test_printing_one_table_runs_few_files(tmp_path):
     files = files_run("tables", str(toy_results(tmp_path).folder), "--table", "classification")
     assert "cli/benchmark.py" in files
-    check_count(files, 14)
+    check_count(files, 12)

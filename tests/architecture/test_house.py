@@ -39,7 +39,7 @@ def test_help_imports_nothing_that_takes_long():
 
 
 def test_the_code_of_tables_imports_neither_torch_nor_scipy():
-    code = "import sys, gcemil.benchmark.figures, gcemil.benchmark.tables.table, gcemil.benchmark.tables.overview, gcemil.diagnostics.agreement; print({'torch', 'scipy'} & set(sys.modules))"
+    code = "import sys, gcemil.benchmark.exported, gcemil.benchmark.tables.table, gcemil.benchmark.tables.overview, gcemil.diagnostics.agreement; print({'torch', 'scipy'} & set(sys.modules))"
     assert run(sys.executable, "-c", code).stdout.strip() == "set()"
 
 

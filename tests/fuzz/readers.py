@@ -45,11 +45,11 @@ from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_raw_table
 from gcemil.benchmark import summary as grid_summary
-from gcemil.benchmark.figures import paper_figures, read_results
 from gcemil.benchmark.grid import CohortKey, Grid, plan_runs, run_settings
 from gcemil.benchmark.progress import estimate_seconds
-from gcemil.benchmark.results import Results, append_log, read_failure, read_log
-from gcemil.benchmark.tables.table import TABLES, build_table
+from gcemil.benchmark.results import Results, append_log, read_failure, read_log, read_results
+from gcemil.benchmark.tables.comparison import paper_figures
+from gcemil.benchmark.tables.table import TABLES
 from gcemil.cli.main import app
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings, with_overrides
 from gcemil.diagnostics.agreement import judge_patches
@@ -919,7 +919,7 @@ def read_grid_results(folder: Path) -> None:
     def tables(folder: Path) -> None:
         measured = read_results(folder)
         for name in TABLES:
-            build_table(name, measured, paper_figures())
+            TABLES[name](measured, paper_figures())
 
     each(
         partial(grid_summary.summarise, results), partial(tables, results.folder), partial(read_grid_summary, results.folder),

@@ -28,13 +28,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import yaml
-
 from gcemil.benchmark.grid import Grid, Key, Resources, list_needs, plan_runs, plan_work, run_settings
+from gcemil.benchmark.progress import Board
 from gcemil.benchmark.results import Results, claim, read_cohort_record
 from gcemil.benchmark.runner import Ending, Outcome, execute, is_finished, record_failure
 from gcemil.benchmark.summary import write_summary
-from gcemil.errors import MissingExtraError, RunError, UsageError
+from gcemil.errors import MissingExtraError, RunError, UsageError, WorkerError
 from gcemil.files import remove_leftovers, write_text
 from gcemil.processes import Ended, WorkerPool
 from gcemil.runs.folder import RunFolder, read_run
@@ -54,27 +53,17 @@ class Pool(Protocol):
 
     def submit(self, key: Key) -> None: ...
 
-    def ended(self, timeout: float) -> Sequence[tuple[Key, Outcome]]:
+    def ended(self, timeout: float) -> Sequence[Ended[Key, Outcome]]:
         """What ended since the last call; waits up to `timeout` seconds for something to end."""
         ...
 
 
-class _Watch(Protocol):
-    """Somebody who wants to see it."""
-
-    def started(self, key: Key) -> None: ...
-
-    def ended(self, key: Key, outcome: Outcome) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-def run_grid(grid: Grid, results: Results, pool: Pool, watch: _Watch | None = None) -> dict[Key, Outcome]:
+def run_grid(grid: Grid, results: Results, pool: Pool, watch: Board | None = None) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
     todo = list_unfinished(grid, results)
     try:
-        return dict(_execute_keys(grid, todo, pool, watch))
+        return dict(_execute_keys(grid, results, todo, pool, watch))
     finally:
         # Workers that died or were stopped may have been writing.
         remove_leftovers(results.folder)
@@ -111,15 +100,15 @@ def check_results(grid: Grid, results: Results) -> None:
         run = results.run(key)
         if not RunFolder(run).is_begun:
             continue
-        before = yaml.safe_load(read_run(run).settings.to_yaml())
-        if changed := differences(before, yaml.safe_load(run_settings(grid, key).to_yaml())):
+        before = read_run(run).settings.model_dump(mode="json")
+        if changed := differences(before, run_settings(grid, key).model_dump(mode="json")):
             raise RunError(
                 f"{run} was trained with other settings ({'; '.join(changed)}). Give another --out."
             )
 
 
 def _execute_keys(
-    grid: Grid, todo: Sequence[Key], pool: Pool, watch: _Watch | None
+    grid: Grid, results: Results, todo: Sequence[Key], pool: Pool, watch: Board | None
 ) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, in the order of the plan as far as needs and workers allow."""
     waiting: dict[Key, float] = dict.fromkeys(todo, 0.0)
@@ -136,7 +125,12 @@ def _execute_keys(
             pool.submit(key)
             if watch:
                 watch.started(key)
-        for key, outcome in pool.ended(POLL_S):
+        for one in pool.ended(POLL_S):
+            key, lost = one.job, one.error
+            # A run itself never raises: its worker was lost.
+            outcome = one.answer or record_failure(
+                results, key, str(lost), detail=str(getattr(lost, "__cause__", None) or "")
+            )
             at_work.remove(key)
             if watch:
                 watch.ended(key, outcome)
@@ -152,39 +146,15 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 """Numerical libraries read these when they are loaded; several workers with several threads each would only wait."""
 
 
-class LocalPool:
+class LocalPool(WorkerPool[Key, Outcome]):
     """Worker processes on this machine; a context manager, because they are to be ended."""
 
     def __init__(self, grid: Grid, results: Results, *, workers: int | None = None) -> None:
-        self.workers = workers or affordable_workers(grid.resources)
-        self._results = results
-        self._pool: WorkerPool[Key, Outcome] = WorkerPool(
+        super().__init__(
             partial(execute, grid, results),
-            self.workers,
+            workers or affordable_workers(grid.resources),
             variables=lambda slot: {**ONE_THREAD, **visible_accelerators(slot, grid.resources)},
         )
-
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
-
-    def has_room(self) -> bool:
-        return self._pool.has_room()
-
-    def submit(self, key: Key) -> None:
-        self._pool.submit(key)
-
-    def ended(self, timeout: float) -> list[tuple[Key, Outcome]]:
-        return [(one.job, self._outcome(one)) for one in self._pool.ended(timeout)]
-
-    def _outcome(self, ended: Ended[Key, Outcome]) -> Outcome:
-        if ended.answer is not None:
-            return ended.answer
-        return record_failure(self._results, ended.job, str(ended.error))
 
 
 def affordable_workers(resources: Resources) -> int:
@@ -278,22 +248,20 @@ class RayPool:
     def submit(self, key: Key) -> None:
         self._at_work[self._run.remote(self._grid, self._results, key)] = key
 
-    def ended(self, timeout: float) -> list[tuple[Key, Outcome]]:
+    def ended(self, timeout: float) -> list[Ended[Key, Outcome]]:
         if not self._at_work:
             time.sleep(timeout)
             return []
         ready, _ = self._ray.wait(list(self._at_work), num_returns=1, timeout=timeout)
-        return [(self._at_work[task], self._outcome(task, self._at_work.pop(task))) for task in ready]
+        return [self._receive_outcome(task, self._at_work.pop(task)) for task in ready]
 
-    def _outcome(self, task: Any, key: Key) -> Outcome:
+    def _receive_outcome(self, task: Any, key: Key) -> Ended[Key, Outcome]:
         try:
-            outcome: Outcome = self._ray.get(task)
+            return Ended(key, self._ray.get(task), None)
         except self._ray.exceptions.RayError as error:
-            # The run itself never raises: this is a node or worker that was lost too often.
-            return record_failure(
-                self._results, key, f"Ray gave it up: {type(error).__name__}.", detail=str(error)
-            )
-        return outcome
+            lost = WorkerError(f"Ray gave it up: {type(error).__name__}.")
+            lost.__cause__ = error
+            return Ended(key, None, lost)
 
     def _connect(self, address: str | None, workers: int | None) -> None:
         cores = usable_cores() if workers is None else math.ceil(workers * self._resources.cpus)

@@ -16,14 +16,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gcemil.benchmark.results import CohortRecord
+from gcemil.benchmark.results import FIGURES, CohortFacts, CohortRecord, FoldRow, MeasuredResults, Run
 from gcemil.errors import RunError
 from gcemil.files import read_record, write_text
 from gcemil.findings import Row
 
-FoldRow = tuple[int | None, Row]
-"""A row and its fold; None for a row about the whole run."""
-FIGURES = "figures.json"
 REMEDY = "Write it again with 'gcemil tables RESULTS --export FOLDER'."
 DIGITS = 6
 """Significant digits of an exported figure: more than any table prints."""
@@ -120,6 +117,40 @@ class ExportedFigures(_Closed):
         return self
 
 
+def export_figures(measured: MeasuredResults, folder: Path, *, expected_seconds: float = 0.0) -> Path:
+    """<folder>/figures.json, from which the same tables are printed."""
+    exported = ExportedFigures(
+        grids=measured.grids,
+        seconds=round(measured.seconds, 1),
+        expected_seconds=round(expected_seconds or measured.expected_seconds, 1),
+        cohorts=[_export_cohort(cohort) for cohort in measured.cohorts],
+        slide_tests=measured.slide_tests,
+        runs=[
+            ExportedRun(
+                cohort=run.cohort.name,
+                host=run.host,
+                label=run.label,
+                seed=run.seed,
+                holds_host=run.holds_host,
+                sources={source: pack_rows(run.own_rows(source)) for source in run.sources()},
+            )
+            for run in measured.runs
+        ],
+    )
+    values = exported.model_dump(mode="json", exclude_unset=True)
+    parts = [f"{json.dumps(name)}: {_lay_out(value)}" for name, value in values.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_text(folder / FIGURES, "{" + ",\n".join(parts) + "}\n")
+
+
+def _export_cohort(cohort: CohortFacts) -> ExportedCohort:
+    """Without what only this machine knows."""
+    record = None if cohort.record is None else {**cohort.record, "settings": {}, "warnings": []}
+    return ExportedCohort.model_validate(
+        {"name": cohort.name, "dataset": cohort.dataset, "encoder": cohort.encoder, "record": record}
+    )
+
+
 def pack_rows(rows: Iterable[FoldRow]) -> list[Block]:
     """The rows in their order, neighbours of the same shape in one block."""
 
@@ -141,14 +172,6 @@ def _shorten(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
-def write_exported(folder: Path, exported: ExportedFigures) -> Path:
-    """<folder>/figures.json."""
-    values = exported.model_dump(mode="json", exclude_unset=True)
-    parts = [f"{json.dumps(name)}: {_lay_out(value)}" for name, value in values.items()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return write_text(folder / FIGURES, "{" + ",\n".join(parts) + "}\n")
-
-
 def _lay_out(value: Any) -> str:
     """Cohorts and runs a line each, so that a change of one is a change of one line."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
@@ -156,6 +179,28 @@ def _lay_out(value: Any) -> str:
     return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n]"
 
 
-def read_exported(folder: Path) -> ExportedFigures:
-    """What `write_exported` wrote."""
-    return read_record(folder / FIGURES, ExportedFigures, error=RunError, remedy=REMEDY)
+def read_exported_results(folder: Path) -> MeasuredResults:
+    """What `export_figures` wrote."""
+    found = read_record(folder / FIGURES, ExportedFigures, error=RunError, remedy=REMEDY)
+    facts = {
+        cohort.name: CohortFacts(
+            cohort.name,
+            cohort.dataset,
+            cohort.encoder,
+            None if cohort.record is None else cohort.record.model_dump(mode="json", exclude_unset=True),
+        )
+        for cohort in found.cohorts
+    }
+    runs = tuple(
+        Run(
+            facts[run.cohort],
+            run.host,
+            run.label,
+            run.seed,
+            None,
+            holds_host=run.holds_host,
+            exported=run.sources,
+        )
+        for run in found.runs
+    )
+    return MeasuredResults(folder, runs, found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -38,14 +38,7 @@ PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-SIMULATION: dict[str, Any] = {
-    "size": "default",
-    "seed": 0,
-    "slides": None,
-    "parts": None,
-    "dim": None,
-    "dials": {},
-}
+SIMULATION = ("size", "seed", "slides", "parts", "dim", "dials")
 """What a cohort folder leaves at its default."""
 
 Overrides = dict[str, Any]
@@ -83,7 +76,9 @@ class CohortSettings(Settings):
             raise ValueError("a cohort has either a folder or a profile")
         if self.folder is not None and "\0" in str(self.folder):
             raise ValueError(f"a folder has no null character in its name, got {str(self.folder)!r}")
-        simulation = [name for name in SIMULATION if getattr(self, name) != SIMULATION[name]]
+        fields = type(self).model_fields
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in SIMULATION}
+        simulation = [name for name in SIMULATION if getattr(self, name) != defaults[name]]
         if self.folder is not None and simulation:
             raise ValueError(f"a cohort folder is not simulated: remove {', '.join(simulation)}")
         if self.parts is not None and (self.slides is not None or min(self.parts) < 1):
@@ -180,31 +175,28 @@ class Grid(Settings):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Grid:
-        # Names become folders.
-        _check_names([self.name, *self.cohorts, *self.variants])
+        for name in (self.name, *self.cohorts, *self.variants):
+            # It becomes a folder.
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"'{name}' cannot be a name: use letters, digits, '.', '_' and '-', and begin with a letter or digit"
+                )
         if not self.arms and not self.variants:
             raise ValueError("a grid needs at least one arm or variant")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
-        if unknown := sorted(set(self.folds_by_host) - set(self.hosts)):
-            raise ValueError(f"folds_by_host names '{unknown[0]}', which is not among the hosts")
-        if unknown := sorted(set(self.settings_by_host) - set(self.hosts)):
-            raise ValueError(f"settings_by_host names '{unknown[0]}', which is not among the hosts")
-        if unknown := sorted(set(self.diagnostics_by_cohort) - set(self.cohorts)):
-            raise ValueError(f"diagnostics_by_cohort names '{unknown[0]}', which is not among the cohorts")
+        for name, whole in (
+            ("folds_by_host", "hosts"),
+            ("settings_by_host", "hosts"),
+            ("diagnostics_by_cohort", "cohorts"),
+        ):
+            if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
+                raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
         changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
         for key in (key for one in changes for key in one):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
         return self
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"'{name}' cannot be a name: use letters, digits, '.', '_' and '-', and begin with a letter or digit"
-            )
 
 
 RECIPE_OF: dict[Arm, str] = {
@@ -291,7 +283,7 @@ def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
         for host in grid.hosts
         for seed in grid.seeds
         for arm, variant in _arms_and_variants(grid)
-        for fold in _folds_of(grid, host)
+        for fold in grid.folds_by_host.get(host, grid.folds)
     )
 
 
@@ -335,14 +327,9 @@ def fold_diagnostics(grid: Grid, run: RunKey) -> tuple[str, ...]:
     return () if run.is_plain else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
 
 
-def _folds_of(grid: Grid, host: str) -> tuple[int, ...]:
-    return grid.folds_by_host.get(host, grid.folds)
-
-
 def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
-    plain: list[tuple[Arm, str | None]] = [(arm, None) for arm in grid.arms if arm in PLAIN_ARMS]
-    wrapped: list[tuple[Arm, str | None]] = [(arm, None) for arm in grid.arms if arm not in PLAIN_ARMS]
-    return [*plain, *wrapped, *(("gce", variant) for variant in grid.variants)]
+    plain_first = sorted(grid.arms, key=lambda arm: arm not in PLAIN_ARMS)
+    return [*((arm, None) for arm in plain_first), *(("gce", variant) for variant in grid.variants)]
 
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:

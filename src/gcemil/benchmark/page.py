@@ -19,10 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from gcemil.benchmark.figures import MeasuredResults, PaperFigures
+from gcemil.benchmark.results import MeasuredResults
+from gcemil.benchmark.tables.comparison import PaperFigures
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.benchmark.tables.prediction import HOLM, SLIDE_TEST, T_TEST
-from gcemil.benchmark.tables.table import TABLES, build_table
+from gcemil.benchmark.tables.table import TABLES
 from gcemil.files import write_text
 from gcemil.tables import Line, Origin, Table, render_tables
 
@@ -180,7 +181,7 @@ class Finding:
 
 def judge_tables(measured: MeasuredResults, paper: PaperFigures) -> list[Finding]:
     """Every table of the paper, judged."""
-    return [judge_table(build_table(name, measured, paper)) for name in TABLES]
+    return [judge_table(build(measured, paper)) for build in TABLES.values()]
 
 
 def judge_table(table: Table) -> Finding:

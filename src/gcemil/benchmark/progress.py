@@ -61,6 +61,8 @@ class Board:
     todo: Sequence[Key]
     expected: dict[Key, float]
     workers: int
+    live: Live | None = None
+    """Where the table is drawn, failures above it; without a terminal every key that ends is a line."""
     clock: Clock = time.monotonic
     at_work: dict[Key, float] = field(default_factory=dict)
     endings: dict[Key, Outcome] = field(default_factory=dict)
@@ -72,11 +74,18 @@ class Board:
     def ended(self, key: Key, outcome: Outcome) -> None:
         """A piece of work is over."""
         del self.at_work[key]
-        if outcome.ending is not Ending.busy:
-            self.endings[key] = outcome
+        if outcome.ending is Ending.busy:
+            return
+        self.endings[key] = outcome
+        if self.live is None:
+            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
+        elif outcome.ending is Ending.failed:
+            self.live.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
 
     def tick(self) -> None:
         """Time passes."""
+        if self.live is not None:
+            self.live.update(self.table(), refresh=True)
 
     @property
     def done(self) -> int:
@@ -132,39 +141,15 @@ class Board:
         return table
 
 
-class _LineBoard(Board):
-    """Prints a line for every key that ends."""
-
-    def ended(self, key: Key, outcome: Outcome) -> None:
-        super().ended(key, outcome)
-        if outcome.ending is not Ending.busy:
-            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
-
-
-class _LiveBoard(Board):
-    """Redraws its table; failures stay above it."""
-
-    live: Live | None = None
-
-    def ended(self, key: Key, outcome: Outcome) -> None:
-        super().ended(key, outcome)
-        if self.live is not None and outcome.ending is Ending.failed:
-            self.live.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
-
-    def tick(self) -> None:
-        if self.live is not None:
-            self.live.update(self.table(), refresh=True)
-
-
 @contextmanager
 def board(
     all_keys: Sequence[Key], todo: Sequence[Key], expected: dict[Key, float], workers: int
 ) -> Iterator[Board]:
     """Live on a terminal, plain lines elsewhere."""
+    shown = Board(all_keys, todo, expected, workers)
     if not sys.stderr.isatty():
-        yield _LineBoard(all_keys, todo, expected, workers)
+        yield shown
         return
-    shown = _LiveBoard(all_keys, todo, expected, workers)
     with Live(shown.table(), console=Console(stderr=True), auto_refresh=False, transient=True) as shown.live:
         yield shown
 
@@ -248,7 +233,8 @@ def taken_seconds(keys: Collection[Key], results: Results) -> float:
 def _key_seconds(grid: Grid, key: Key, shape: Shape) -> float:
     match key:
         case CohortKey():
-            return _cohort_seconds(grid.cohorts[key.cohort], shape)
+            numbers = shape.bags * shape.patches * (shape.width + 64)
+            return SIMULATION_US * 1e-6 * numbers * (0.1 if grid.cohorts[key.cohort].folder else 1.0)
         case RunKey():
             return training_seconds(grid, key, shape)
         case DiagnosisKey(run):
@@ -280,11 +266,6 @@ def _width_factor(shape: Shape) -> float:
     return 1 - WIDTH_SHARE + WIDTH_SHARE * shape.width / 128
 
 
-def _cohort_seconds(settings: CohortSettings, shape: Shape) -> float:
-    numbers = shape.bags * shape.patches * (shape.width + 64)
-    return SIMULATION_US * 1e-6 * numbers * (0.1 if settings.folder else 1.0)
-
-
 def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
     """From the files where the cohort is there, from the profile where it is not yet."""
     record = read_cohort_record(results, name)
@@ -292,9 +273,13 @@ def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
     if record is not None:
         mean = record["patches"]["total"] / record["bags"]
         return Shape(record["bags"], mean, record["feature_dim"], _part_shares(settings))
-    return (
-        simulated_shape(settings) if settings.folder is None else _folder_shape(Cohort.load(settings.folder))
-    )
+    if settings.folder is None:
+        return simulated_shape(settings)
+    cohort = Cohort.load(settings.folder)
+    looked_at = cohort.slides[:LOOKED_AT]
+    counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
+    mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
+    return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
 
 
 def simulated_shape(settings: CohortSettings) -> Shape:
@@ -304,9 +289,10 @@ def simulated_shape(settings: CohortSettings) -> Shape:
     slides = settings.n_slides or rung.slides or profile.slides
     per_case = resolve_dials(profile.dials, settings.dials).slides_per_case
     joined = per_case if profile.task == "survival" else 1.0
+    mean = float(most) if most == fewest else (most - fewest) / math.log(most / fewest)
     return Shape(
         bags=round(slides / joined),
-        patches=joined * _mean_log_uniform(fewest, most),
+        patches=joined * mean,
         width=settings.dim or rung.feature_dim,
         parts=_part_shares(settings),
     )
@@ -316,20 +302,8 @@ def _part_shares(settings: CohortSettings) -> tuple[float, float, float]:
     """Those of the parts where the grid names them, else those of one of five folds."""
     if settings.parts is None:
         return TRAIN, VALIDATION, TEST
-    train, validation, test = settings.parts
-    total = train + validation + test
-    return train / total, validation / total, test / total
-
-
-def _mean_log_uniform(fewest: int, most: int) -> float:
-    return float(most) if most == fewest else (most - fewest) / math.log(most / fewest)
-
-
-def _folder_shape(cohort: Cohort) -> Shape:
-    looked_at = cohort.slides[:LOOKED_AT]
-    counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
-    mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
-    return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
+    train, validation, test = (part / sum(settings.parts) for part in settings.parts)
+    return train, validation, test
 
 
 def _read_ratios(model: dict[Key, float], results: Results) -> dict[Hashable, float]:

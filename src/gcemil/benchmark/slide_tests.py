@@ -20,7 +20,7 @@ from gcemil.errors import CohortError, InputError, RunError
 from gcemil.runs.folder import FoldFolder, RunFolder, read_metrics
 
 if TYPE_CHECKING:
-    from gcemil.benchmark.figures import MeasuredResults, Run
+    from gcemil.benchmark.results import MeasuredResults, Run
 
 SEED = 0
 CLASS_PREFIX = "prob_"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
 from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
@@ -42,11 +41,17 @@ def summarise(results: Results) -> tuple[Record, Record]:
     """summary.json and timing.json as values."""
     grids = results.grids()
     labels = _run_labels(grids)
-    runs = [_run_row(results, key, labels[key]) for key in labels if is_trained(results, key)]
+    runs = []
+    for key, own in labels.items():
+        if is_trained(results, key):
+            found = read_metrics(results.path(key))
+            details = found.details.model_dump(exclude_unset=True)
+            runs.append({**own, "metrics": found.modes, "details": details})
+    wanted = dict.fromkeys(
+        (key, name) for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
+    )
     diagnostics = [
-        {**labels[key], **row}
-        for key, name in _wanted_findings(grids)
-        for row in _summary_rows(results, key, name)
+        {**labels[key], **row} for key, name in wanted for row in _summary_rows(results, key, name)
     ]
     lasting = [{**row, **_pick_figures(row, cost=False)} for row in diagnostics]
     costs = [row for one in diagnostics if (row := {**one, **_pick_figures(one, cost=True)})["values"]]
@@ -60,7 +65,11 @@ def summarise(results: Results) -> tuple[Record, Record]:
         "unfinished": _describe_unfinished(results, grids),
     }
     timing = {
-        "executions": _list_executions(results),
+        "executions": [
+            {name: record[name] for name in ("key", "seconds", "whole")}
+            for record in read_log(results)
+            if record["event"] == "end"
+        ],
         "diagnostics": costs,
         "diagnostic_means": _mean_rows(costs),
     }
@@ -85,19 +94,6 @@ def _run_labels(grids: Sequence[Grid]) -> dict[RunKey, Record]:
                 "run": str(key.run_path),
             }
     return found
-
-
-def _wanted_findings(grids: Sequence[Grid]) -> list[tuple[RunKey, str]]:
-    """The diagnostics that some grid asks for, each once."""
-    wanted = {
-        (key, name): None for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
-    }
-    return list(wanted)
-
-
-def _run_row(results: Results, key: RunKey, labels: Record) -> Record:
-    metrics = read_metrics(results.path(key))
-    return {**labels, "metrics": metrics.modes, "details": metrics.details.model_dump(exclude_unset=True)}
 
 
 def _summary_rows(results: Results, key: RunKey, name: str) -> Rows:
@@ -170,7 +166,7 @@ def _cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     cards: Record = {}
     for grid in grids:
         for name, cohort in grid.cohorts.items():
-            record: dict[str, Any] | None = read_cohort_record(results, name)
+            record = read_cohort_record(results, name)
             if record is not None:
                 card = {key: value for key, value in record.items() if key != "settings"}
                 label = {
@@ -190,12 +186,3 @@ def _describe_unfinished(results: Results, grids: Sequence[Grid]) -> Rows:
         if not is_finished(grid, results, key)
     }
     return [{"key": path, "failure": reason} for path, reason in missing.items()]
-
-
-def _list_executions(results: Results) -> Rows:
-    """Every execution that ended: its key, its seconds, and whether it did all of the work itself."""
-    return [
-        {"key": record["key"], "seconds": record["seconds"], "whole": record["whole"]}
-        for record in read_log(results)
-        if record["event"] == "end"
-    ]

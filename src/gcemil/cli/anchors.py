@@ -14,7 +14,6 @@ from gcemil.errors import InputError
 from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
-    from gcemil.families import AnchorFamily
     from gcemil.features.pairs import Fit
 
 FAMILIES = " ".join(shipped_names("anchors"))
@@ -61,6 +60,7 @@ def embed(
 
     Example: gcemil anchors embed breast --out cohorts/mine
     """
+    from gcemil.families import load_family, read_family
     from gcemil.features.loaders import WeightSource
     from gcemil.features.text_encoders import (
         TEMPLATES,
@@ -70,7 +70,8 @@ def embed(
         write_anchor_file,
     )
 
-    family = _load_family(prompts)
+    is_file = prompts.endswith((".yaml", ".yml"))
+    family = read_family(Path(prompts)) if is_file else load_family(prompts)
     chosen = TEMPLATES if templates is None else read_templates(templates)
     text_encoder = load_text_encoder(encoder, source=WeightSource(weights, trust_remote_code))
     path = out if out.suffix == ".h5" else out / "anchors.h5"
@@ -210,12 +211,6 @@ def make_bridge_fit(rank: int, ridge: float) -> Fit:
         return lambda rows: bridge(torch.from_numpy(rows)).numpy()
 
     return fit
-
-
-def _load_family(prompts: str) -> AnchorFamily:
-    from gcemil.families import load_family, read_family
-
-    return read_family(Path(prompts)) if prompts.endswith((".yaml", ".yml")) else load_family(prompts)
 
 
 def _parse_mask_value(text: str) -> int:

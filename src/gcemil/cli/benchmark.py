@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ import typer
 from gcemil.cli.options import jobs_option, seed_option
 
 if TYPE_CHECKING:
-    from gcemil.benchmark.engines import LocalPool, RayPool
     from gcemil.benchmark.grid import Grid, Key
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import Outcome
@@ -42,7 +40,14 @@ def benchmark(
 
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """
-    from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
+    from gcemil.benchmark.engines import (
+        LocalPool,
+        RayPool,
+        check_results,
+        enter_grid,
+        list_unfinished,
+        run_grid,
+    )
     from gcemil.benchmark.grid import Grid, plan_work
     from gcemil.benchmark.progress import board, estimate_seconds
     from gcemil.benchmark.results import Results
@@ -67,7 +72,9 @@ def benchmark(
     outcomes: dict[Key, Outcome] = {}
     if todo:
         with (
-            _open_pool(grid, results, engine, jobs, address) as pool,
+            RayPool(grid, results, address=address, workers=jobs)
+            if engine is Engine.ray
+            else LocalPool(grid, results, workers=jobs) as pool,
             board(plan_work(grid), todo, expected, pool.workers) as watch,
         ):
             outcomes = run_grid(grid, results, pool, watch)
@@ -80,19 +87,6 @@ def benchmark(
         _print_results(grid, results, summary, outcomes)
     if any(outcome.ending == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
-
-
-def _open_pool(
-    grid: Grid, results: Results, engine: Engine, workers: int | None, address: str | None
-) -> AbstractContextManager[LocalPool] | AbstractContextManager[RayPool]:
-    """The workers; importing Ray is left to those who asked for it."""
-    if engine is Engine.ray:
-        from gcemil.benchmark.engines import RayPool
-
-        return RayPool(grid, results, address=address, workers=workers)
-    from gcemil.benchmark.engines import LocalPool
-
-    return LocalPool(grid, results, workers=workers)
 
 
 def _print_plan(
@@ -197,16 +191,18 @@ def tables(
 
     Example: gcemil tables results/overnight --table classification --format latex
     """
-    from gcemil.benchmark.figures import export_figures, paper_figures, read_results
+    from gcemil.benchmark.results import Results, read_results
+    from gcemil.benchmark.tables.comparison import paper_figures
     from gcemil.benchmark.tables.overview import headline_table
-    from gcemil.benchmark.tables.table import TABLES, build_table
+    from gcemil.benchmark.tables.table import TABLES
     from gcemil.cli.console import say
+    from gcemil.errors import UsageError
     from gcemil.files import is_file
     from gcemil.tables import render_tables
 
     if export is not None:
+        from gcemil.benchmark.exported import export_figures
         from gcemil.benchmark.progress import expected_seconds
-        from gcemil.benchmark.results import Results
 
         measured, expected = read_results(results), expected_seconds(Results(results))
         say(f"wrote {export_figures(measured, export, expected_seconds=expected)}")
@@ -225,9 +221,9 @@ def tables(
         chosen = review_tables(results)
     if others := [name for name in names if name != REVIEW]:
         paper, measured = paper_figures(), read_results(results)
-        chosen = [
-            headline_table(measured, paper) if name == "headline" else build_table(name, measured, paper)
-            for name in others
-        ] + chosen
+        known = {"headline": headline_table, **TABLES}
+        if unknown := [name for name in others if name not in known]:
+            raise UsageError(f"Unknown table '{unknown[0]}'. Choose one of: {', '.join(known)}.")
+        chosen = [known[name](measured, paper) for name in others] + chosen
     for line in render_tables(chosen, form.value).splitlines():
         say(line)

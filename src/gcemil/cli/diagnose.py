@@ -72,13 +72,7 @@ def diagnose(
 
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
-    from gcemil.report.claim import (
-        ORACLE_MEANING,
-        describe_networks,
-        group_rules,
-        make_claim,
-        read_judged_slides,
-    )
+    from gcemil.report.claim import describe_claim, group_rules, read_judged_slides
     from gcemil.runs.folder import read_run
 
     records, is_same_network = read_judged_slides(run)
@@ -103,17 +97,9 @@ def print_answer(run: Path) -> None:
         [*columns, "Precision"] if knows_truth else columns,
         rows,
     )
-    card = read_run(run)
-    claim = make_claim(
-        records,
-        rule="attention" if card.settings.evidence is None else "evidence",
-        is_same_network=is_same_network,
-    )
-    for text in [] if claim is None else [*claim.sentences(), describe_networks(claim)]:
-        if text:
-            say(text)
-    if any(one.rule == "oracle" for one in rules):
-        say(ORACLE_MEANING)
+    rule = "attention" if read_run(run).settings.evidence is None else "evidence"
+    for text in describe_claim(records, rule=rule, is_same_network=is_same_network):
+        say(text)
 
 
 def _format_mean(value: float | None, form: str) -> str:

@@ -152,12 +152,9 @@ def _show_kinds(function: Callable[..., None]) -> Callable[..., None]:
             is_argument = (
                 not getattr(declared, "param_decls", None) and type(declared).__name__ == "ArgumentInfo"
             )
-            declared.metavar = _name_argument(name, kinds[name]) if is_argument else _name_kind(kinds[name])
+            more = "..." if get_origin(kinds[name]) is list else ""
+            declared.metavar = f"{name.upper()}{more}" if is_argument else _name_kind(kinds[name])
     return function
-
-
-def _name_argument(name: str, kind: Any) -> str:
-    return name.upper() + ("..." if get_origin(kind) is list else "")
 
 
 def _name_kind(kind: Any) -> str:
@@ -243,11 +240,8 @@ def describe_misuse(error: Any) -> str:
         said = re.sub(pattern, plain, said)
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
-    return (
-        f"{said.rstrip('.')}. See '{command} --help'."
-        if said[-1:] != "?"
-        else f"{said} See '{command} --help'."
-    )
+    end = "" if said.endswith("?") else "."
+    return f"{said.rstrip('.')}{end} See '{command} --help'."
 
 
 MISUSE = (

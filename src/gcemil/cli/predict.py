@@ -89,7 +89,12 @@ def predict(
         found = opened.predict(inputs.files, target, again=again, on_slide=advance)
     failed = [one for one in found if one.status == "failed"]
     if as_json:
-        print_json([_describe_prediction(one) for one in found])
+        # Evidence is given as rows of the feature file or of the slide's grid.
+        records = [
+            {name: value for name, value in vars(one).items() if name not in ("values", "key")}
+            for one in found
+        ]
+        print_json([{**record, **one.values} for record, one in zip(records, found, strict=True)])
     else:
         _print_predictions(f"{run}, {mode.value}", [one for one in found if one.status != "failed"])
         if before := [one for one in found if one.status == "already done"]:
@@ -105,12 +110,6 @@ def predict(
     if failed:
         say(f"{len(failed)} of {len(found)} slides failed; the others are done.", err=True)
         raise typer.Exit(1)
-
-
-def _describe_prediction(prediction: NewPrediction) -> dict[str, object]:
-    """One prediction for a script; evidence is given as rows of the feature file or of the slide's grid."""
-    record = {name: value for name, value in vars(prediction).items() if name not in ("values", "key")}
-    return {**record, **prediction.values}
 
 
 def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
@@ -21,28 +21,31 @@ from gcemil.records import RegionVerdict, describe_verdict
 NEW = "new"
 """The part of a slide that no fold of the cohort knows."""
 VerdictName = Literal["sufficient", "necessary", "recoverable"]
-VERDICTS: tuple[VerdictName, ...] = ("sufficient", "necessary", "recoverable")
-BOUND: dict[VerdictName, str] = {
-    "sufficient": "at most",
-    "necessary": "at least",
-    "recoverable": "at most",
-}
-CHANGES: dict[VerdictName, str] = {
-    "sufficient": "full_kept_gap",
-    "necessary": "removal_gap",
-    "recoverable": "cd_gap",
-}
-"""The metric that says how far the two outputs are apart."""
-TOLERANCES: dict[VerdictName, str] = {
-    "sufficient": "sufficiency_tolerance",
-    "necessary": "necessity_tolerance",
-    "recoverable": "recoverability_tolerance",
-}
-"""The setting of the S/N/R diagnostic that limits it."""
-WITHOUT_CHANGE: dict[VerdictName, str] = {
-    "sufficient": "there is no prediction from the evidence",
-    "necessary": "the evidence is the whole bag, nothing is left without it",
-    "recoverable": "the rule has no gates",
+
+
+class Criterion(NamedTuple):
+    """How one definition is judged."""
+
+    bound: str
+    change: str
+    """The metric that says how far the two outputs are apart."""
+    tolerance: str
+    """The setting of the S/N/R diagnostic that limits it."""
+    without_change: str
+    """Why there may be no change to judge."""
+
+
+CRITERIA: dict[VerdictName, Criterion] = {
+    "sufficient": Criterion(
+        "at most", "full_kept_gap", "sufficiency_tolerance", "there is no prediction from the evidence"
+    ),
+    "necessary": Criterion(
+        "at least",
+        "removal_gap",
+        "necessity_tolerance",
+        "the evidence is the whole bag, nothing is left without it",
+    ),
+    "recoverable": Criterion("at most", "cd_gap", "recoverability_tolerance", "the rule has no gates"),
 }
 
 
@@ -79,8 +82,8 @@ class Verdict:
         """The verdict and the two numbers behind it."""
         word = {True: name, False: f"not {name}", None: f"{name} or not cannot be said"}[self.held]
         if self.change is None:
-            return f"{word}: {WITHOUT_CHANGE[name]}"
-        return f"{word}: change {self.change:.3f}, {BOUND[name]} {self.tolerance:g}"
+            return f"{word}: {CRITERIA[name].without_change}"
+        return f"{word}: change {self.change:.3f}, {CRITERIA[name].bound} {self.tolerance:g}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Certificate:
     @property
     def headline(self) -> str:
         """The three verdicts in one line; that there is no evidence comes first."""
-        found = [self.verdicts[name].sentence(name) for name in VERDICTS]
+        found = [self.verdicts[name].sentence(name) for name in CRITERIA]
         return "; ".join([self.verdict, *found] if self.verdict.startswith("no evidence") else found)
 
     def to_json(self) -> dict[str, Any]:
@@ -188,6 +191,6 @@ def read_certificate(path: Path) -> Certificate:
     """A certificate as it was written; what follows from the rest is left out and made again."""
     remedy = "It is no certificate of gcemil; make it again with 'gcemil explain'."
     found = read_record(path, Certificate, error=RunError, remedy=remedy)
-    if missing := [name for name in VERDICTS if name not in found.verdicts]:
+    if missing := [name for name in CRITERIA if name not in found.verdicts]:
         raise RunError(f"{path} has no verdict '{missing[0]}'. {remedy}")
     return replace(found, notes=tuple(note for note in found.notes if note not in found.subject.notes))

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from jaxtyping import Int
 
 from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
@@ -36,10 +34,9 @@ from gcemil.exports.certificate import (
 )
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.slide_export import DrawnFiles, SlideExport
+from gcemil.exports.slide_export import SlideExport
 from gcemil.files import remove_leftovers
 from gcemil.model import GceMil
-from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import FoldFolder, RunFolder
@@ -152,14 +149,16 @@ def explain_asked(
         else _choose_attention(asked, options)
     )
     regions = _judge_regions(asked, chosen, options)
-    certificate = _certify(asked, slide_id, chosen, options.tolerances, regions)
+    certificate = _certify(asked, slide_id, chosen, options, regions)
     rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **asked.hashes[slide_id]}
-    evidence = _find_evidence(network.model, bag, found, slide_id, hashes)
-    coords = bag.slide_coords(slide_id)
+    evidence = None
+    if network.model is not None and found is not None:
+        records = slide_evidence(network.model, bag, found, hashes)
+        evidence = next(record for record in records if record.slide_id == slide_id)
     patches = SlideExport(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
-        coords=coords,
+        coords=bag.slide_coords(slide_id),
         patch_size=patch_size,
         rule=certificate.rule,
         stop_reason=certificate.stop_reason,
@@ -188,12 +187,12 @@ def write_explanation(
     place = found.place if bounds is None else replace(found.place, bounds=bounds, size=None)
     under = choose_thumbnail(found.place, thumbnail, downsample)
     folder = folder or found.folder
-    drawn = DrawnFiles.draw(found.patches, place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
+    drawn = found.patches.draw_files(place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
     remove_leftovers(folder)
     files = {
         "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
         "json": found.patches.write_json(folder / "evidence.json"),
-        **({} if drawn is None else drawn.write(folder)),
+        **{kind: write(folder / name) for kind, (name, write) in drawn.items()},
     }
     # Last: a folder that has it is complete.
     files["certificate"] = write_certificate(folder / "certificate.json", found.certificate)
@@ -228,29 +227,7 @@ def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
     )
 
 
-def _find_evidence(
-    model: GceMil | None, bag: Bag, found: Explanation | None, slide_id: str, hashes: dict[str, str]
-) -> SlideEvidence | None:
-    if model is None or found is None:
-        return None
-    records = slide_evidence(model, bag, found, hashes)
-    return next(record for record in records if record.slide_id == slide_id)
-
-
-@dataclass(frozen=True, eq=False)
-class _BagRegions:
-    """The regions of all slides of a bag."""
-
-    number: Int[np.ndarray, "n"]
-    verdicts: tuple[RegionVerdict, ...]
-    is_judged: bool
-
-    def of_slide(self, slide_id: str, rows: slice) -> SlideRegions:
-        own = tuple(one for one in self.verdicts if one.slide_id == slide_id)
-        return SlideRegions(self.number[rows], own)
-
-
-def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) -> _BagRegions | None:
+def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
     """Regions are always told apart; they are asked one by one where that is wanted. None without coordinates."""
     regions = find_regions(asked.bag, chosen.selected, chosen.scores)
     if regions is None:
@@ -259,24 +236,29 @@ def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) 
                 f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    is_judged = options.unit == "region"
-    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if is_judged else 0)
+    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
     verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
-    return _BagRegions(regions.number.numpy(), tuple(verdicts), is_judged)
+    return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
 
 def _certify(
     asked: AskedBag,
     slide_id: str,
     chosen: ChosenSet,
-    tolerances: Tolerances,
-    regions: _BagRegions | None,
+    options: ExplainOptions,
+    regions: SlideRegions | None,
 ) -> Certificate:
     network, found, bag = asked.network, asked.explanation, asked.bag
     gates = None if found is None else found.output.log_gates
     outcome = bag_outcome(asked.wrapped, chosen.selected, gates, full=chosen.full)
     outputs = asked.answers.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
+    judged = regions.verdicts if regions is not None and options.unit == "region" else ()
+    notes = chosen.notes
+    if len(judged) > MAX_REGIONS:
+        notes += (
+            f"The patches form {len(judged)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
+        )
 
     def prediction(logits: Logits | None, output: float | None) -> Prediction | None:
         if logits is None or output is None:
@@ -303,13 +285,13 @@ def _certify(
             kept=Prediction(name_prediction(network.task, outcome.kept), outputs.kept),
             removed=prediction(outcome.removed, outputs.removed),
         ),
-        verdicts=judge_outputs(outputs, tolerances),
+        verdicts=judge_outputs(outputs, options.tolerances),
         stop_reason=None if found is None else found.recovery.stop_reason.value,
         anchors=_list_anchors(network.model, found),
         settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
         provenance=_describe_origin(asked),
-        notes=(*chosen.notes, *_region_notes(regions)),
-        regions=regions.verdicts if regions is not None and regions.is_judged else (),
+        notes=notes,
+        regions=judged,
     )
 
 
@@ -319,14 +301,6 @@ def _list_anchors(model: GceMil | None, found: Explanation | None) -> tuple[Anch
     weights = model.anchor_weights(found.output.full_logits).detach()
     columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
     return tuple(AnchorCoverage(*row) for row in zip(model.bank.prompts, *columns, strict=True))
-
-
-def _region_notes(regions: _BagRegions | None) -> tuple[str, ...]:
-    if regions is None or not regions.is_judged or len(regions.verdicts) <= MAX_REGIONS:
-        return ()
-    return (
-        f"The patches form {len(regions.verdicts)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
-    )
 
 
 def name_prediction(task: Task, logits: Logits) -> dict[str, float]:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.folds import read_fold
+from gcemil.bags.folds import PARTS, read_fold
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_table
 from gcemil.diagnostics.failures import TYPES
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
-from gcemil.exports.certificate import VERDICTS, Certificate
+from gcemil.exports.certificate import CRITERIA, Certificate
 from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, explain_asked
 from gcemil.exports.overlay import read_cohort_place
 from gcemil.files import read_text, write_table
@@ -31,7 +31,7 @@ from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.wording import did_you_mean
 
-COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *VERDICTS, "folder", "reason")
+COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *CRITERIA, "folder", "reason")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ExplainOutcome:
         if made is not None:
             row |= {"n_patches": made.subject.n_patches, "n_selected": made.subject.n_selected}
             words = {True: "yes", False: "no", None: ""}
-            row |= {name: words[made.verdicts[name].held] for name in VERDICTS}
+            row |= {name: words[made.verdicts[name].held] for name in CRITERIA}
         return row
 
 
@@ -81,7 +81,8 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     spec = next(spec for spec in fold.cohort.bags if slide_id in spec.slide_ids)
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
-    asked = AskedBag(fold, bag, _find_part(fold, spec), hashes)
+    part = next(name for name in PARTS if spec in getattr(fold.parts, name))
+    asked = AskedBag(fold, bag, part, hashes)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
@@ -190,11 +191,6 @@ def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> i
     trained = list_trained_folds(run, fold)
     tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")
     return trained[0] if fold is not None else next(tests, trained[0])
-
-
-def _find_part(fold: TrainedFold, spec: BagSpec) -> str:
-    parts = {"train": fold.parts.train, "val": fold.parts.val, "test": fold.parts.test}
-    return next(name for name, specs in parts.items() if spec in specs)
 
 
 def hash_inputs(fold: TrainedFold, slide_id: str) -> dict[str, str]:

@@ -244,12 +244,18 @@ def _check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Boun
 
 @dataclass(frozen=True, eq=False)
 class SlideRegions:
-    """The regions of one slide."""
+    """The regions of one slide, or of all slides of a bag."""
 
     number: Int[np.ndarray, "n"]
     """The region of each patch, 0 for none."""
     verdicts: tuple[RegionVerdict, ...]
     """In the order of their numbers, which a case counts over all its slides."""
+
+    def of_slide(self, slide_id: str, rows: slice) -> SlideRegions:
+        """Those of one slide of a case."""
+        return SlideRegions(
+            self.number[rows], tuple(one for one in self.verdicts if one.slide_id == slide_id)
+        )
 
     def list_regions(self) -> list[dict[str, Any]]:
         """Every region with its verdict and its patches."""

@@ -77,11 +77,7 @@ def write_heatmap(path: Path, heatmap: HeatMap, *, slide_id: str, model: str) ->
     except ImportError as error:
         raise MissingExtraError("tifffile", "wsi") from error
     first, *others = _pyramid_levels(heatmap.pixels)
-    options: dict[str, Any] = {
-        "tile": (TILE, TILE),
-        "photometric": "rgb",
-        "compression": "zlib",
-    }
+    options: dict[str, Any] = {"tile": (TILE, TILE), "photometric": "rgb", "compression": "zlib"}
     with whole_file(path) as temporary, tifffile.TiffWriter(temporary, ome=True) as writer:
         writer.write(
             first,
@@ -91,12 +87,7 @@ def write_heatmap(path: Path, heatmap: HeatMap, *, slide_id: str, model: str) ->
             **options,
         )
         for level, pixels in enumerate(others, start=1):
-            writer.write(
-                pixels,
-                subfiletype=1,
-                **_describe_resolution(heatmap, 2**level),
-                **options,
-            )
+            writer.write(pixels, subfiletype=1, **_describe_resolution(heatmap, 2**level), **options)
     return path
 
 

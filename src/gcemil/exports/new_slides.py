@@ -22,14 +22,14 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import GcemilError, RunError, UsageError, describe_fault, error_text
+from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
 from gcemil.exports.overlay import read_feature_place, read_slide_place
 from gcemil.features.loaders import WeightSource
 from gcemil.files import read_record, working_in, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
-from gcemil.records import SlideEvidence, write_evidence
+from gcemil.records import write_evidence
 from gcemil.runs.environment import one_thread
 from gcemil.runs.predict import (
     FoldModel,
@@ -43,6 +43,7 @@ from gcemil.slides.reader import SLIDE_EXTENSIONS
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
+KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
 FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "soft": "soft", "discrete": "discrete"}
 WILDCARDS = "*?["
 LAST_COLUMNS = ("mode", "verdict", "n_patches", "n_selected", "n_encoded", "status", "reason")
@@ -137,29 +138,23 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
         if other is not None:
             beside.append(other)
         taken[slide_id] = path
-    note = (
-        f"{len(beside)} files lie beside better ones of the same slide and were left out ('{beside[0]}')."
-        if beside
-        else ""
-    )
-    return FoundInputs(dict(sorted(taken.items())), (note,) if note else ())
+    notes: tuple[str, ...] = ()
+    if beside:
+        notes = (
+            f"{len(beside)} files lie beside better ones of the same slide and were left out ('{beside[0]}').",
+        )
+    return FoundInputs(dict(sorted(taken.items())), notes)
 
 
 def _expand(source: Path, out: Path | None) -> list[Path]:
     if source.is_dir():
         files = list(_usable(source.iterdir(), out)) or list(_usable(source.rglob("*"), out))
         if not files:
-            raise UsageError(
-                f"{source} holds neither slides nor features. Known are files that end in "
-                f"{', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
-            )
+            raise UsageError(f"{source} holds neither slides nor features. {KNOWN_FILES}")
         return sorted(files)
     if source.exists():
         if not _is_known(source):
-            raise UsageError(
-                f"{source} is neither a slide nor a feature file. Known are files that end in "
-                f"{', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
-            )
+            raise UsageError(f"{source} is neither a slide nor a feature file. {KNOWN_FILES}")
         return [source]
     if not set(str(source)) & set(WILDCARDS):
         raise UsageError(
@@ -230,10 +225,7 @@ class NewSlides:
                 except (
                     Exception
                 ) as error:  # A format can break a library in ways no list foresees; the others must be done.
-                    reason = (
-                        describe_fault(error, path=path)
-                        or f"{path}: {type(error).__name__}: {error_text(error)}"
-                    )
+                    reason = describe_failure(error, path)
                     found.append(
                         NewPrediction(slide_id, str(path), self.options.mode, "failed", reason=reason)
                     )
@@ -269,15 +261,8 @@ class NewSlides:
         bag, answer, note = self._answer(path)
         files = self._write_files(path, bag, answer, out)
         evidence = answer.evidence
-        facts: dict[str, Any] = {"evidence": None if evidence is None else evidence.indices.tolist()}
-        if isinstance(answer, SlideFilePrediction):
-            facts = {
-                "evidence": None if evidence is None else answer.evidence_rows,
-                "n_encoded": answer.n_encoded,
-                "certified": answer.certified,
-                "seconds": answer.seconds,
-            }
-        return NewPrediction(
+        coords = None if evidence is None or evidence.coords is None else evidence.coords[evidence.indices]
+        found = NewPrediction(
             slide_id=answer.slide_id,
             file=str(path),
             mode=self.options.mode,
@@ -285,11 +270,21 @@ class NewSlides:
             values=answer.values,
             per_fold=answer.per_fold,
             verdict="" if evidence is None else evidence.verdict,
-            evidence_coords=_list_coords(evidence),
-            n_patches=answer.n_patches if isinstance(answer, SlideFilePrediction) else len(bag or ()),
+            evidence=None if evidence is None else evidence.indices.tolist(),
+            evidence_coords=None if coords is None else coords.tolist(),
+            n_patches=len(bag or ()),
             reason=note,
             files={name: str(file.relative_to(out)) for name, file in files.items()},
-            **facts,
+        )
+        if not isinstance(answer, SlideFilePrediction):
+            return found
+        return replace(
+            found,
+            evidence=None if evidence is None else answer.evidence_rows,
+            n_patches=answer.n_patches,
+            n_encoded=answer.n_encoded,
+            certified=answer.certified,
+            seconds=answer.seconds,
         )
 
     def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
@@ -373,10 +368,3 @@ def _read_finished(path: Path, key: str, out: Path) -> NewPrediction | None:
         return None
     is_whole = all((out / name).is_file() for name in found.files.values())
     return found if found.key == key and is_whole else None
-
-
-def _list_coords(evidence: SlideEvidence | None) -> list[list[int]] | None:
-    if evidence is None or evidence.coords is None:
-        return None
-    coords: list[list[int]] = evidence.coords[evidence.indices].tolist()
-    return coords

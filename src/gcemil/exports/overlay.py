@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +207,19 @@ def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbn
         shrink = min(1.0, LARGEST_SIDE / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
         return Frame(*thumbnail.origin, *size, scale=shrink / thumbnail.downsample)
+    return frame_patches(coords, patch_size, LARGEST_SIDE, LARGEST_PATCH, whole_pixels=False)
+
+
+def frame_patches(
+    coords: Int[np.ndarray, "n 2"], patch_size: int, largest: int, most_per_patch: int, *, whole_pixels: bool
+) -> Frame:
+    """The box around all patches with at most so many pixels along a side, and so many to a patch."""
     left, top = coords.min(axis=0).tolist()
     extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
-    scale = min(LARGEST_SIDE / max(extent), LARGEST_PATCH / patch_size)
+    scale = min(largest / max(extent), most_per_patch / patch_size)
+    if whole_pixels and scale * patch_size >= 1:
+        # All squares are then of one size.
+        scale = math.floor(scale * patch_size) / patch_size
     width, height = (max(1, math.ceil(side * scale - ROUNDING)) for side in extent)
     return Frame(left, top, width, height, scale)
 
@@ -372,7 +382,7 @@ def read_cohort_place(cohort: Cohort, slide_id: str) -> SlidePlace:
     place = read_place(cohort.feature_file(slide_id), cohort.slide_attributes(slide_id))
     thumbnail = read_own_thumbnail(cohort.folder, slide_id)
     file = cohort.folder / "thumbnails" / f"{slide_id}.jpg"
-    return SlidePlace(**{**vars(place), "thumbnail": thumbnail, "thumbnail_file": file})
+    return replace(place, thumbnail=thumbnail, thumbnail_file=file)
 
 
 def read_slide_place(path: Path, *, mpp: float | None = None) -> SlidePlace:

@@ -5,14 +5,14 @@ The command `gcemil explain` writes all of them; the viewer writes the set of pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Real
-from PIL import Image
 
 from gcemil.bags import store
 from gcemil.bags.arrays import Bounds
@@ -153,80 +153,57 @@ class SlideExport:
             listed["regions"] = self.regions.list_regions()
         return write_json(path, listed)
 
+    def draw_files(
+        self, place: SlidePlace, *, thumbnail: Thumbnail | None, all_patches: bool, heatmaps: Sequence[str]
+    ) -> dict[str, tuple[str, Callable[[Path], Path]]]:
+        """By its kind the name of every file that needs coordinates, and what writes it; none for a slide without.
+
+        All is drawn before the first file is written: what may fail has failed by then.
+        """
+        if self.coords is None or self.patch_size is None:
+            return {}
+        model = self.hashes["model"]
+        collection = self.to_collection(
+            bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None
+        )
+        overlay = draw_overlay(
+            self.slide_id,
+            self.coords,
+            self.scores,
+            self.selected,
+            patch_size=self.patch_size,
+            patch_class=self.patch_class,
+            thumbnail=thumbnail,
+        )
+        files: dict[str, tuple[str, Callable[[Path], Path]]] = {
+            "geojson": ("evidence.geojson", partial(write_geojson, collection=collection)),
+            "overlay": ("overlay.png", partial(write_overlay, image=overlay)),
+        }
+        if self.regions is not None:
+            features = describe_regions(
+                self.slide_id,
+                self.regions,
+                self.coords,
+                patch_size=self.patch_size,
+                measurements={name: values for name, values in self.measurements.items() if name != "region"},
+                model=model,
+                region_class=self.patch_class,
+                bounds=place.bounds,
+            )
+            files["regions"] = ("regions.geojson", partial(write_regions, features=features))
+        for name in heatmaps:
+            write = partial(
+                write_heatmap, heatmap=self.to_heatmap(name, place), slide_id=self.slide_id, model=model
+            )
+            files[f"heatmap_{name}"] = (f"heatmap_{name}.ome.tif", write)
+        return files
+
     def _require_places(self) -> tuple[Int[np.ndarray, "n 2"], int]:
         if self.coords is None or self.patch_size is None:
             raise UsageError(
                 f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
             )
         return self.coords, self.patch_size
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnFiles:
-    """Everything that needs coordinates, made before the first file is written: what may fail has failed by then."""
-
-    patches: SlideExport
-    place: SlidePlace
-    collection: PatchCollection
-    overlay: Image.Image
-    heatmaps: tuple[HeatMap, ...]
-
-    @classmethod
-    def draw(
-        cls,
-        patches: SlideExport,
-        place: SlidePlace,
-        *,
-        thumbnail: Thumbnail | None,
-        all_patches: bool,
-        heatmaps: Sequence[str],
-    ) -> DrawnFiles | None:
-        """None for a slide without coordinates."""
-        if patches.coords is None or patches.patch_size is None:
-            return None
-        return cls(
-            patches=patches,
-            place=place,
-            collection=patches.to_collection(
-                bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None
-            ),
-            overlay=draw_overlay(
-                patches.slide_id,
-                patches.coords,
-                patches.scores,
-                patches.selected,
-                patch_size=patches.patch_size,
-                patch_class=patches.patch_class,
-                thumbnail=thumbnail,
-            ),
-            heatmaps=tuple(patches.to_heatmap(name, place) for name in heatmaps),
-        )
-
-    def write(self, folder: Path) -> dict[str, Path]:
-        """The files by their kind."""
-        files = {
-            "geojson": write_geojson(folder / "evidence.geojson", self.collection),
-            "overlay": write_overlay(folder / "overlay.png", self.overlay),
-        }
-        patches, model = self.patches, self.patches.hashes["model"]
-        if patches.regions is not None and patches.coords is not None and patches.patch_size is not None:
-            features = describe_regions(
-                patches.slide_id,
-                patches.regions,
-                patches.coords,
-                patch_size=patches.patch_size,
-                measurements={
-                    name: values for name, values in patches.measurements.items() if name != "region"
-                },
-                model=model,
-                region_class=patches.patch_class,
-                bounds=self.place.bounds,
-            )
-            files["regions"] = write_regions(folder / "regions.geojson", features)
-        for one in self.heatmaps:
-            path = folder / f"heatmap_{one.name}.ome.tif"
-            files[f"heatmap_{one.name}"] = write_heatmap(path, one, slide_id=patches.slide_id, model=model)
-        return files
 
 
 # The list for scripts

@@ -79,38 +79,37 @@ class PrefilterCost:
     @property
     def end_to_end_time(self) -> float:
         """Seconds with the prefilter over seconds without, all slides together."""
-        full = sum(sum(slide.full_seconds.values()) for slide in self.slides)
-        return sum(sum(slide.prefilter_seconds.values()) for slide in self.slides) / full
+        return self._time_ratio(set())
 
     @property
     def extraction_time(self) -> float:
         """The same up to the features: tissue, view, student and encoder."""
-        full = sum(_extraction_seconds(slide.full_seconds) for slide in self.slides)
-        return sum(_extraction_seconds(slide.prefilter_seconds) for slide in self.slides) / full
+        return self._time_ratio({_PREDICTION})
 
     def unfiltered_time(self, explained: float) -> float:
         """End to end with all patches encoded and a prediction that takes so many times the plain one."""
-        extraction = sum(_extraction_seconds(slide.full_seconds) for slide in self.slides)
+        extraction = sum(_sum_without(slide.full_seconds, {_PREDICTION}) for slide in self.slides)
         prediction = sum(slide.full_seconds.get(_PREDICTION, 0.0) for slide in self.slides)
         return (extraction + explained * prediction) / (extraction + prediction)
 
     def times_with_encoder(self, seconds: float) -> dict[str, float | None]:
         """The same two figures had every patch taken the encoder so long; all else as it was measured."""
-        figures: dict[str, float | None] = {}
-        for name, left_out in (
-            ("extraction_time", {_ENCODING, _PREDICTION}),
-            ("end_to_end_time", {_ENCODING}),
-        ):
-            full = sum(
-                slide.n_patches * seconds + _sum_without(slide.full_seconds, left_out)
-                for slide in self.slides
-            )
-            kept = sum(
-                slide.n_encoded * seconds + _sum_without(slide.prefilter_seconds, left_out)
-                for slide in self.slides
-            )
-            figures[name] = kept / full
-        return figures
+        return {
+            "extraction_time": self._time_ratio({_ENCODING, _PREDICTION}, seconds),
+            "end_to_end_time": self._time_ratio({_ENCODING}, seconds),
+        }
+
+    def _time_ratio(self, left_out: set[str], seconds_per_patch: float = 0.0) -> float:
+        """Time with the prefilter over time without: what was measured of all other parts, and so long per encoded patch."""
+        full = sum(
+            slide.n_patches * seconds_per_patch + _sum_without(slide.full_seconds, left_out)
+            for slide in self.slides
+        )
+        kept = sum(
+            slide.n_encoded * seconds_per_patch + _sum_without(slide.prefilter_seconds, left_out)
+            for slide in self.slides
+        )
+        return kept / full
 
     @property
     def relative_utility(self) -> float | None:
@@ -146,10 +145,6 @@ class PrefilterCost:
         """The measurement with the figures derived from it."""
         derived = ("end_to_end_time", "extraction_time", "relative_utility", "fall_back", "encoded", "mean_change")  # fmt: skip
         return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
-
-
-def _extraction_seconds(seconds: Seconds) -> float:
-    return _sum_without(seconds, {_PREDICTION})
 
 
 def _sum_without(seconds: Seconds, left_out: set[str]) -> float:

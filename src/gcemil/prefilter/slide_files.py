@@ -39,10 +39,11 @@ from gcemil.prefilter.student import (
     PREFILTER_FILE,
     FittedPrefilter,
     LowView,
+    cut_crops,
     keep_rows,
     load_prefilter,
     read_view,
-    score_view,
+    score_crops,
 )
 from gcemil.records import SlideEvidence
 from gcemil.runs.folder import open_cohort
@@ -286,6 +287,6 @@ def _keep_rows_of_folds(
         mpp = fitted.settings.view_mpp
         if mpp not in views:
             views[mpp] = read_view(source.slide, mpp)
-        scores = score_view(fitted.student, views[mpp], source.grid, fitted.settings)
-        kept.append(keep_rows(scores, fitted.keep_rate))
+        crops = cut_crops(views[mpp], source.grid, fitted.settings.crop_px(source.grid.settings))
+        kept.append(keep_rows(score_crops(fitted.student, crops), fitted.keep_rate))
     return kept

@@ -221,18 +221,13 @@ def _ranking_loss(
     student: Student, one: Lesson, temperature: float, draws: np.random.Generator
 ) -> Float[Tensor, ""]:
     """KL between the teacher's and the student's softmax over the patches of a slide, seen from a random side."""
-    images = _turn(
-        densities(one.crops, one.table), turns=int(draws.integers(4)), flip=bool(draws.integers(2))
-    )
+    # One of the eight ways to lay a square; tissue has no upside.
+    images = torch.rot90(densities(one.crops, one.table), int(draws.integers(4)), dims=(2, 3))
+    if draws.integers(2):
+        images = images.flip(3)
     wanted = torch.softmax(one.targets / temperature, dim=0)
     guessed = torch.log_softmax(student(images), dim=0)
     return nn.functional.kl_div(guessed, wanted, reduction="sum")
-
-
-def _turn(images: Densities, *, turns: int, flip: bool) -> Densities:
-    """One of the eight ways to lay a square; tissue has no upside."""
-    rotated = torch.rot90(images, turns, dims=(2, 3))
-    return rotated.flip(3) if flip else rotated
 
 
 @torch.inference_mode()
@@ -246,13 +241,6 @@ def score_crops(student: Student, crops: Crops) -> Float[Tensor, "n"]:
         for start in range(0, len(crops), SCORED_AT_ONCE)
     ]
     return torch.cat(parts)
-
-
-def score_view(
-    student: Student, view: LowView, grid: PatchGrid, settings: PrefilterSettings
-) -> Float[Tensor, "n"]:
-    """The student's scores straight from the view of a slide."""
-    return score_crops(student, cut_crops(view, grid, settings.crop_px(grid.settings)))
 
 
 def keep_rows(scores: Float[Tensor, "n"], keep_rate: float) -> Int[np.ndarray, "k"]:

@@ -46,23 +46,19 @@ class Count:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the share."""
-        return wilson_interval(self.held, self.of)
+        """95 % interval of the share; everything is possible without observations."""
+        if self.of == 0:
+            return 0.0, 1.0
+        square = Z95**2
+        centre = self.share + square / (2 * self.of)
+        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.of + square / (4 * self.of**2))
+        whole = 1 + square / self.of
+        return max(0.0, (centre - half) / whole), min(1.0, (centre + half) / whole)
 
     @property
     def words(self) -> str:
         """The count as a reader sees it."""
         return f"{self.held} of {self.of}"
-
-
-def wilson_interval(held: int, of: int) -> tuple[float, float]:
-    """95 % interval of a share; everything is possible without observations."""
-    if of == 0:
-        return 0.0, 1.0
-    share, square = held / of, Z95**2
-    centre = share + square / (2 * of)
-    half = Z95 * math.sqrt(share * (1 - share) / of + square / (4 * of**2))
-    return max(0.0, (centre - half) / (1 + square / of)), min(1.0, (centre + half) / (1 + square / of))
 
 
 def count_slides(records: Sequence[Record], *criteria: str) -> Count:
@@ -230,6 +226,17 @@ def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -
         one for one in rules if one is not best and one is not own and one.rule in ("attention", "random")
     ]
     return Claim(own, best, others, is_same_network)
+
+
+def describe_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -> list[str]:
+    """Everything that may be said of a run whose own rule is this, sentence by sentence."""
+    claim = make_claim(records, rule=rule, is_same_network=is_same_network)
+    if claim is None:
+        return []
+    said = [*claim.sentences(), describe_networks(claim)]
+    if any(record["rule"] == "oracle" for record in records):
+        said.append(ORACLE_MEANING)
+    return [text for text in said if text]
 
 
 def describe_networks(claim: Claim) -> str | None:

@@ -77,13 +77,11 @@ def collapse(title: str, body: Markup) -> Markup:
     return element("details", element("summary", title), body, class_="fold")
 
 
-def picture(
-    data: bytes, alt: str, *, mime: str = "image/png", width: int | None = None, kind: str | None = None
-) -> Markup:
+def picture(data: bytes, alt: str, *, mime: str = "image/png", width: int | None = None) -> Markup:
     """An embedded picture with words for those who do not see it."""
     source = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     size = None if width is None else str(width)
-    return element("img", src=source, alt=alt, width=size, class_=kind, loading="lazy")
+    return element("img", src=source, alt=alt, width=size, loading="lazy")
 
 
 def bar(share: float, *, kind: str = "", mark: float | None = None, words: str = "") -> Markup:

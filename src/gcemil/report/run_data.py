@@ -255,13 +255,11 @@ def find_predicted_class(prediction: Mapping[str, str]) -> str | None:
 def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
     """The slides of a finding, which must say which they are."""
     slides = fold.findings[name].slides
-    if not all(_has_names(record.get("slide_ids")) and "bag_id" in record for record in slides):
+    names = [record.get("slide_ids") for record in slides]
+    are_named = all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in names)
+    if not are_named or not all("bag_id" in record for record in slides):
         raise RunError(
             f"{fold.files.finding(name)}: a slide has no 'slide_ids' or 'bag_id'. "
             "Measure it again with 'gcemil diagnose --again'."
         )
     return slides
-
-
-def _has_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)

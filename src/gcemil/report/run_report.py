@@ -38,15 +38,14 @@ def write_report(
     run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
-    if _is_grid(run):
+    # A results folder keeps its grids and is no run itself.
+    if (run / "grids").is_dir() and not RunFolder(run).is_begun:
         if against is not None:
             raise RunError(
                 f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
             )
-        return write_bytes(
-            out,
-            encode_page(grid.render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures"))),
-        )
+        page = grid.render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures"))
+        return write_bytes(out, encode_page(page))
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
     if rival is not None:
@@ -55,10 +54,9 @@ def write_report(
     remove_leftovers(run)
     remove_leftovers_of(out)
     context = Context(data, rival, FigureFolder(run / "figures"), seed)
-    title = f"Evidence report: {run.name or run}"
-    return write_bytes(
-        out, encode_page(render_page(title, headline.render_lead(context), render_sections(context, on_step)))
-    )
+    lead = headline.render_lead(context)
+    page = render_page(f"Evidence report: {run.name or run}", lead, render_sections(context, on_step))
+    return write_bytes(out, encode_page(page))
 
 
 def render_sections(context: Context, on_step: OnStep | None = None) -> list[Section]:
@@ -89,11 +87,6 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
             on_step(done, len(makers))
     missing = context.render_missing()
     return found if missing is None else [*found, missing]
-
-
-def _is_grid(folder: Path) -> bool:
-    """A results folder keeps its grids and is no run itself."""
-    return (folder / "grids").is_dir() and not RunFolder(folder).is_begun
 
 
 def read_grid_summary(results: Path) -> Record:

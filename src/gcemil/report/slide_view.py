@@ -26,13 +26,13 @@ from gcemil.errors import GcemilError
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import (
     GREY,
-    ROUNDING,
     Canvas,
     Frame,
     Mask,
     SlideFrame,
     Thumbnail,
     encode_image,
+    frame_patches,
     read_own_thumbnail,
 )
 from gcemil.records import SlideEvidence
@@ -117,17 +117,10 @@ def fit_slide(
     most_per_patch: int = 14,
 ) -> SlideFrame:
     """The box around the patches; the thumbnail, where there is one, is cut to it."""
-    left, top = coords.min(axis=0).tolist()
-    extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
     if thumbnail is not None:
         # Tissue deserves all the pixels it has; flat squares do not.
         most_per_patch = max(most_per_patch, min(MOST_TISSUE, round(patch_size / thumbnail.downsample)))
-    scale = min(largest / max(extent), most_per_patch / patch_size)
-    if scale * patch_size >= 1:
-        # Whole pixels per patch: all squares are then of one size.
-        scale = math.floor(scale * patch_size) / patch_size
-    width, height = (max(1, math.ceil(length * scale - ROUNDING)) for length in extent)
-    frame = Frame(left, top, width, height, scale)
+    frame = frame_patches(coords, patch_size, largest, most_per_patch, whole_pixels=True)
     return SlideFrame.of(frame, coords, patch_size, _crop_thumbnail(thumbnail, frame))
 
 
@@ -191,9 +184,9 @@ def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canv
     return result
 
 
-def encode_palette_png(canvas: Canvas, *, colors: int = 48) -> bytes:
+def encode_palette_png(canvas: Canvas) -> bytes:
     """A small PNG; few colours are enough for a map and keep a hundred of them small."""
-    image = Image.fromarray(canvas).quantize(colors, dither=Image.Dither.NONE)
+    image = Image.fromarray(canvas).quantize(32, dither=Image.Dither.NONE)
     return encode_image(image, "PNG", optimize=True)
 
 

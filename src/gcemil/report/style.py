@@ -104,10 +104,12 @@ def apply_style(make: Callable[P, T]) -> Callable[P, T]:
     return inside
 
 
-def new_figure(width: float = WIDTH, height: float = 3.0) -> Figure:
-    """A figure with its own canvas, unknown to pyplot."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+def new_figure(height: float, title: str = "") -> Figure:
+    """A figure as wide as the text, with its own canvas, unknown to pyplot."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     return figure
 
 
@@ -124,19 +126,20 @@ def fix_layout(figure: Figure) -> Figure:
     return figure
 
 
-@apply_style
 def encode_svg(figure: Figure) -> bytes:
     """The figure as SVG, without date or random ids."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return _encode_figure(figure, "svg", {"Date": None, "Creator": None})
+
+
+def encode_png(figure: Figure) -> bytes:
+    """The figure as PNG at 200 dpi."""
+    return _encode_figure(figure, "png", {"Software": None})
 
 
 @apply_style
-def encode_png(figure: Figure) -> bytes:
-    """The figure as PNG at 200 dpi."""
+def _encode_figure(figure: Figure, form: str, metadata: dict[str, None]) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
     return buffer.getvalue()
 
 

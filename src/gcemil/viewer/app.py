@@ -285,9 +285,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return _JsonAnswer({"error": str(error)}, 400 if isinstance(error, UsageError) else 500)
 
 
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        return _JsonAnswer({"error": str(error)}, 500)
+async def _answer_refusal(request: Request, error: HTTPException) -> Response:
     return _JsonAnswer({"error": error.detail}, error.status_code, headers=error.headers)
 
 

@@ -33,7 +33,6 @@ from gcemil.diagnostics.snr import BagOutcome, Tolerances
 from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from gcemil.exports.certificate import VERDICTS
 from gcemil.exports.explain import judge_outputs, name_output, name_prediction
 from gcemil.exports.geojson import PatchClass, PatchCollection
 from gcemil.exports.slide_export import EvidenceList, SlideExport
@@ -146,14 +145,25 @@ def judge_set(
 ) -> dict[str, Any]:
     """The live prediction of P and the certificate of S."""
     start = time.perf_counter()
-    outcome = _outcome(slide, selected)
+    kept = slide.kept(selected)
+    # An empty S has no prediction, so there is nothing to compare the others with.
+    removed = None if kept is None else slide.kept(~selected)
+    versions = {"full": slide.full.logits, "gated": slide.gated, "kept": kept, "removed": removed}
+    verdicts = []
+    if kept is not None:
+        fraction = float(selected.double().mean())
+        outcome = BagOutcome(slide.full.logits, kept, removed, slide.gated, fraction)
+        judged = judge_outputs(slide.fold.answers("wrapped").read(outcome), tolerances)
+        verdicts = [
+            {"name": name, "held": one.held, "sentence": one.sentence(name)} for name, one in judged.items()
+        ]
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
         "output_name": name_output(slide.fold.task, slide.full.logits),
         "live": _prediction(slide, slide.kept(present)),
-        "predictions": _predictions(slide, outcome),
-        "verdicts": [] if outcome is None else _verdicts(slide, outcome, tolerances),
+        "predictions": {name: _prediction(slide, logits) for name, logits in versions.items()},
+        "verdicts": verdicts,
         "is_evidence": bool((selected == slide.chosen).all()),
         "coverage": _measure_coverage(slide, selected),
         "milliseconds": 1000 * (time.perf_counter() - start),
@@ -171,15 +181,6 @@ def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | N
     return covered
 
 
-def _outcome(slide: OpenedSlide, selected: Selected) -> BagOutcome | None:
-    """The four predictions; None for an empty S, which has none."""
-    kept = slide.kept(selected)
-    if kept is None:
-        return None
-    fraction = float(selected.double().mean())
-    return BagOutcome(slide.full.logits, kept, slide.kept(~selected), slide.gated, fraction)
-
-
 def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | None:
     if logits is None:
         return None
@@ -188,24 +189,6 @@ def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | N
         "values": name_prediction(fold.task, logits),
         "output": fold.answers("wrapped").output(slide.full.logits, logits),
     }
-
-
-def _predictions(slide: OpenedSlide, outcome: BagOutcome | None) -> dict[str, Any]:
-    """X, X_pi, X_S and X_notS by name; None where one does not exist."""
-    return {
-        "full": _prediction(slide, slide.full.logits),
-        "gated": _prediction(slide, slide.gated),
-        "kept": _prediction(slide, None if outcome is None else outcome.kept),
-        "removed": _prediction(slide, None if outcome is None else outcome.removed),
-    }
-
-
-def _verdicts(slide: OpenedSlide, outcome: BagOutcome, tolerances: Tolerances) -> list[dict[str, Any]]:
-    verdicts = judge_outputs(slide.fold.answers("wrapped").read(outcome), tolerances)
-    return [
-        {"name": name, "held": verdicts[name].held, "sentence": verdicts[name].sentence(name)}
-        for name in VERDICTS
-    ]
 
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))

@@ -11,7 +11,7 @@ from typing import Any
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
-from gcemil.report.claim import ORACLE_MEANING, describe_networks, make_claim, read_judged_slides
+from gcemil.report.claim import describe_claim, read_judged_slides
 from gcemil.report.run_data import FoldData, find_predicted_class
 from gcemil.runs.folder import FoldFolder
 from gcemil.viewer.session import ViewerSession
@@ -26,6 +26,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
     fold = session.fold
     data = FoldData(FoldFolder(session.folder))
     outcomes = _read_outcomes(data)
+    records, is_same_network = read_judged_slides(fold.run)
     facts = {
         slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
         for slide_id in session.specs
@@ -38,22 +39,10 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "slides": list(session.specs),
         "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
         "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
-        "claim": _claim_sentences(session),
+        "claim": describe_claim(
+            records, rule="attention" if fold.model is None else "evidence", is_same_network=is_same_network
+        ),
     }
-
-
-def _claim_sentences(session: ViewerSession) -> list[str]:
-    """What the S/N/R diagnostic allows to say of the run; none where it was not made."""
-    fold = session.fold
-    records, is_same_network = read_judged_slides(fold.run)
-    rule = "attention" if fold.model is None else "evidence"
-    claim = make_claim(records, rule=rule, is_same_network=is_same_network)
-    if claim is None:
-        return []
-    said = [*claim.sentences(), describe_networks(claim)]
-    if any(record["rule"] == "oracle" for record in records):
-        said.append(ORACLE_MEANING)
-    return [text for text in said if text]
 
 
 def _read_facts(

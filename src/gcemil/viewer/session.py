@@ -172,14 +172,12 @@ class ViewerSession:
         closed = []
         with self._shelf:
             while self._opened and (
-                len(self._opened) >= OPEN_SLIDES or self._count_patches() + n_patches > OPEN_PATCHES
+                len(self._opened) >= OPEN_SLIDES
+                or sum(len(one.bench) for one in self._opened.values()) + n_patches > OPEN_PATCHES
             ):
                 closed.append(self._opened.popitem(last=False)[1])
         for slide in closed:
             slide.tiles.close()
-
-    def _count_patches(self) -> int:
-        return sum(len(one.bench) for one in self._opened.values())
 
     def close(self) -> None:
         """Close every slide."""

@@ -11,7 +11,6 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -63,28 +62,6 @@ class Frame:
         raise UsageError(
             f"There is no tile {column}, {row} at level {level}; the last level is {self.max_level}."
         )
-
-
-class Tiles(Protocol):
-    """What the page asks for pictures."""
-
-    @property
-    def frame(self) -> Frame:
-        """What the tiles cover."""
-
-    @property
-    def min_level(self) -> int:
-        """The first level that is served."""
-
-    @property
-    def shows_pixels(self) -> bool:
-        """False for a rendered grid of patches."""
-
-    def tile(self, level: int, column: int, row: int) -> bytes:
-        """One encoded square."""
-
-    def close(self) -> None:
-        """Let go of the slide file."""
 
 
 class SlideTiles:
@@ -182,6 +159,10 @@ class ThumbnailTiles:
 
     def close(self) -> None:
         """There is no file."""
+
+
+Tiles = SlideTiles | ThumbnailTiles | GridTiles
+"""What the page asks for pictures: a frame, the first level that is served, encoded squares."""
 
 
 def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:

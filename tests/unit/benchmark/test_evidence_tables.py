@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gcemil.benchmark.figures import TIMES
+from gcemil.benchmark.tables.comparison import TIMES
 from gcemil.findings import Row
 from results_builders import (
     column,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gcemil.benchmark.figures import TIMES, paper_figures, read_results
+from gcemil.benchmark.results import read_results
+from gcemil.benchmark.tables.comparison import TIMES, paper_figures
 from gcemil.benchmark.tables.overview import headline_table
 from gcemil.findings import Row
 from results_builders import ResultsFolder, diagnose, gce_folds, host_folds

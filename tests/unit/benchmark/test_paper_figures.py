@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gcemil.benchmark.figures import TIMES, deviation_of, paper_figures, read_figures, value_of
+from gcemil.benchmark.tables.comparison import TIMES, deviation_of, paper_figures, read_figures, value_of
 from gcemil.errors import InputError, UsageError
 
 CELL = re.compile(rf"[+-]?\d+(\.\d+)?(±\d+\.\d+)?{TIMES}?")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.benchmark.figures import paper_figures, read_results
 from gcemil.benchmark.page import (
     CHECKS,
     TEXT_REMARKS,
@@ -15,6 +14,8 @@ from gcemil.benchmark.page import (
     judge_tables,
     render_page,
 )
+from gcemil.benchmark.results import read_results
+from gcemil.benchmark.tables.comparison import paper_figures
 from gcemil.benchmark.tables.table import TABLES
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 from results_builders import toy_results

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.benchmark.exported import Block, pack_rows
-from gcemil.benchmark.figures import export_figures, paper_figures, read_results
-from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values
-from gcemil.benchmark.tables.table import build_table
+from gcemil.benchmark.exported import Block, export_figures, pack_rows
+from gcemil.benchmark.results import read_results
+from gcemil.benchmark.tables.comparison import Query, Unit, cell, estimate, find_values, paper_figures
+from gcemil.benchmark.tables.table import TABLES
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.tables import render_tables
@@ -138,7 +138,7 @@ def test_exported_figures_give_the_same_tables_without_the_runs(tmp_path):
     assert written == tmp_path / "small" / "figures.json"
     for name in ("classification", "diagnostics_bracs", "dataset_card"):
         expected, found = (
-            render_tables([build_table(name, read_results(folder), paper_figures())], "markdown")
+            render_tables([TABLES[name](read_results(folder), paper_figures())], "markdown")
             for folder in (results.folder, tmp_path / "small")
         )
         assert found == expected
@@ -196,8 +196,9 @@ def test_a_block_that_is_no_rectangle_of_labels_and_numbers_is_refused(row, said
 
 def test_printing_exported_figures_loads_nothing_that_reads_runs():
     code = (
-        "import sys, pathlib, gcemil.benchmark.tables.table as t, gcemil.benchmark.figures as f;"
-        "t.build_table('classification', f.read_results(pathlib.Path('results/paper_small')), f.paper_figures());"
+        "import sys, pathlib, gcemil.benchmark.tables.table as t, gcemil.benchmark.results as r;"
+        "from gcemil.benchmark.tables.comparison import paper_figures;"
+        "t.TABLES['classification'](r.read_results(pathlib.Path('results/paper_small')), paper_figures());"
         "print({'torch', 'scipy', 'numpy', 'h5py', 'jaxtyping'} & set(sys.modules))"
     )
     root = Path(__file__).parents[3]

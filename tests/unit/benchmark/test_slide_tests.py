@@ -4,9 +4,11 @@ import csv
 
 import pytest
 
-from gcemil.benchmark.figures import export_figures, paper_figures, read_results
+from gcemil.benchmark.exported import export_figures
 from gcemil.benchmark.page import judge_table
-from gcemil.benchmark.tables.table import build_table
+from gcemil.benchmark.results import read_results
+from gcemil.benchmark.tables.comparison import paper_figures
+from gcemil.benchmark.tables.table import TABLES
 from gcemil.errors import RunError
 from results_builders import ResultsFolder, gce_folds, host_folds, made_table, texts
 
@@ -112,7 +114,7 @@ def test_the_tests_are_exported_with_the_figures(tmp_path):
     assert again.slide_tests == measured.slide_tests
     assert (again.slide_tests[0].slides, again.slide_tests[0].moved) == (4, 2)
     name = "significance_classification"
-    assert build_table(name, again, paper_figures()) == build_table(name, measured, paper_figures())
+    assert TABLES[name](again, paper_figures()) == TABLES[name](measured, paper_figures())
 
 
 def test_a_run_without_tables_of_predictions_has_no_test(tmp_path):

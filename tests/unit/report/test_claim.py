@@ -10,16 +10,15 @@ from gcemil.report.claim import (
     group_rules,
     make_claim,
     sign_test,
-    wilson_interval,
 )
 from report_builders import judged_slide
 
 
 def test_the_interval_of_a_share_is_wilsons():
     # z^2 / (n + z^2) with z^2 = 3.8415 and n = 10.
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
-    assert wilson_interval(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert Count(0, 10).interval == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert Count(10, 10).interval == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
+    assert Count(0, 0).interval == (0.0, 1.0)
 
 
 def test_a_slide_counts_only_where_all_criteria_can_be_asked():

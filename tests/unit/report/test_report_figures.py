@@ -10,11 +10,10 @@ from PIL import Image
 from builders import PATCH, grid_coords, write_slide
 from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
-from gcemil.errors import UsageError
 from gcemil.exports.overlay import SlideFrame, draw_attention, draw_evidence, read_own_thumbnail
-from gcemil.records import AdapterFigures
+from gcemil.findings import Row
+from gcemil.records import AdapterFigures, Representations
 from gcemil.report.sections.controls import (
-    RuleBar,
     RuleCurve,
     draw_keep_and_remove,
     draw_same_budget,
@@ -28,7 +27,6 @@ from gcemil.report.sections.examples import (
     rank_evidence_patches,
 )
 from gcemil.report.sections.grid import (
-    GateHistory,
     HostGain,
     draw_motivation,
     draw_relative_performance,
@@ -126,11 +124,6 @@ def test_nobody_falls_when_all_are_censored():
     assert curve.times.tolist() == [0, 5]
 
 
-def test_a_curve_without_cases_is_refused():
-    with pytest.raises(UsageError, match="at least one case"):
-        estimate_survival(np.empty(0), np.empty(0, dtype=bool))
-
-
 def test_log_rank_agrees_with_lifelines():
     statistics = pytest.importorskip("lifelines.statistics")
     draws = np.random.default_rng(0)
@@ -206,7 +199,7 @@ def test_fifty_thousand_patches_have_a_pixel_each_and_a_small_file():
     place = fit_slide(coords, PATCH, largest=280)
     assert place.side == 1
     scores = np.random.default_rng(0).normal(size=len(coords))
-    data = encode_palette_png(draw_attention(place, scores), colors=32)
+    data = encode_palette_png(draw_attention(place, scores))
     assert np.asarray(Image.open(io.BytesIO(data))).shape == (side, side)
     assert len(data) < 60_000
 
@@ -354,7 +347,10 @@ FIGURES = {
     ),
     "budget": (
         lambda: draw_same_budget(
-            [RuleBar("lrp", "wrapped", {"precision": 0.2}), RuleBar("lrp", "plain", {"precision": None})],
+            [
+                Row({"rule": "lrp", "network": "wrapped"}, {"precision": 0.2}),
+                Row({"rule": "lrp", "network": "plain"}, {"precision": None}),
+            ],
             ["precision"],
             title="at 5 %",
         ),
@@ -376,7 +372,7 @@ FIGURES = {
     "motivation": (
         lambda: draw_motivation(
             {"random": 0.2, "gce_discrete": 0.7},
-            GateHistory((0, 4), np.array([[0.5, 0.5], [0.9, 0.1]])),
+            [(0, [0.5, 0.5]), (4, [0.9, 0.1])],
             [HostGain("abmil", "x", 0.5, 0.6)],
         ),
         "abmil",
@@ -388,7 +384,9 @@ FIGURES = {
         "median 0.945",
     ),
     "representations": (
-        lambda: draw_representations({"Host": np.zeros((2, 2))}, ["a", "b"], is_test=np.array([True, False])),
+        lambda: draw_representations(
+            {"Host": np.zeros((2, 2))}, Representations({}, ("s0", "s1"), ("test", "val"), ("a", "b"))
+        ),
         "Host",
     ),
 }

@@ -287,7 +287,7 @@ def test_a_bound_that_limits_nothing_is_said_to_and_not_printed(toy_run):
 
 
 def test_failing_slides_are_named_and_linked(toy_run):
-    types = dict.fromkeys(failures.TYPES, False)
+    types = dict.fromkeys(failures.FAILURE_TYPES, False)
     slides = [
         {
             "bag_id": name,

@@ -7,21 +7,26 @@ pass of the host over the full bag; capacity is what the wrapper adds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from gcemil.benchmark.figures import TIMES, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.results import MeasuredResults
 from gcemil.benchmark.tables.comparison import (
     ANY_ENCODER,
     PAPER_MARK,
+    TIMES,
+    PaperFigures,
     Query,
     TableColumn,
     TableRow,
+    benchmark_remedy,
     build_comparison,
+    diagnose_remedy,
     estimate,
     find_values,
     legend,
+    make_table,
     our_origin,
-    paper_cell,
+    paper_line,
 )
 from gcemil.benchmark.tables.evidence import EVIDENCE, control_rows
 from gcemil.hosts.table import HOSTS
@@ -66,58 +71,48 @@ FULL_METHOD = ("gce", SELECTORS["consecutive"], BUDGETS["0.05"])
 """Names of the full method: the arm, or a variant that repeats it."""
 
 
-def components_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Parts of the method left out one by one."""
-    table = paper.table("ablation")
-    plain = Query(label="host", labels={"mode": "full"}, dataset="bracs")
-    only = TableRow("backbone", ("Backbone only",), plain, undefined=frozenset(table.columns) - {"macro_f1"})
-    return _ablation_table(
-        "components", "components added one by one, BRACS", measured, table, COMPONENTS, "bracs", first=[only]
-    )
+@dataclass(frozen=True)
+class Ablation:
+    """One thing changed at a time."""
+
+    title: str
+    paper: str
+    """The paper's table."""
+    grid: str
+    """Our grid."""
+    variants: Mapping[str, str]
+    dataset: str | None = "bracs"
 
 
-def budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """One budget beside another."""
-    table = paper.table("budget")
-    return _ablation_table("budget", "evidence budget, BRACS", measured, table, BUDGETS, "bracs")
+ABLATIONS = {
+    "components": Ablation("components added one by one, BRACS", "ablation", "component", COMPONENTS),
+    "budget": Ablation("evidence budget, BRACS", "budget", "budget_sweep", BUDGETS),
+    "selector": Ablation("selector variants, BRACS", "selector_arch", "selector", SELECTORS),
+    "grounding": Ablation(
+        "anchors and bridges, mean over cohorts", "grounding", "grounding", GROUNDINGS, None
+    ),
+}
 
 
-def selector_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Selectors of other kinds."""
-    table = paper.table("selector_arch")
-    return _ablation_table("selector", "selector variants, BRACS", measured, table, SELECTORS, "bracs")
-
-
-def grounding_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Anchors of other kinds."""
-    table = paper.table("grounding")
-    return _ablation_table(
-        "grounding", "anchors and bridges, mean over cohorts", measured, table, GROUNDINGS, None
-    )
-
-
-def _ablation_table(
-    name: str,
-    title: str,
-    measured: MeasuredResults,
-    table: PaperTable,
-    variants: Mapping[str, str],
-    dataset: str | None,
-    *,
-    first: Sequence[TableRow] = (),
-) -> Table:
+def ablation_table(measured: MeasuredResults, paper: PaperFigures, *, name: str) -> Table:
     """The paper's rows with our variants; the arm `gce` is the full method wherever no variant repeats it."""
+    asked = ABLATIONS[name]
+    table, dataset = paper.table(asked.paper), asked.dataset
     names = {row.key: row.name for row in table.rows}
-    measured = _keep_comparable(measured, set(variants.values()))
+    measured = _keep_comparable(measured, set(asked.variants.values()))
     rows = [
         TableRow(key, (names[key],), Query(label=variant, dataset=dataset))
-        for key, variant in variants.items()
+        for key, variant in asked.variants.items()
     ]
+    if "backbone" in names:
+        plain = Query(label="host", labels={"mode": "full"}, dataset=dataset)
+        others = frozenset(table.columns) - {"macro_f1"}
+        rows.insert(0, TableRow("backbone", ("Backbone only",), plain, undefined=others))
     undefined = frozenset({"cd_gap", "macro_f1", "task_metric"})
     rows += control_rows(Query(label=FULL_METHOD, dataset=dataset), ", full method's runs", undefined)
     return build_comparison(
-        name, title, measured, table, row_labels=("variant",), rows=[*first, *rows],
-        columns=[_ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,),
+        name, asked.title, measured, table, row_labels=("variant",), rows=rows,
+        columns=[_ablation_column(key) for key in table.columns], notes=(MEAN_NOTE,), remedy=benchmark_remedy(asked.grid),
     )  # fmt: skip
 
 
@@ -132,8 +127,8 @@ def _ablation_column(key: str) -> TableColumn:
     """Task metrics come from the prediction, the rest from the S/N/R of the evidence."""
     column = Column(key, HEADERS[key], key)
     if key in ("macro_f1", "task_metric"):
-        return TableColumn(column, {"metric": key, "source": "task", "labels": {"mode": "soft"}})
-    return TableColumn(column, {"metric": key, "source": EVIDENCE.source, "labels": EVIDENCE.labels})
+        return TableColumn(column, {"source": "task", "labels": {"mode": "soft"}})
+    return TableColumn(column, {"source": EVIDENCE.source, "labels": EVIDENCE.labels})
 
 
 PREFILTER = "prefilter"
@@ -179,13 +174,13 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for key in (*MODES, *OWN_MODES)
     ]
     columns = [
-        TableColumn(Column(key, header, key, better="lower"), {"metric": key}, decimals=2, unit=TIMES)
+        TableColumn(Column(key, header, key, better="lower"), decimals=2, unit=TIMES)
         for key, header in TIMES_OF.items()
     ]
     columns += [
         TableColumn(
             Column(f"end_to_end.{encoder}", f"End-to-end, {title}", "end_to_end_time", better="lower"),
-            {"metric": "end_to_end_time", "labels": {"encoder": encoder}},
+            {"labels": {"encoder": encoder}},
             paper="",
             decimals=2,
             unit=TIMES,
@@ -193,11 +188,8 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for encoder, title in TIMED_ENCODERS.items()
     ]
     columns += [
-        TableColumn(Column("patch_ratio", "Patch ratio", "patch_ratio"), {"metric": "patch_ratio"}),
-        TableColumn(
-            Column("relative_utility", "Relative Macro-F1 or C-index", "relative_utility"),
-            {"metric": "relative_utility"},
-        ),
+        TableColumn(Column("patch_ratio", "Patch ratio", "patch_ratio")),
+        TableColumn(Column("relative_utility", "Relative Macro-F1 or C-index", "relative_utility")),
     ]
     return build_comparison(
         "cost",
@@ -208,6 +200,8 @@ def cost_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         rows=rows,
         columns=columns,
         notes=(COST_NOTE,),
+        remedy=f"gcemil prefilter RUN SLIDES --measure, then {benchmark_remedy('paper_small_cost')}",
+        reason="encoding and the prefilter are timed on slides, which simulated features do not have",
     )
 
 
@@ -265,27 +259,19 @@ def capacity_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     mark = our_origin(measured)
     lines = []
     for row in table.rows:
-        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in CAPACITY_COLUMNS)
         evidence, reading = CAPACITY_TEXTS[row.key]
-        lines.append(Line((row.name, PAPER_MARK), "paper", theirs))
+        lines.append(paper_line(table, row.key, (row.name, PAPER_MARK), table.columns))
         lines.append(Line((row.name, mark), "ours", (Cell(evidence), answers[row.key], Cell(reading))))
-    lines += [
-        Line(
-            (f"Parameters of {host}", "ours (counted)"),
-            "ours",
-            (
-                Cell("counted"),
-                _parameter_cell(spec.parameters, ADDED_PARAMETERS),
-                Cell("Own parameters and what the wrapper adds"),
-            ),
-        )
-        for host, spec in HOSTS.items()
-        if spec.parameters is not None
-    ]
-    return Table(
-        "capacity", "added capacity and overhead", table.label, ("question", "figures"), CAPACITY_COLUMNS, tuple(lines),
-        legend=legend(measured),
+    for host, spec in HOSTS.items():
+        if (own := spec.parameters) is not None:
+            text = f"{own:,} + {ADDED_PARAMETERS:,} ({100 * ADDED_PARAMETERS / own:+.1f} %)"
+            value, reading = Cell(text, float(ADDED_PARAMETERS)), "Own parameters and what the wrapper adds"
+            labels = (f"Parameters of {host}", "ours (counted)")
+            lines.append(Line(labels, "ours", (Cell("counted"), value, Cell(reading))))
+    return make_table(
+        "capacity", "added capacity and overhead", table, ("question",), CAPACITY_COLUMNS, lines, legend=legend(measured),
         notes=(f"Parameters at {FULL_WIDTH}-d features and {N_OUTPUTS} outputs, default recipe with a text bank; the paper gives none.",),
+        remedy=diagnose_remedy("cost"), reason="the results have no cost diagnostic, or no grounding variants",
     )  # fmt: skip
 
 
@@ -308,13 +294,7 @@ def _grounding_cell(measured: MeasuredResults, rows: Sequence[str], between: str
         query = EVIDENCE.where(metric=metric)
         found = [estimate(find_values(measured, query.where(label=GROUNDINGS[row]))) for row in rows]
         numbers = [f"{one.mean:.3f}" for one in found if one is not None]
-        parts.append(f"{title} {between.join(numbers)}" if len(numbers) == len(rows) else None)
-    return _join_parts(parts)
-
-
-def _join_parts(parts: Sequence[str | None]) -> Cell:
-    return Cell("; ".join(part for part in parts if part)) if all(parts) else MISSING
-
-
-def _parameter_cell(own: int, added: int) -> Cell:
-    return Cell(f"{own:,} + {added:,} ({100 * added / own:+.1f} %)", float(added))
+        if len(numbers) < len(rows):
+            return MISSING
+        parts.append(f"{title} {between.join(numbers)}")
+    return Cell("; ".join(parts))

@@ -8,7 +8,7 @@ A `Query` names one figure: which runs, which rows of which source, which metric
   cell(subtract_paired(soft, host), signed=True)
 
 A table is rows times columns of such queries: `TableRow` says what the row is about, `TableColumn` how the column narrows
-the row's query, and `build_comparison` puts the paper's printed line above ours.
+the row's query, and `build_comparison` puts the paper's printed line above ours. What the paper prints is `PaperFigures`.
 
 Where several folds or seeds of one cohort and host have a value, the figure is their mean, plus or minus their standard
 deviation. Where several cohorts or hosts have one, each counts once: the mean of their means, plus or minus the deviation
@@ -17,14 +17,20 @@ between these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from gcemil.benchmark.figures import MeasuredResults, PaperTable, Run, deviation_of, value_of
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from gcemil.benchmark.results import MeasuredResults, Run
+from gcemil.errors import UsageError
+from gcemil.files import checked, read_yaml
 from gcemil.findings import Labels, Row
+from gcemil.resources import HERE as RESOURCES
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Origin, Table
 
 ANY_ENCODER = "*"
@@ -189,6 +195,8 @@ def cell(
 Values = dict[Unit, float] | None
 PAPER_LEGEND = "the GCE-MIL paper, real cohorts"
 PAPER_MARK = "paper (real cohorts)"
+NOT_RUN = "no run of the results has them"
+"""Why most cells that are missing are missing."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: how it narrows the row's question, and how its figures are written."""
+    """One column: its metric, how it narrows the row's question further, and how its figures are written."""
 
     column: Column
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -226,6 +234,16 @@ class TableColumn:
         return self.column.key if self.paper is None else self.paper
 
 
+def diagnose_remedy(name: str) -> str:
+    """The command that adds a diagnostic."""
+    return f"gcemil diagnose RUN --against HOST_RUN --only {name}"
+
+
+def benchmark_remedy(grid: str) -> str:
+    """The command that adds the runs of a grid."""
+    return f"gcemil benchmark grids/{grid}.yaml --out RESULTS"
+
+
 def build_comparison(
     name: str,
     title: str,
@@ -235,6 +253,8 @@ def build_comparison(
     row_labels: Sequence[str],
     rows: Sequence[TableRow],
     columns: Sequence[TableColumn],
+    remedy: str,
+    reason: str = NOT_RUN,
     notes: Sequence[str] = (),
 ) -> Table:
     """Both lines of every row; rows and columns that the paper does not have are shown where they have a figure."""
@@ -250,17 +270,36 @@ def build_comparison(
     for row, found in asked:
         answers = [found[position] for position in shown]
         used |= {unit.cohort for values in answers for unit in values or ()}
-        lines += [line for line in (_paper_line(paper, row, columns),) if line is not None]
-        lines.append(_our_line(measured, row, columns, answers))
+        comparison = None if row.baseline is not None else row.comparison
+        if paper.row(row.key):
+            labels = (*row.row_labels, PAPER_MARK)
+            lines.append(paper_line(paper, row.key, labels, (ask.paper_key for ask in columns), comparison))
+        cells = tuple(_our_cell(row, ask, values) for ask, values in zip(columns, answers, strict=True))
+        lines.append(Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison))
+    return make_table(
+        name, title, paper, row_labels, [ask.column for ask in columns], lines,
+        legend=legend(measured, used), notes=notes, remedy=remedy, reason=reason,
+    )  # fmt: skip
+
+
+def make_table(
+    name: str,
+    title: str,
+    paper: PaperTable,
+    row_labels: Sequence[str],
+    columns: Sequence[Column],
+    lines: Sequence[Line],
+    *,
+    legend: dict[Origin, str],
+    notes: Sequence[str] = (),
+    remedy: str = "",
+    reason: str = NOT_RUN,
+) -> Table:
+    """A table of the paper with our lines in it; the last label of a line says whose its figures are."""
+    notes = (*notes, *(f"In the paper: {note}" for note in paper.notes))
+    labels = (*row_labels, "figures")
     return Table(
-        name=name,
-        title=title,
-        label=paper.label,
-        row_labels=(*row_labels, "figures"),
-        columns=tuple(ask.column for ask in columns),
-        lines=tuple(lines),
-        legend=legend(measured, used),
-        notes=(*notes, *(f"In the paper: {note}" for note in paper.notes)),
+        name, title, paper.label, labels, tuple(columns), tuple(lines), legend, notes, remedy, reason
     )
 
 
@@ -278,13 +317,15 @@ def our_origin(measured: MeasuredResults) -> str:
     return f"ours ({' and '.join(words) or 'unknown'} cohorts)"
 
 
-def _paper_line(paper: PaperTable, row: TableRow, columns: Sequence[TableColumn]) -> Line | None:
-    """As printed; None where the paper has no such row."""
-    if paper.row(row.key) is None:
-        return None
-    cells = tuple(paper_cell(paper.cell(row.key, ask.paper_key)) for ask in columns)
-    comparison = None if row.baseline is not None else row.comparison
-    return Line((*row.row_labels, PAPER_MARK), "paper", cells, comparison)
+def paper_line(
+    paper: PaperTable,
+    row: str,
+    labels: tuple[str, ...],
+    columns: Iterable[str],
+    comparison: str | None = None,
+) -> Line:
+    """A row of the paper as printed, under these of its columns."""
+    return Line(labels, "paper", tuple(paper_cell(paper.cell(row, one)) for one in columns), comparison)
 
 
 def paper_cell(printed: str | None) -> Cell:
@@ -292,14 +333,6 @@ def paper_cell(printed: str | None) -> Cell:
     if printed is None:
         return UNDEFINED
     return Cell(printed, value_of(printed), deviation_of(printed))
-
-
-def _our_line(
-    measured: MeasuredResults, row: TableRow, columns: Sequence[TableColumn], answers: Sequence[Values]
-) -> Line:
-    cells = tuple(_our_cell(row, ask, found) for ask, found in zip(columns, answers, strict=True))
-    comparison = None if row.baseline is not None else row.comparison
-    return Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison)
 
 
 def _read_values(measured: MeasuredResults, row: TableRow, ask: TableColumn) -> Values:
@@ -322,6 +355,110 @@ def _our_cell(row: TableRow, ask: TableColumn, found: Values) -> Cell:
 
 def _narrow_query(row: TableRow, query: Query, ask: TableColumn) -> Query:
     """The row's question about this column; where both name a label, the row's stands."""
-    asked = query.where(**ask.changes).where(labels=query.labels)
+    asked = query.where(metric=ask.column.metric, **ask.changes).where(labels=query.labels)
     instead = row.instead.get(ask.column.key)
     return asked if instead is None else asked.where(metric=instead)
+
+
+# The paper's figures
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PaperRow(_Closed):
+    """One line of a table: our key for it, its name as printed, its cells as printed (None: a dash)."""
+
+    key: str
+    name: str
+    cells: tuple[str | None, ...]
+
+
+class PaperTable(_Closed):
+    """One table of the paper; `columns` are our keys, `printed` their headers in the paper."""
+
+    label: str
+    about: str
+    notes: tuple[str, ...] = ()
+    printed: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[PaperRow, ...]
+
+    @model_validator(mode="after")
+    def _is_a_rectangle(self) -> PaperTable:
+        if len(self.printed) != len(self.columns):
+            raise ValueError(f"{self.label}: {len(self.printed)} headers for {len(self.columns)} columns")
+        for row in self.rows:
+            if len(row.cells) != len(self.columns):
+                raise ValueError(
+                    f"{self.label}, row {row.key}: {len(row.cells)} cells for {len(self.columns)} columns"
+                )
+        if len({row.key for row in self.rows}) < len(self.rows):
+            raise ValueError(f"{self.label}: a row key stands twice")
+        return self
+
+    def row(self, key: str) -> PaperRow | None:
+        return next((row for row in self.rows if row.key == key), None)
+
+    def cell(self, row: str, column: str) -> str | None:
+        """As printed; None where the paper has a dash, or no such row or column."""
+        found = self.row(row)
+        return (
+            None if found is None or column not in self.columns else found.cells[self.columns.index(column)]
+        )
+
+    def number(self, row: str, column: str) -> float | None:
+        """The value of a cell without its deviation."""
+        text = self.cell(row, column)
+        return None if text is None else value_of(text)
+
+
+class Claim(_Closed):
+    """One headline figure of the abstract, as printed."""
+
+    key: str
+    name: str
+    value: str
+    where: str
+
+
+class PaperFigures(_Closed):
+    source: str
+    measured_on: str
+    claims: tuple[Claim, ...]
+    tables: dict[str, PaperTable]
+
+    def table(self, name: str) -> PaperTable:
+        if name not in self.tables:
+            raise UsageError(f"The paper has no table '{name}'. Choose one of: {', '.join(self.tables)}.")
+        return self.tables[name]
+
+
+@cache
+def paper_figures() -> PaperFigures:
+    """The figures that ship with the package."""
+    return read_figures(RESOURCES / "paper" / "figures.yaml")
+
+
+def read_figures(path: Path) -> PaperFigures:
+    """The figures in this file, which is part of the package."""
+    return checked(read_yaml(path), PaperFigures, path, remedy="Install gcemil again.")
+
+
+def value_of(printed: str) -> float | None:
+    """The number before the plus-minus sign or the multiplication sign; None for text."""
+    return _number(printed.partition("±")[0])
+
+
+def deviation_of(printed: str) -> float | None:
+    return _number(printed.partition("±")[2])
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.removesuffix(TIMES))
+    except ValueError:
+        return None

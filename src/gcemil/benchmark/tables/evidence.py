@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gcemil.benchmark.figures import GCE, TIMES, MeasuredResults, PaperFigures, PaperTable, Run
-from gcemil.benchmark.tables.comparison import Query, TableColumn, TableRow, WantedLabels, build_comparison
+from gcemil.benchmark.results import GCE, MeasuredResults, Run
+from gcemil.benchmark.tables.comparison import (
+    TIMES,
+    PaperFigures,
+    PaperTable,
+    Query,
+    TableColumn,
+    TableRow,
+    WantedLabels,
+    benchmark_remedy,
+    build_comparison,
+    diagnose_remedy,
+)
 from gcemil.benchmark.tables.prediction import host_name, list_hosts
-from gcemil.metrics import METRICS
+from gcemil.metrics import FAILURE_TYPES, METRICS
 from gcemil.rules import find_rule
 from gcemil.tables import Cell, Column, Line, Table
 
@@ -96,7 +107,7 @@ def control_rows(base: Query, suffix: str, undefined: frozenset[str]) -> list[Ta
 
 def diagnostics_bracs_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
-        TableColumn(Column(metric, header, metric), {"metric": metric, "dataset": "bracs"})
+        TableColumn(Column(metric, header, metric), {"dataset": "bracs"})
         for metric, header in SNR_HEADERS.items()
     ]
     return snr_table("diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns)
@@ -105,8 +116,7 @@ def diagnostics_bracs_table(measured: MeasuredResults, paper: PaperFigures) -> T
 def diagnostics_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(
-            Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()),
-            {"metric": metric, "dataset": dataset},
+            Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()), {"dataset": dataset}
         )
         for dataset in ("bracs", "nsclc", "panda")
         for metric, header in SNR_HEADERS.items()
@@ -125,7 +135,8 @@ def snr_table(
     gapless = frozenset(ask.column.key for ask in columns if ask.column.metric == "cd_gap")
     rows += control_rows(EVIDENCE, ", mean of hosts", gapless)
     return build_comparison(
-        name, f"S/N/R of the recovered evidence, {where}", measured, table, row_labels=("method",), rows=rows, columns=columns
+        name, f"S/N/R of the recovered evidence, {where}", measured, table, row_labels=("method",), rows=rows, columns=columns,
+        remedy=diagnose_remedy("snr"),
     )  # fmt: skip
 
 
@@ -135,6 +146,12 @@ GAPS_NOTE = (
 )
 RIVALS_NOTE = "Rules are asked of the plain host, GCE of the wrapped one; random and oracle are controls."
 SUFFICIENCY = "evidence_sufficiency"
+SUFFICIENCY_COLUMN = TableColumn(Column(SUFFICIENCY, SNR_HEADERS[SUFFICIENCY], SUFFICIENCY))
+NECESSITY_COLUMN = TableColumn(
+    Column("complement_degradation", SNR_HEADERS["complement_degradation"], "complement_degradation")
+)
+FULL_KEPT_COLUMN = TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), paper="")
+GAP_COLUMNS = (TableColumn(Column("gap", "Gap", "cd_gap")), FULL_KEPT_COLUMN)
 
 
 def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
@@ -148,45 +165,42 @@ def intervention_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     )
     columns = [
         # Kept, the task metric should not fall; removed, it should: the signs are the paper's.
-        TableColumn(Column("keep_only", "Keep only Δ", "keep_only_drop", better="higher"), {"metric": "keep_only_drop"}, scale=-1.0, signed=True),
-        TableColumn(Column("remove", "Remove Δ", "complement_degradation", better="lower"), {"metric": "complement_degradation"}, scale=-1.0, signed=True),
+        TableColumn(Column("keep_only", "Keep only Δ", "keep_only_drop", better="higher"), scale=-1.0, signed=True),
+        TableColumn(Column("remove", "Remove Δ", "complement_degradation", better="lower"), scale=-1.0, signed=True),
     ]  # fmt: skip
-    return build_comparison("intervention", "change of the task metric by keeping and by removing a subset", measured, table,
-                    row_labels=("rule",), rows=rows, columns=columns, notes=(RIVALS_NOTE,))  # fmt: skip
+    return build_comparison(
+        "intervention", "change of the task metric by keeping and by removing a subset", measured, table, row_labels=("rule",),
+        rows=rows, columns=columns, notes=(RIVALS_NOTE,), remedy=diagnose_remedy("budget"),
+    )  # fmt: skip
 
 
-def same_budget_short_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    rules = ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle")
-    return rules_at_budget_table("same_budget_short", measured, paper.table("same_budget_main"), rules)
+RULES_AT_BUDGET = {
+    "same_budget_short": (
+        "same_budget_main", ("random", "attention", "gradient", "occlusion", "gce_discrete", "oracle"),
+    ),
+    "same_budget": (
+        "same_budget",
+        ("random", "attention", "attention_smoothed", "gradient", "integrated_gradients", "occlusion", "gce_soft",
+         "gce_discrete", "oracle"),
+    ),
+}  # fmt: skip
+"""The paper's table, and its rules."""
 
 
-def same_budget_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    rules = (
-        "random",
-        "attention",
-        "attention_smoothed",
-        "gradient",
-        "integrated_gradients",
-        "occlusion",
-        "gce_soft",
-        "gce_discrete",
-        "oracle",
-    )
-    return rules_at_budget_table("same_budget", measured, paper.table("same_budget"), rules)
-
-
-def rules_at_budget_table(
-    name: str, measured: MeasuredResults, table: PaperTable, rules: Sequence[str]
-) -> Table:
+def rules_at_budget_table(measured: MeasuredResults, paper: PaperFigures, *, name: str) -> Table:
+    """Subset rules with the same number of patches."""
+    source, rules = RULES_AT_BUDGET[name]
+    table = paper.table(source)
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
     measured = keep_common_runs(measured, "budget", rules)
-    columns = [kept_column("macro_f1", "Macro-F1"), *gap_columns(), necessity_column()]
+    columns = [TableColumn(Column("macro_f1", "Macro-F1", SUFFICIENCY)), *GAP_COLUMNS, NECESSITY_COLUMN]
     if SUFFICIENCY in table.columns:
-        columns.append(kept_column(SUFFICIENCY, "Evid. suff."))
+        columns.append(SUFFICIENCY_COLUMN)
     return build_comparison(
         name, "subset rules at 5 % of the patches, BRACS", measured, table, row_labels=("rule",),
         rows=rule_rows(table, base, rules, wrapped=("attention", "occlusion")), columns=columns,
         notes=(GAPS_NOTE, RIVALS_NOTE, "Macro-F1 and evidence sufficiency of a subset are one figure, M(X_S), in ours."),
+        remedy=diagnose_remedy("budget"),
     )  # fmt: skip
 
 
@@ -195,17 +209,19 @@ def posthoc_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     rules = ("attention", "clam_attention", "gradient", "integrated_gradients", "occlusion", "contribution", "single",
              "lrp", "gce_discrete", "random", "oracle")  # fmt: skip
     columns = [
-        kept_column("keep_only_macro_f1", "Keep-only Macro-F1 or C-index"),
-        TableColumn(Column("remove_drop", "Remove drop", "complement_degradation"), {"metric": "complement_degradation"}),
-        *gap_columns(),
-        necessity_column(),
-        kept_column(SUFFICIENCY, "Evid. suff."),
-        TableColumn(Column("runtime", "Runtime", "runtime_ratio"), {"metric": "runtime_ratio"}, decimals=2, unit=TIMES),
-    ]  # fmt: skip
+        TableColumn(Column("keep_only_macro_f1", "Keep-only Macro-F1 or C-index", SUFFICIENCY)),
+        TableColumn(Column("remove_drop", "Remove drop", "complement_degradation")),
+        *GAP_COLUMNS,
+        NECESSITY_COLUMN,
+        SUFFICIENCY_COLUMN,
+        TableColumn(Column("runtime", "Runtime", "runtime_ratio"), decimals=2, unit=TIMES),
+    ]
     return build_comparison(
         "posthoc", "explanations made after training, mean over cohorts", measured, table, row_labels=("rule",),
         rows=rule_rows(table, Query(source="posthoc"), rules), columns=columns,
         notes=(GAPS_NOTE, RIVALS_NOTE, "Of ours, remove drop and complement degradation are one figure, M(X) - M(X_notS)."),
+        remedy=diagnose_remedy("posthoc"),
+        reason="not every rule can explain every host, and the diagnostic is not in every grid",
     )  # fmt: skip
 
 
@@ -246,22 +262,6 @@ def lines_of_rule(key: str, rule: PaperRule, table: PaperTable, base: Query) -> 
     return [row, TableRow("", (f"{name}: gates against evidence",), query, comparison=None, undefined=others)]
 
 
-def kept_column(key: str, header: str) -> TableColumn:
-    return TableColumn(Column(key, header, SUFFICIENCY), {"metric": SUFFICIENCY})
-
-
-def necessity_column() -> TableColumn:
-    metric = "complement_degradation"
-    return TableColumn(Column(metric, "Compl. degr.", metric), {"metric": metric})
-
-
-def gap_columns() -> list[TableColumn]:
-    return [
-        TableColumn(Column("gap", "Gap", "cd_gap"), {"metric": "cd_gap"}),
-        TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), {"metric": "full_kept_gap"}, paper=""),
-    ]  # fmt: skip
-
-
 SUBSET_SIZES = ("8", "16", "32")
 POLICIES = {
     "prefix": ("sufficient_prefix", "plain", "all"),
@@ -286,6 +286,18 @@ def minimal_subsets_table(measured: MeasuredResults, paper: PaperFigures) -> Tab
         for k in SUBSET_SIZES
         for policy, (rule, network, comparison) in POLICIES.items()
     ]
+    columns = [
+        TableColumn(Column("subsets_per_slide", "Subsets/slide", "subsets_per_slide"), decimals=4),
+        TableColumn(Column("slides_with_2", "Slides ≥ 2 (%)", "two_subsets_share"), decimals=2, scale=100.0),
+        TableColumn(
+            Column("slides_with_3", "Slides ≥ 3 (%)", "three_subsets_share"), decimals=2, scale=100.0
+        ),
+        TableColumn(Column("keep_only_drop", "Keep-only drop", "kept_output_drop"), decimals=4),
+    ]
+    columns += [
+        TableColumn(Column(f"remove_union_{j}", f"Remove-union-{j}", f"remove_union_{j}"), decimals=4)
+        for j in (1, 2, 3)
+    ]
     return build_comparison(
         "minimal_subsets",
         "disjoint sufficient subsets of k patches, ABMIL on BRACS",
@@ -293,26 +305,9 @@ def minimal_subsets_table(measured: MeasuredResults, paper: PaperFigures) -> Tab
         table,
         row_labels=("k", "policy"),
         rows=rows,
-        columns=[
-            subset_column("subsets_per_slide", "Subsets/slide", "subsets_per_slide"),
-            subset_column("slides_with_2", "Slides ≥ 2 (%)", "two_subsets_share", percent=True),
-            subset_column("slides_with_3", "Slides ≥ 3 (%)", "three_subsets_share", percent=True),
-            subset_column("keep_only_drop", "Keep-only drop", "kept_output_drop"),
-            *(
-                subset_column(f"remove_union_{j}", f"Remove-union-{j}", f"remove_union_{j}")
-                for j in (1, 2, 3)
-            ),
-        ],
+        columns=columns,
+        remedy=diagnose_remedy("subsets"),
         notes=("Ours are test slides; attention, prefix, random and oracle are those of the plain host.",),
-    )
-
-
-def subset_column(key: str, header: str, metric: str, *, percent: bool = False) -> TableColumn:
-    return TableColumn(
-        Column(key, header, metric),
-        {"metric": metric},
-        decimals=2 if percent else 4,
-        scale=100.0 if percent else 1.0,
     )
 
 
@@ -343,19 +338,16 @@ def stability_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for kind in kinds
         for key, rule in ((key, PAPER_RULES[key]) for key in STABILITY_RULES)
     ]
+    columns = [
+        TableColumn(Column("jaccard", "Jaccard", "jaccard")),
+        TableColumn(Column("prediction_flip", "Prediction flip", "prediction_flip")),
+        TableColumn(Column("gap", "C-D gap", "cd_gap")),
+        FULL_KEPT_COLUMN,
+    ]
     return build_comparison(
-        "stability",
-        "evidence across seeds and under perturbed bags",
-        measured,
-        table,
-        row_labels=("perturbation", "rule"),
-        rows=rows,
-        columns=[
-            TableColumn(Column("jaccard", "Jaccard", "jaccard"), {"metric": "jaccard"}),
-            TableColumn(Column("prediction_flip", "Prediction flip", "prediction_flip"), {"metric": "prediction_flip"}),
-            TableColumn(Column("gap", "C-D gap", "cd_gap"), {"metric": "cd_gap"}),
-            TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), {"metric": "full_kept_gap"}, paper=""),
-        ],
+        "stability", "evidence across seeds and under perturbed bags", measured, table, row_labels=("perturbation", "rule"),
+        rows=rows, columns=columns, reason="stability needs runs of two seeds",
+        remedy="gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability",
     )  # fmt: skip
 
 
@@ -401,18 +393,15 @@ def localisation_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for rule in ("random", "oracle")
     ]
     columns = [
-        TableColumn(Column(metric, METRICS[metric].label if metric in METRICS else metric, metric), {"metric": metric}, paper=theirs)
+        TableColumn(Column(metric, METRICS[metric].label, metric), paper=theirs)
         for metric, theirs in LOCALISATION_COLUMNS.items()
-    ]  # fmt: skip
+    ]
     return build_comparison(
         "localisation", "evidence against annotated lesions, CAMELYON16", measured, table,
-        row_labels=("method",), rows=rows, columns=columns, notes=(MAP_NOTE,),
+        row_labels=("method",), rows=rows, columns=columns, notes=(MAP_NOTE,), remedy=benchmark_remedy("localisation"),
     )  # fmt: skip
 
 
-FAILURE_TYPES = (
-    "case_failure", "artifact_evidence", "low_sufficiency", "low_necessity", "semantic_mismatch", "severe_failure",
-)  # fmt: skip
 THRESHOLDS_NOTE = "The paper gives no thresholds, so its rates cannot be compared with ours; those of ours stand in each finding."
 
 
@@ -427,17 +416,10 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         for key, name in names.items()
     ]
     rows += control_rows(query, ", all datasets", frozenset({"slides"}))
-    slides = TableColumn(
-        Column("slides", "Slides", "audited_slides"), {"metric": "audited_slides"}, decimals=0
-    )
-    columns = [slides] + [
-        TableColumn(
-            Column(kind, f"{METRICS[metric].label} (%)", metric),
-            {"metric": metric},
-            decimals=1,
-            scale=100.0,
-        )
-        for kind, metric in ((kind, f"{kind}_share") for kind in FAILURE_TYPES)
+    columns = [TableColumn(Column("slides", "Slides", "audited_slides"), decimals=0)]
+    columns += [
+        TableColumn(Column(kind, f"{words} (%)", f"{kind}_share"), decimals=1, scale=100.0)
+        for kind, words in FAILURE_TYPES.items()
     ]
     made = build_comparison(
         "failure_audit",
@@ -447,6 +429,7 @@ def failure_audit_table(measured: MeasuredResults, paper: PaperFigures) -> Table
         row_labels=("dataset",),
         rows=rows,
         columns=columns,
+        remedy=diagnose_remedy("failures"),
         notes=(
             THRESHOLDS_NOTE,
             "Ours are means over the hosts that were audited; 'All' is the mean over datasets, and the sum of their slides.",

@@ -14,18 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from gcemil.benchmark.figures import TIMES, CohortFacts, MeasuredResults, PaperFigures, PaperTable
+from gcemil.benchmark.results import CohortFacts, MeasuredResults
 from gcemil.benchmark.tables.ablation import COST, PREFILTER, keep_costed
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
+    TIMES,
+    PaperFigures,
     Query,
     Unit,
+    benchmark_remedy,
     cell,
     estimate,
     find_values,
     legend,
+    make_table,
     our_origin,
-    paper_cell,
+    paper_line,
     subtract_paired,
 )
 from gcemil.benchmark.tables.evidence import PAPER_RULES
@@ -49,7 +53,10 @@ def headline_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
         for line in (
             Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
             Line((claim.name, "paper (from its tables)"), "paper", _paper_cells(claim.key, paper)),
-            *_claim_lines(claim.key, claim.name, measured),
+            *(
+                Line((f"{claim.name}{suffix}", our_origin(measured)), "ours", cells)
+                for suffix, cells in _claim_cells(claim.key, measured)
+            ),
         )
     ]
     return Table(
@@ -98,13 +105,8 @@ def _table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     return Cell(text), Cell(", ".join(paper.table(name).label for name in RATIO_TABLES))
 
 
-def _claim_lines(claim: str, name: str, measured: MeasuredResults) -> list[Line]:
-    """The claim on the results; where a fairness control was run, its gain beside it."""
-    mark = our_origin(measured)
-    return [Line((f"{name}{suffix}", mark), "ours", cells) for suffix, cells in _claim_cells(claim, measured)]
-
-
 def _claim_cells(claim: str, measured: MeasuredResults) -> list[Found]:
+    """The claim on the results; where a fairness control was run, its gain beside it."""
     if claim.endswith("_gain"):
         return _gain_cells(claim.removesuffix("_gain"), measured)
     snr = Query(source="snr", labels={"class": "all"})
@@ -184,43 +186,33 @@ DATASET_COLUMNS = (
     Column("patches", "Patches per slide"),
     Column("features", "Features"),
 )
+NO_DATASET = tuple(MISSING for _ in DATASET_COLUMNS)
 
 
 def dataset_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     """The cohorts: slides, cases, patches and labels."""
     table = paper.table("dataset_details")
-    known = [row.key for row in table.rows]
-    lines = [
-        line for key in known for line in (_paper_dataset_line(table, key), *_dataset_lines(measured, key))
-    ]
-    lines += [
-        _cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known
-    ]  # fmt: skip
-    return Table(
-        "dataset_card", "the datasets", table.label, ("dataset", "figures"), DATASET_COLUMNS, tuple(lines),
-        legend=legend(measured), notes=tuple(f"In the paper: {note}" for note in table.notes),
+    lines = []
+    for row in table.rows:
+        keys = (column.key for column in DATASET_COLUMNS)
+        lines.append(paper_line(table, row.key, (row.name, PAPER_MARK), keys))
+        found = measured.dataset(row.key)
+        lines += [_cohort_line(measured, cohort) for cohort in found]
+        if not found:
+            lines.append(Line((row.key.upper(), "ours"), "ours", NO_DATASET))
+    known = {row.key for row in table.rows}
+    lines += [_cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known]
+    return make_table(
+        "dataset_card", "the datasets", table, ("dataset",), DATASET_COLUMNS, lines,
+        legend=legend(measured), remedy=benchmark_remedy("paper"),
     )  # fmt: skip
-
-
-def _paper_dataset_line(table: PaperTable, key: str) -> Line:
-    row = table.row(key)
-    cells = tuple(paper_cell(table.cell(key, column.key)) for column in DATASET_COLUMNS)
-    return Line((row.name if row else key, PAPER_MARK), "paper", cells)
-
-
-def _dataset_lines(measured: MeasuredResults, dataset: str) -> list[Line]:
-    """One line per cohort of the dataset, or one that says that there is none."""
-    found = measured.dataset(dataset)
-    if not found:
-        return [Line((dataset.upper(), "ours"), "ours", tuple(MISSING for _ in DATASET_COLUMNS))]
-    return [_cohort_line(measured, cohort) for cohort in found]
 
 
 def _cohort_line(measured: MeasuredResults, cohort: CohortFacts) -> Line:
     row_labels = (cohort.name, our_origin(measured))
     record = cohort.record
     if record is None:
-        return Line(row_labels, "ours", tuple(MISSING for _ in DATASET_COLUMNS))
+        return Line(row_labels, "ours", NO_DATASET)
     patches = record["patches"]
     provenance = record["provenance"]
     source = (
@@ -256,15 +248,13 @@ def definitions_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     table = paper.table("metric_defs")
     lines = []
     for row in (*table.rows, None):
-        key = "full_kept_gap" if row is None else row.key
-        metric = METRICS[key]
+        metric = METRICS["full_kept_gap" if row is None else row.key]
         if row is not None:
-            theirs = tuple(paper_cell(table.cell(key, column.key)) for column in DEFINITION_COLUMNS)
-            lines.append(Line((row.name, "paper"), "paper", theirs))
+            lines.append(paper_line(table, row.key, (row.name, "paper"), table.columns))
         role = f"{metric.criterion.capitalize()}; {metric.direction} is better"
         lines.append(Line((metric.label, GCEMIL), "ours", (Cell(metric.meaning), Cell(role))))
-    return Table(
-        "definitions", "what the diagnostics measure", table.label, ("diagnostic", "figures"), DEFINITION_COLUMNS, tuple(lines),
+    return make_table(
+        "definitions", "what the diagnostics measure", table, ("diagnostic",), DEFINITION_COLUMNS, lines, legend={},
         notes=("Phi is the probability of the class predicted on X, or the standardised risk; M is Macro-F1 or the C-index.",),
     )  # fmt: skip
 
@@ -282,14 +272,12 @@ def protocol_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     lines = []
     for row in table.rows:
         family = load_family(row.key)
-        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in PROTOCOL_COLUMNS)
         ours = (
             Cell(family.source),
             Cell("; ".join(family.wordings)),
             Cell("Fixed with the package, before any training"),
         )
-        lines += [Line((row.name, "paper"), "paper", theirs), Line((row.name, GCEMIL), "ours", ours)]
-    return Table(
-        "anchor_protocol", "anchor prompts by dataset family", table.label, ("family", "figures"), PROTOCOL_COLUMNS, tuple(lines),
-        notes=tuple(f"In the paper: {note}" for note in table.notes),
-    )  # fmt: skip
+        lines.append(paper_line(table, row.key, (row.name, "paper"), table.columns))
+        lines.append(Line((row.name, GCEMIL), "ours", ours))
+    title = "anchor prompts by dataset family"
+    return make_table("anchor_protocol", title, table, ("family",), PROTOCOL_COLUMNS, lines, legend={})

@@ -8,22 +8,26 @@ speaks of these trained networks and not of others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
-from gcemil.benchmark.figures import MeasuredResults, PaperFigures, PaperTable, paper_figures
+from gcemil.benchmark.results import MeasuredResults
 from gcemil.benchmark.tables.comparison import (
     PAPER_MARK,
+    PaperFigures,
+    PaperTable,
     Query,
     TableColumn,
     TableRow,
     Unit,
+    benchmark_remedy,
     build_comparison,
     cell,
     find_values,
     legend,
+    make_table,
     our_origin,
-    paper_cell,
+    paper_figures,
+    paper_line,
     subtract_paired,
 )
 from gcemil.config import RANDOM_PREFIX
@@ -31,6 +35,11 @@ from gcemil.hosts.table import HOSTS
 from gcemil.metrics import METRICS
 from gcemil.tables import MISSING, Cell, Column, Line, Table
 
+TASKS = {
+    "classification": ("cls_main", "cls_significance", ("accuracy", "macro_f1", "auc")),
+    "survival": ("surv_main", "surv_significance", ("c_index",)),
+}
+"""The paper's tables of figures and of tests, and the metrics."""
 SOFT_NOTE = (
     "+GCE is the prediction under the gates (soft); its Δ is paired with the host by cohort, seed and fold."
 )
@@ -43,39 +52,29 @@ CONTROLS = {
 """Controls, shown where they were run: what they are called, the mode that is compared, and the plain host of the same schedule."""
 
 
-def classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Hosts with and without evidence, by class."""
-    return _prediction_table(
-        "classification", measured, paper.table("cls_main"), "classification", ("accuracy", "macro_f1", "auc")
-    )
-
-
-def survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Hosts with and without evidence, by risk."""
-    return _prediction_table("survival", measured, paper.table("surv_main"), "survival", ("c_index",))
-
-
-def _prediction_table(
-    name: str, measured: MeasuredResults, paper: PaperTable, task: str, metrics: Sequence[str]
-) -> Table:
+def prediction_table(measured: MeasuredResults, paper: PaperFigures, *, task: str) -> Table:
+    """Hosts with and without evidence, by class or by risk."""
+    source, _, metrics = TASKS[task]
+    table = paper.table(source)
     columns = [
         TableColumn(
             Column(f"{dataset}.{metric}", METRICS[metric].label, metric, group=dataset.upper()),
-            {"dataset": dataset, "metric": metric},
+            {"dataset": dataset},
         )
-        for dataset in list_datasets(task, paper, measured)
+        for dataset in list_datasets(task, table, measured)
         for metric in metrics
     ]
     rows = [row for host in list_hosts(measured) for row in _host_rows(host, measured)]
     return build_comparison(
-        name,
+        task,
         f"{task} with and without GCE",
         measured,
-        paper,
+        table,
         row_labels=("method",),
         rows=rows,
         columns=columns,
         notes=(SOFT_NOTE,),
+        remedy=benchmark_remedy("paper"),
     )
 
 
@@ -118,6 +117,9 @@ def list_datasets(task: str, paper: PaperTable, measured: MeasuredResults) -> li
     return [*theirs, *(name for name in ours if name not in theirs)]
 
 
+NO_TEST = (
+    "a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
+)
 T_TEST, SLIDE_TEST = "paired t", "permutation over slides"
 HOLM = ", Holm"
 TEST_NOTES = {
@@ -128,23 +130,13 @@ TEST_NOTES = {
 }
 
 
-def significance_classification_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Paired tests of the classification table."""
-    return _p_table(
-        "significance_classification", measured, paper.table("cls_significance"), "classification"
-    )
-
-
-def significance_survival_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
-    """Paired tests of the survival table."""
-    return _p_table("significance_survival", measured, paper.table("surv_significance"), "survival")
-
-
-def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str) -> Table:
+def significance_table(measured: MeasuredResults, paper: PaperFigures, *, task: str) -> Table:
+    """Paired tests of a table of predictions."""
     # Loaded here, since no other table tests anything.
     from gcemil.diagnostics.paired_tests import holm
 
-    datasets = list_datasets(task, paper, measured)
+    table = paper.table(TASKS[task][1])
+    datasets = list_datasets(task, table, measured)
     hosts = list_hosts(measured)
     keys = [(host, dataset) for host in hosts for dataset in datasets]
     over_slides = {(test.host, test.dataset): test for test in measured.slide_tests}
@@ -159,10 +151,12 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
     lines = []
     for host in hosts:
         row_labels = f"{host_name(host)}+GCE"
-        theirs = tuple(paper_cell(paper.cell(host, dataset)) for dataset in datasets)
-        lines.append(Line((row_labels, "not named", PAPER_MARK), "paper", theirs))
+        lines.append(paper_line(table, host, (row_labels, "not named", PAPER_MARK), datasets))
         own = {
-            title: tuple(_p_cell(found[host, dataset]) for dataset in datasets)
+            title: tuple(
+                MISSING if (p := found[host, dataset]) is None else Cell(f"{p:.3f}", p)
+                for dataset in datasets
+            )
             for title, found in sorted(tests.items())
         }
         shown = [title for title, cells in own.items() if any(cell.value is not None for cell in cells)]
@@ -173,10 +167,10 @@ def _p_table(name: str, measured: MeasuredResults, paper: PaperTable, task: str)
         notes.append(
             f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} cells."
         )
-    return Table(
-        name, f"p of +GCE against its host, {task}", paper.label, ("method", "test", "figures"),
-        tuple(Column(dataset, dataset.upper()) for dataset in datasets), tuple(lines), legend=legend(measured),
-        notes=(*notes, *(f"In the paper: {note}" for note in paper.notes)),
+    return make_table(
+        f"significance_{task}", f"p of +GCE against its host, {task}", table, ("method", "test"),
+        [Column(dataset, dataset.upper()) for dataset in datasets], lines, legend=legend(measured), notes=notes,
+        remedy=benchmark_remedy("paper"), reason=NO_TEST,
     )  # fmt: skip
 
 
@@ -197,10 +191,6 @@ def _average_by_fold(found: dict[Unit, float]) -> list[float]:
     for unit, value in found.items():
         folds.setdefault((unit.cohort, unit.fold), []).append(value)
     return [fmean(group) for group in folds.values()]
-
-
-def _p_cell(p: float | None) -> Cell:
-    return MISSING if p is None else Cell(f"{p:.3f}", p)
 
 
 EncoderKey = tuple[str, str, str]
@@ -226,10 +216,12 @@ def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     for row in table.rows:
         dataset, encoder, host = row.key.split(".")
         title, printed, host_title = row.name.split(" · ")
-        theirs = tuple(paper_cell(table.cell(row.key, column.key)) for column in ENCODER_COLUMNS)
-        lines.append(Line((title, printed, host_title, PAPER_MARK), "paper", theirs))
+        lines.append(paper_line(table, row.key, (title, printed, host_title, PAPER_MARK), table.columns))
+        # An architecture whose name says that it is untrained is still that architecture.
         own = [
-            key for key in left if (key[0], _find_architecture(key[1]), key[2]) == (dataset, encoder, host)
+            key
+            for key in left
+            if (key[0], key[1].removeprefix(RANDOM_PREFIX), key[2]) == (dataset, encoder, host)
         ]
         for key in own or [(dataset, encoder, host)]:
             labels = (title, _describe_encoder(measured, key, printed), host_title)
@@ -238,24 +230,22 @@ def encoders_table(measured: MeasuredResults, paper: PaperFigures) -> Table:
     for key in left:
         labels = (key[0].upper(), _describe_encoder(measured, key, key[1]), host_name(key[2]))
         lines.append(_encoder_line(measured, key, labels))
-    return Table(
-        "encoders", "patch encoders, Macro-F1 or C-index", table.label, ("dataset", "encoder", "method", "figures"),
-        ENCODER_COLUMNS, tuple(lines), legend=legend(measured),
-        notes=(ENCODERS_NOTE, *(f"In the paper: {note}" for note in table.notes)),
+    return make_table(
+        "encoders", "patch encoders, Macro-F1 or C-index", table, ("dataset", "encoder", "method"), ENCODER_COLUMNS, lines,
+        legend=legend(measured), notes=(ENCODERS_NOTE,), remedy=benchmark_remedy("paper_small_encoder"),
+        reason="no cohort of the results was made with these encoders; the weights of UNI are gated",
     )  # fmt: skip
 
 
 def _measured_encoders(measured: MeasuredResults) -> list[EncoderKey]:
     """Every dataset, encoder and host that was run, where the grid names the encoder."""
-    named = ((run.cohort.dataset, run.cohort.encoder, run.host) for run in measured.runs)
     return list(
-        dict.fromkeys((dataset, encoder, host) for dataset, encoder, host in named if encoder is not None)
+        dict.fromkeys(
+            (run.cohort.dataset, encoder, run.host)
+            for run in measured.runs
+            if (encoder := run.cohort.encoder) is not None
+        )
     )
-
-
-def _find_architecture(encoder: str) -> str:
-    """Its name without the word that says it is untrained."""
-    return encoder.removeprefix(RANDOM_PREFIX)
 
 
 def _describe_encoder(measured: MeasuredResults, key: EncoderKey, printed: str) -> str:

@@ -137,8 +137,7 @@ class Context:
             names = ",".join(self.unmeasured)
             parts.append(paragraph("Measure all of these with ", command(self.diagnose_command(names))))
         others = [
-            element("li", join_markup([what, " Add it with ", command(remedy)]))
-            for what, remedy in self.missing.items()
+            element("li", what, " Add it with ", command(remedy)) for what, remedy in self.missing.items()
         ]
         if others:
             parts.append(element("ul", *others))
@@ -153,7 +152,7 @@ def _encode_small_jpeg(png: bytes) -> bytes:
 
 def render_missing(what: str, remedy: str) -> Markup:
     """A place on the page that says what would be there and how to get it."""
-    return element("div", join_markup([what, " Add it with ", command(remedy)]), class_="missing")
+    return element("div", what, " Add it with ", command(remedy), class_="missing")
 
 
 def quote_path(path: Path) -> str:
@@ -162,18 +161,8 @@ def quote_path(path: Path) -> str:
 
 
 OWN_RULES = ("evidence", "confirmed evidence", "gce_discrete", "evidence scores")
-GROUP_NAMES = {
-    "task": "Task",
-    "sufficiency": "Sufficiency",
-    "necessity": "Necessity",
-    "recoverability": "Recoverability",
-    "truth": "Truth",
-    "stability": "Stability",
-    "size": "Size",
-    "cost": "Cost",
-    "guarantee": "Promise",
-    "failure": "Failures",
-}
+GROUP_NAMES = {"guarantee": "Promise", "failure": "Failures"}
+"""What a criterion is called above its columns where that is not its own word."""
 RULE_HEADINGS = {"rule": "Patches chosen by", "network": "Predicted by"}
 Naming = Callable[[str], str]
 
@@ -219,7 +208,8 @@ def finding_table(
 
 def _metric_column(name: str, *, grouped: bool) -> Column:
     metric = METRICS[name]
-    return Column(name, metric.label, name, group=GROUP_NAMES[metric.criterion] if grouped else "")
+    group = GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
+    return Column(name, metric.label, name, group=group)
 
 
 def _find_role(row: Row) -> Literal["", "own", "control"]:

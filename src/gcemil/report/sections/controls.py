@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from gcemil.report.style import (
     INK,
     MARKERS,
     MUTED,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -130,13 +129,12 @@ def _render_bars(context: Context, rows: list[Row], budget: str) -> Markup:
         return EMPTY
     # Smoothed rivals stand in the tables; twice the bars would hide the picture.
     drawn = [row for row in chosen if not row.labels["rule"].endswith(SMOOTHED)]
-    bars = [RuleBar(row.labels["rule"], row.labels["network"], row.values, row.deviations) for row in drawn]
     diamonds = (
         "" if not filter_rows(chosen, network="plain") else " Diamonds: the same rule under the plain host."
     )
     return context.figures.save(
         "same_budget",
-        draw_same_budget(bars, metrics, title=f"Every rule at {_name_size(budget)}"),
+        draw_same_budget(drawn, metrics, title=f"Every rule at {_name_size(budget)}"),
         alt="Sufficiency, necessity and precision of every rule at the same number of patches",
         caption=f"Bars: judged by the run's own network; lines: standard deviation over {context.run.spread('budget')}.{diamonds}",
     )
@@ -158,16 +156,6 @@ def _render_posthoc(context: Context, finding: Finding) -> Markup:
     return join_markup(parts)
 
 
-@dataclass(frozen=True)
-class RuleBar:
-    """One rule at one size, under one network."""
-
-    rule: str
-    network: str
-    values: Mapping[str, float | None]
-    deviations: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, eq=False)
 class RuleCurve:
     """One rule over sizes: M from the kept patches, and M lost without them."""
@@ -179,18 +167,17 @@ class RuleCurve:
 
 
 @apply_style
-def draw_same_budget(bars: Sequence[RuleBar], metrics: Sequence[str], *, title: str) -> Figure:
+def draw_same_budget(rows: Sequence[Row], metrics: Sequence[str], *, title: str) -> Figure:
     """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
-    rules = order_rules([bar.rule for bar in bars])
-    figure = new_figure(WIDTH, 0.95 + 0.23 * len(rules))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    rules = order_rules([row.labels["rule"] for row in rows])
+    figure = new_figure(0.95 + 0.23 * len(rules), title)
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
     axes_row = add_axes_row(figure, len(metrics), sharey=True)
     for axes, name in zip(axes_row, metrics, strict=True):
         draw_grid(axes, grid="x")
-        for bar in bars:
-            if (value := bar.values.get(name)) is not None:
-                _draw_bar(axes, places[bar.rule], bar, value, bar.deviations.get(name))
+        for row in rows:
+            if (value := row.values.get(name)) is not None:
+                _draw_bar(axes, places[row.labels["rule"]], row, value, row.deviations.get(name))
         metric = METRICS[name]
         axes.set_title(textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20), fontsize=9)
         axes.axvline(0, color=MUTED, linewidth=0.7)
@@ -199,15 +186,16 @@ def draw_same_budget(bars: Sequence[RuleBar], metrics: Sequence[str], *, title: 
     return figure
 
 
-def _draw_bar(axes: Axes, place: int, bar: RuleBar, value: float, deviation: float | None) -> None:
-    color = find_rule(bar.rule).color
-    if bar.network == "plain":
+def _draw_bar(axes: Axes, place: int, row: Row, value: float, deviation: float | None) -> None:
+    rule = row.labels["rule"]
+    if row.labels["network"] == "plain":
         axes.plot(
             value, place, marker="D", markersize=3.8, color="white", markeredgecolor=INK, markeredgewidth=0.9
         )
         return
-    strong = bar.rule in MAIN_RULES
-    axes.barh(place, value, height=0.64, color=color, alpha=1.0 if strong else 0.75)
+    axes.barh(
+        place, value, height=0.64, color=find_rule(rule).color, alpha=1.0 if rule in MAIN_RULES else 0.75
+    )
     if deviation:
         axes.plot([value - deviation, value + deviation], [place, place], color=INK, linewidth=0.9)
 
@@ -217,7 +205,7 @@ def draw_keep_and_remove(
     curves: Sequence[RuleCurve], *, metric: str, full: float | None, evidence_share: float | None = None
 ) -> Figure:
     """The task metric from the kept patches alone, and what is lost without them, over the share of patches."""
-    figure = new_figure(WIDTH, 3.5)
+    figure = new_figure(3.5)
     keep, remove = add_axes_row(figure, 2)
     label = METRICS[metric].label
     rivals = [curve.rule for curve in curves if curve.rule not in MAIN_RULES]
@@ -254,11 +242,9 @@ def draw_keep_and_remove(
             )
     remove.axhline(0, color=MUTED, linewidth=0.7)
     handles, names = keep.get_legend_handles_labels()
+    shown = dict(zip(names, handles, strict=True))
     order = [readable_name(rule) for rule in order_rules([curve.rule for curve in curves])]
-    ranked = sorted(zip(names, handles, strict=True), key=lambda pair: order.index(pair[0]))
-    figure.legend(
-        [handle for _, handle in ranked], [name for name, _ in ranked], loc="outside lower left", ncols=4
-    )
+    figure.legend([shown[name] for name in order], order, loc="outside lower left", ncols=4)
     return figure
 
 

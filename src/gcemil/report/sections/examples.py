@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from gcemil.exports.overlay import Canvas, SlideFrame, draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
-from gcemil.report.run_data import BagKey, RunData
+from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
@@ -34,7 +34,6 @@ from gcemil.report.slide_view import (
 )
 from gcemil.report.style import (
     EVIDENCE_COLOR,
-    INK,
     LINE,
     WIDTH,
     add_axes_row,
@@ -44,11 +43,8 @@ from gcemil.report.style import (
     shorten_label,
 )
 
-SUBSET_RULES = {"evidence": "evidence_scores", "attention": "scores"}
-"""Rules whose candidates are the next k of a ranking that an evidence file holds."""
-SUBSET_WORDS = {"evidence": "evidence score", "attention": "attention"}
-
-
+SUBSET_RULES = {"evidence": ("evidence_scores", "evidence score"), "attention": ("scores", "attention")}
+"""Rules whose candidates are the next k of a ranking that an evidence file holds, and the words for it."""
 LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
 MOST_PATCHES = 12
@@ -77,7 +73,13 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
     """The typical and the worst slide, where they can be drawn."""
     gaps = {record["bag_id"]: float(record["full_kept_gap"]) for record in run.own_slides("snr")}
     bags = sorted((bag for bag in run.bags if bag.bag_id in gaps), key=lambda bag: gaps[bag.bag_id])
-    wanted = {"typical": bags[len(bags) // 2], "worst": bags[-1]} if bags else _choose_first_bag(run)
+    wanted = (
+        {"typical": bags[len(bags) // 2], "worst": bags[-1]}
+        if bags
+        else {"first": run.bags[0]}
+        if run.bags
+        else {}
+    )
     found: dict[str, SlideView] = {}
     for name, bag in wanted.items():
         view = next(
@@ -86,10 +88,6 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
         if view is not None and all(view.slide_id != other.slide_id for other in found.values()):
             found[name] = view
     return found
-
-
-def _choose_first_bag(run: RunData) -> dict[str, BagKey]:
-    return {"first": run.bags[0]} if run.bags else {}
 
 
 def _render_slide(context: Context, key: str, view: SlideView) -> list[Markup]:
@@ -130,7 +128,7 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
-    for rule, scores in SUBSET_RULES.items():
+    for rule, (scores, words) in SUBSET_RULES.items():
         own = [
             record
             for record in records
@@ -140,9 +138,7 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
         if own:
             order = np.argsort(-getattr(view.evidence, scores), kind="stable")
             count = int(own[0]["subsets_per_slide"])
-            panels[f"by {SUBSET_WORDS[rule]}, {size} at a time"] = number_subsets(
-                order, size=size, count=count
-            )
+            panels[f"by {words}, {size} at a time"] = number_subsets(order, size=size, count=count)
     if not panels:
         return EMPTY
     if not any(numbers.any() for numbers in panels.values()):
@@ -207,8 +203,7 @@ def _draw_panels(
     shapes = [canvas.shape for canvas in panels.values()]
     ratio = shapes[0][0] / shapes[0][1]
     each = WIDTH / len(panels)
-    figure = new_figure(WIDTH, min(7.0, each * ratio + 0.75))
-    figure.suptitle(shorten_label(view.slide_id, 70), x=0.01, ha="left", fontsize=9, color=INK)
+    figure = new_figure(min(7.0, each * ratio + 0.75), shorten_label(view.slide_id, 70))
     for axes, (title, canvas) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
         _show_pixels(axes, canvas)
         axes.set_title(title, fontsize=8.5)
@@ -247,14 +242,8 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
     rows = -(-max(1, len(chosen)) // COLUMNS)
     letters = list_anchor_letters(len(evidence.prompts))
     parts = 2 if pixels is not None else 1
-    figure = new_figure(WIDTH, rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts))
-    figure.suptitle(
-        shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76),
-        x=0.01,
-        ha="left",
-        fontsize=9,
-        color=INK,
-    )
+    height = rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts)
+    figure = new_figure(height, shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76))
     grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
     for axes in grid.flat:
         axes.set_axis_off()

@@ -5,18 +5,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gcemil.findings import Finding
+from gcemil.metrics import FAILURE_TYPES
 from gcemil.report.html import EMPTY, Section, join_markup, link, render_rows
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.tables import NOT_MEASURED
-
-TYPES = {
-    "case_failure": "Case failure",
-    "artifact_evidence": "Artifact evidence",
-    "low_sufficiency": "Low sufficiency",
-    "low_necessity": "Low necessity",
-    "semantic_mismatch": "Semantic mismatch",
-    "severe_failure": "Severe failure",
-}
 
 
 def render_section(context: Context, places: dict[str, str]) -> Section:
@@ -30,7 +22,7 @@ def render_section(context: Context, places: dict[str, str]) -> Section:
 def _render_finding(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
     rates = context.render_rows(
         order_rows(filter_rows(finding.rows, **{"class": "all"})),
-        [f"{kind}_share" for kind in TYPES],
+        [f"{kind}_share" for kind in FAILURE_TYPES],
         grouped=False,
         caption=f"Share of {context.unit}s that fail",
         notes=[
@@ -46,7 +38,7 @@ def _render_failing_slides(context: Context, places: dict[str, str]) -> Markup:
     """Every type with the slides that show it."""
     own = context.run.own_slides("failures")
     rows = []
-    for kind, title in TYPES.items():
+    for kind, title in FAILURE_TYPES.items():
         failing = [str(record["bag_id"]) for record in own if record[kind]]
         known = sum(record[kind] is not None for record in own)
         names = join_markup(
@@ -78,6 +70,6 @@ def _describe_thresholds(finding: Finding) -> str:
 def list_failures(context: Context) -> dict[str, list[str]]:
     """The failures of every bag, in words."""
     return {
-        str(record["bag_id"]): [TYPES[kind] for kind in TYPES if record[kind]]
+        str(record["bag_id"]): [FAILURE_TYPES[kind] for kind in FAILURE_TYPES if record[kind]]
         for record in context.run.own_slides("failures")
     }

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -43,7 +42,6 @@ from gcemil.report.style import (
     MARKERS,
     MODE_NAMES,
     MUTED,
-    WIDTH,
     apply_style,
     draw_grid,
     new_figure,
@@ -121,7 +119,7 @@ def _render_motivation(summary: Record, alone: set[Pair], results: Path, figures
     gates = read_gate_history(summary["runs"], results)
     gains = [gain for metric in MAIN for gain in pair_hosts(summary["means"], metric, alone)]
     title = "Is attention evidence?"
-    if not rules and gates is None and not gains:
+    if not rules and not gates and not gains:
         return Section("motivation", title, paragraph("No finished fold to draw from yet.", kind="missing"))
     figure = figures.save(
         "motivation",
@@ -148,19 +146,16 @@ def read_kept_metric(diagnostics: list[Record]) -> dict[str, float]:
     return {rule: float(np.mean(found[rule])) for rule in SHOWN_RULES if rule in found}
 
 
-def read_gate_history(runs: list[Record], results: Path) -> GateHistory | None:
-    """The gates of the first wrapped fold that recorded them."""
+def read_gate_history(runs: list[Record], results: Path) -> list[tuple[int, list[float]]]:
+    """First and last epoch, each with its gates, of the first wrapped fold that recorded them; empty where none did."""
     for row in runs:
         folder = results / row["run"] / f"fold_{row['fold']}"
         if (row["arm"], row["variant"]) != ("gce", None) or not FoldFolder(folder).history.is_file():
             continue
         records = [record for record in read_history(folder) if record.get("gate_histogram")]
         if records:
-            ends = [records[0], records[-1]]
-            return GateHistory(
-                tuple(int(one["epoch"]) for one in ends), np.array([one["gate_histogram"] for one in ends])
-            )
-    return None
+            return [(int(one["epoch"]), one["gate_histogram"]) for one in (records[0], records[-1])]
+    return []
 
 
 def _render_performance(means: list[Record], alone: set[Pair], figures: FigureFolder) -> Section:
@@ -341,20 +336,12 @@ class HostGain:
         return self.gce_value / self.host_value if self.host_value else None
 
 
-@dataclass(frozen=True, eq=False)
-class GateHistory:
-    """Shares of gates by value at some epochs."""
-
-    epochs: tuple[int, ...]
-    histograms: Float[np.ndarray, "epochs bins"]
-
-
 @apply_style
 def draw_motivation(
-    rules: Mapping[str, float], gates: GateHistory | None, gains: Sequence[HostGain]
+    rules: Mapping[str, float], gates: Sequence[tuple[int, Sequence[float]]], gains: Sequence[HostGain]
 ) -> Figure:
     """Three panels; one without figures says so."""
-    figure = new_figure(WIDTH, 2.7)
+    figure = new_figure(2.7)
     kept, bimodal, hosts = figure.subplots(1, 3)
     draw_grid(kept, grid="x")
     places = np.arange(len(rules))[::-1]
@@ -362,25 +349,20 @@ def draw_motivation(
     kept.set_yticks(places, [find_rule(rule).label for rule in rules])
     kept.set_title("Kept alone, 5 % of patches")
     draw_grid(bimodal)
-    if gates is not None:
-        bins = gates.histograms.shape[1]
-        middles = (np.arange(bins) + 0.5) / bins
-        for epoch, row, color in zip(gates.epochs, gates.histograms, (MUTED, EVIDENCE_COLOR), strict=True):
-            bimodal.step(middles, row, where="mid", color=color, label=f"epoch {epoch}")
+    if gates:
+        for (epoch, shares), color in zip(gates, (MUTED, EVIDENCE_COLOR), strict=True):
+            middles = (np.arange(len(shares)) + 0.5) / len(shares)
+            bimodal.step(middles, shares, where="mid", color=color, label=f"epoch {epoch}")
         bimodal.set_yscale("log")
         bimodal.minorticks_off()
         bimodal.legend(loc="upper center")
     bimodal.set_xlabel("gate")
-    bimodal.set_title("Gates" if gates is not None else "Gates: not recorded")
+    bimodal.set_title("Gates" if gates else "Gates: not recorded")
     draw_grid(hosts, grid="x")
     names = list(dict.fromkeys(gain.host for gain in gains))
+    relative = {name: [one.relative for one in gains if one.host == name] for name in names}
     means = [
-        float(
-            np.mean(
-                [one.relative for one in gains if one.host == name and one.relative is not None] or [np.nan]
-            )
-        )
-        for name in names
+        float(np.mean([one for one in found if one is not None] or [np.nan])) for found in relative.values()
     ]
     hosts.axvline(1.0, color=INK, linewidth=0.9)
     hosts.plot(means, np.arange(len(names))[::-1], linestyle="", marker="D", color=EVIDENCE_COLOR)
@@ -394,7 +376,7 @@ def draw_relative_performance(gains: Sequence[HostGain], *, label: str) -> Figur
     """A dot per cohort and a line at the mean for every host; 1 is the plain host."""
     hosts = list(dict.fromkeys(gain.host for gain in gains))
     cohorts = list(dict.fromkeys(gain.cohort for gain in gains))
-    figure = new_figure(WIDTH, 1.1 + 0.36 * len(hosts))
+    figure = new_figure(1.1 + 0.36 * len(hosts))
     axes = draw_grid(figure.subplots(), grid="x")
     axes.axvline(1.0, color=INK, linewidth=0.9)
     for row, host in enumerate(hosts):

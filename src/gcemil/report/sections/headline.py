@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gcemil.exports.certificate import TOLERANCES, VerdictName
+from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
 from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
 from gcemil.report.sections.context import Context
@@ -39,15 +39,8 @@ def render_lead(context: Context) -> Markup:
     cohort = run.cohort.name if card is None else card.name
     folds = f"{len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
     arm = f"{run.host} + GCE" if run.is_wrapped else f"{run.host}, no wrapper"
-    facts = " · ".join(
-        [
-            cohort,
-            arm,
-            folds,
-            f"{context.count_units(len(run.bags))} tested",
-            f"seed {run.settings.seed}",
-        ]
-    )
+    tested = f"{context.count_units(len(run.bags))} tested"
+    facts = " · ".join([cohort, arm, folds, tested, f"seed {run.settings.seed}"])
     return join_markup(
         [
             paragraph("Evidence report", kind="eyebrow"),
@@ -62,15 +55,21 @@ def render_lead(context: Context) -> Markup:
 
 def _render_answer(context: Context) -> Markup:
     """The sentence that follows from the counts, the three criteria, and every rule in a table."""
-    claim, finding = _read_claim(context), context.run.finding("snr")
+    run, finding = context.run, context.run.finding("snr")
+    claim = make_claim(run.slides("snr"), rule=run.rule, is_same_network=run.is_same_network)
     if claim is None:
         context.list_unmeasured("snr")
         return paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
     settings = {} if finding is None else finding.settings
     rules = list_rules(context)
-    beside = [one for one in rules if one is not claim.own and _is_beside(one, claim)]
+    best = claim.rival and (claim.rival.rule, claim.rival.network)
+    beside = [
+        one
+        for one in rules
+        if one is not claim.own and (one.rule in SHOWN_BESIDE or (one.rule, one.network) == best)
+    ]
     cards = [
-        _render_criterion(name, claim.own, beside, float(settings.get(TOLERANCES[name], math.nan)))
+        _render_criterion(name, claim.own, beside, float(settings.get(CRITERIA[name].tolerance, math.nan)))
         for name in WORDS
         if claim.own.count(name).of
     ]
@@ -87,18 +86,6 @@ def _render_answer(context: Context) -> Markup:
 def list_rules(context: Context) -> list[RuleSlides]:
     """Every rule that was judged, by network."""
     return group_rules(context.run.slides("snr"), is_same_network=context.run.is_same_network)
-
-
-def _read_claim(context: Context) -> Claim | None:
-    """What may be said of the run; None where S/N/R was not measured."""
-    return make_claim(
-        context.run.slides("snr"), rule=context.run.rule, is_same_network=context.run.is_same_network
-    )
-
-
-def _is_beside(one: RuleSlides, claim: Claim) -> bool:
-    is_best = claim.rival is not None and (one.rule, one.network) == (claim.rival.rule, claim.rival.network)
-    return one.rule in SHOWN_BESIDE or is_best
 
 
 def _render_sentences(context: Context, claim: Claim) -> list[Markup]:

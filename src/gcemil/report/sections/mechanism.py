@@ -40,7 +40,6 @@ from gcemil.report.style import (
     INK,
     MUTED,
     RANDOM_COLOR,
-    WIDTH,
     apply_style,
     draw_grid,
     new_figure,
@@ -142,7 +141,7 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
 @apply_style
 def draw_method(parts: Sequence[tuple[str, str]]) -> Figure:
     """A box per part in two rows, arrows in the order the data travels."""
-    figure = new_figure(WIDTH, 2.2)
+    figure = new_figure(2.2)
     axes = figure.subplots()
     axes.set_axis_off()
     columns = (len(parts) + 1) // 2
@@ -195,6 +194,7 @@ def _render_anchors(context: Context) -> Markup:
     recovery = context.run.evidence.recovery
     target = None if recovery.reachable else recovery.coverage_target
     kind = "a share of what the whole bag covers" if target is None else "the dashed line"
+    names = sorted({str(fold.metrics["details"].get("anchors")) for fold in context.run.folds})
     return join_markup(
         [
             context.figures.save(
@@ -204,7 +204,7 @@ def _render_anchors(context: Context) -> Markup:
                 caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {kind}, for the anchors that count for the "
                 "predicted class.",
             ),
-            paragraph(f"Anchors: {_name_anchors(context.run)}.", kind="note"),
+            paragraph(f"Anchors: {'; '.join(names)}.", kind="note"),
             _render_prototypes(context, prompts),
         ]
     )
@@ -265,21 +265,16 @@ def _read_coverage(run: RunData, fold: FoldData) -> tuple[tuple[str, ...], np.nd
     return found[0].prompts, np.stack([evidence.coverage for evidence in found]).astype(float)
 
 
-def _name_anchors(run: RunData) -> str:
-    names = sorted({str(fold.metrics["details"].get("anchors")) for fold in run.folds})
-    return "; ".join(names) or str(EMPTY)
-
-
 @apply_style
 def draw_gate_histograms(
     epochs: Sequence[int],
     histograms: Float[np.ndarray, "epochs bins"],
     *,
-    threshold: float | None = None,
-    open_share: float | None = None,
+    threshold: float,
+    open_share: float,
 ) -> Figure:
     """Left, every epoch as a column; right, the first and the last epoch that has gates."""
-    figure = new_figure(WIDTH, 2.9)
+    figure = new_figure(2.9)
     over_time, ends = figure.subplots(1, 2, width_ratios=(1.6, 1))
     bins = histograms.shape[1]
     edges = np.append(np.array(epochs) - 0.5, epochs[-1] + 0.5)
@@ -294,10 +289,8 @@ def draw_gate_histograms(
     bar.minorticks_off()
     over_time.set_xlabel("epoch")
     over_time.set_ylabel("gate")
-    opened = "" if open_share is None else f", {open_share:.1%} open at the end"
-    over_time.set_title(f"Gates over training{opened}")
-    if threshold is not None:
-        over_time.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
+    over_time.set_title(f"Gates over training, {open_share:.1%} open at the end")
+    over_time.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
     middles = (np.arange(bins) + 0.5) / bins
     draw_grid(ends)
     ends.step(
@@ -316,7 +309,7 @@ def draw_gate_histograms(
 @apply_style
 def draw_adapter(found: AdapterFigures) -> Figure:
     """Left, how near patches stay to where the encoder put them; right, how strong the adapter is."""
-    figure = new_figure(WIDTH, 2.4)
+    figure = new_figure(2.4)
     near, strength = figure.subplots(1, 2, width_ratios=(1.6, 1))
     draw_grid(near)
     edges = np.linspace(min(0.0, float(found.cosines.min())), 1.0, 41)
@@ -346,7 +339,7 @@ def draw_anchor_coverage(
     prompts: Sequence[str], coverage: Float[np.ndarray, "slides m"], *, target: float | None = None
 ) -> Figure:
     """A bar per anchor, the mean over slides, and a dot per slide."""
-    figure = new_figure(WIDTH, 0.75 + 0.33 * len(prompts))
+    figure = new_figure(0.75 + 0.33 * len(prompts))
     axes = draw_grid(figure.subplots(), grid="x")
     places = np.arange(len(prompts))[::-1]
     means = coverage.mean(axis=0)
@@ -377,11 +370,8 @@ def draw_anchor_coverage(
 @apply_style
 def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     """Five panels and the names of the anchors."""
-    figure = new_figure(WIDTH, 5.2)
+    figure = new_figure(5.2, shorten_label(f"{evidence.slide_id}: from responses to evidence", 76))
     panels = np.asarray(figure.subplots(2, 3)).ravel()
-    figure.suptitle(
-        shorten_label(f"{evidence.slide_id}: from responses to evidence", 76), x=0.01, ha="left", fontsize=9
-    )
     letters = list_anchor_letters(len(evidence.prompts))
     opened = evidence.gates > threshold
     _draw_responses(panels[0], evidence, letters)

@@ -18,7 +18,6 @@ from gcemil.report.style import (
     INK,
     MODE_NAMES,
     MUTED,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -134,7 +133,7 @@ def _render_significance(context: Context, finding: Finding) -> Markup:
 def draw_fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
     """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
     names = list(dict.fromkeys(name for arms in panels.values() for name in arms))
-    figure = new_figure(WIDTH, 0.85 + 0.42 * len(names))
+    figure = new_figure(0.85 + 0.42 * len(names))
     axes_row = add_axes_row(figure, len(panels), sharey=True)
     places = {name: len(names) - number for number, name in enumerate(names)}
     for axes, (title, arms) in zip(axes_row, panels.items(), strict=True):

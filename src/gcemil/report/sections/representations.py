@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from markupsafe import Markup
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from gcemil.errors import MissingExtraError
 from gcemil.records import MODES, Representations, read_representations
 from gcemil.report.html import EMPTY, Section, join_markup, paragraph
-from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.style import (
     GROUPS,
@@ -63,17 +62,18 @@ def render_section(context: Context) -> Section | None:
 
 def _render_figure(context: Context, found: Representations, fold: int) -> Markup:
     panels = {}
-    before = None if context.against is None else _read_rival(context.against, fold)
-    if before is not None and before.bag_ids == found.bag_ids:
-        panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
+    if context.against is not None:
+        path = RunFolder(context.against.folder).fold(fold).representations
+        before = read_representations(path) if path.is_file() else None
+        if before is not None and before.bag_ids == found.bag_ids:
+            panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
     name = "Host + GCE" if context.run.is_wrapped else "Host"
     modes = [mode for mode in MODES if mode in found.by_mode and (mode != "full" or len(found.by_mode) == 1)]
     for mode in modes:
         panels[f"{name}, {MODE_NAMES[mode]}"] = embed_slides(found.by_mode[mode], seed=context.seed)
-    is_test = np.array([part == "test" for part in found.parts])
     return context.figures.save(
         "representations",
-        draw_representations(panels, found.groups, is_test=is_test),
+        draw_representations(panels, found),
         alt="t-SNE of slide representations, coloured by class",
         caption=f"Fold {fold}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; distances "
         f"between groups mean nothing. Seed {context.seed}.",
@@ -98,7 +98,7 @@ def _render_epochs(context: Context, fold: FoldFolder) -> Markup:
     last = kept[epochs[-1]]
     return context.figures.save(
         "representations_epochs",
-        draw_representations(panels, last.groups, is_test=np.array([part == "test" for part in last.parts])),
+        draw_representations(panels, last),
         alt="t-SNE of slide representations after some epochs of training",
         caption=f"Fold {fold.number}, {MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
         "not those of the others.",
@@ -111,26 +111,18 @@ def choose_epochs(epochs: Sequence[int], most: int = 4) -> list[int]:
     return [epochs[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _read_rival(run: RunData, fold: int) -> Representations | None:
-    path = RunFolder(run.folder).fold(fold).representations
-    return read_representations(path) if path.is_file() else None
-
-
 @apply_style
-def draw_representations(
-    panels: Mapping[str, Points], groups: Sequence[str], *, is_test: Bool[np.ndarray, "n"] | None = None
-) -> Figure:
+def draw_representations(panels: Mapping[str, Points], slides: Representations) -> Figure:
     """A dot per slide in the colour of its class; test slides are filled."""
-    figure = new_figure(WIDTH, 0.7 + WIDTH / max(2, len(panels)))
-    names = list(dict.fromkeys(sorted(groups)))
-    labels = np.array(groups)
-    filled = np.ones(len(labels), dtype=bool) if is_test is None else is_test
+    figure = new_figure(0.7 + WIDTH / max(2, len(panels)))
+    names = sorted(set(slides.groups))
+    labels, is_test = np.array(slides.groups), np.array([part == "test" for part in slides.parts])
     handles: dict[str, PathCollection] = {}
     for axes, (title, points) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
         for number, name in enumerate(names):
             color, marker = GROUPS[number % len(GROUPS)], MARKERS[number % len(MARKERS)]
             for test in (False, True):
-                chosen = (labels == name) & (filled == test)
+                chosen = (labels == name) & (is_test == test)
                 drawn = axes.scatter(
                     points[chosen, 0], points[chosen, 1], s=22, marker=marker, linewidths=0.9, edgecolors=color,
                     facecolors=color if test else "none", alpha=0.9,

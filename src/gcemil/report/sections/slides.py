@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from gcemil.exports.certificate import CHANGES, TOLERANCES, VERDICTS, Verdict, VerdictName
+from gcemil.exports.certificate import CRITERIA, Verdict, VerdictName
 from gcemil.exports.overlay import draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
 from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
@@ -278,7 +278,7 @@ def draw_map(view: SlideView) -> tuple[bytes, str]:
     first, second = (outline_truth(panel, place, view.truth) for panel in panels)
     sheet = np.concatenate([first, gap, second], axis=1)
     return (
-        (encode_palette_png(sheet, colors=32), "image/png")
+        (encode_palette_png(sheet), "image/png")
         if view.thumbnail is None
         else (encode_jpeg(sheet), "image/jpeg")
     )
@@ -328,10 +328,10 @@ class _BagFacts:
         return {
             name: Verdict(
                 self.judged[name],
-                self.judged.get(CHANGES[name]),
-                float(self.settings.get(TOLERANCES[name], np.nan)),
+                self.judged.get(one.change),
+                float(self.settings.get(one.tolerance, np.nan)),
             )
-            for name in VERDICTS
+            for name, one in CRITERIA.items()
         }
 
 

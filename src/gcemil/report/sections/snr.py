@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcemil.exports.certificate import CHANGES, TOLERANCES, VerdictName
+from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
@@ -19,7 +19,6 @@ from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
     INK,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -90,8 +89,8 @@ def _render_figure(context: Context, finding: Finding) -> Markup:
         SlidePanel(
             title,
             label,
-            _collect_values(rules, CHANGES[name]),
-            settings.get(TOLERANCES[name]),
+            _collect_values(rules, CRITERIA[name].change),
+            settings.get(CRITERIA[name].tolerance),
             is_upper=name != "necessary",
         )
         for name, (title, label) in PANELS.items()
@@ -188,7 +187,7 @@ class SlidePanel:
 def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     """A dot per slide, a bar at the median, and the line a slide has to keep to."""
     rules = order_rules([rule for panel in panels for rule in panel.by_rule])
-    figure = new_figure(WIDTH, 0.95 + 0.42 * len(rules))
+    figure = new_figure(0.95 + 0.42 * len(rules))
     places = {rule: len(rules) - number for number, rule in enumerate(rules)}
     axes_row = add_axes_row(figure, len(panels), sharey=True)
     for axes, panel in zip(axes_row, panels, strict=True):
@@ -216,8 +215,6 @@ def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
 
 
 def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
-    if not len(values):
-        return
     shift = spread_positions(values)
     axes.plot(
         values,

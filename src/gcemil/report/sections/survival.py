@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import chi2
 
-from gcemil.errors import UsageError
 from gcemil.report.html import Section, join_markup, paragraph
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
@@ -27,7 +25,6 @@ from gcemil.report.style import (
     EVIDENCE_COLOR,
     INK,
     MODE_NAMES,
-    WIDTH,
     add_axes_row,
     apply_style,
     draw_grid,
@@ -118,7 +115,7 @@ class _SurvivalCurve:
 @apply_style
 def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
     """One panel per way to predict, two curves each, with the p-value of the log-rank test."""
-    figure = new_figure(WIDTH, 2.9)
+    figure = new_figure(2.9)
     axes_row = add_axes_row(figure, len(panels), sharey=True, sharex=True)
     for axes, (title, groups) in zip(axes_row, panels.items(), strict=True):
         draw_grid(axes)
@@ -128,10 +125,13 @@ def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
         ):
             chosen = groups.is_high == is_high
             if chosen.any():
+                curve = estimate_survival(groups.times[chosen], groups.events[chosen])
                 label = f"{name} ({int(groups.events[chosen].sum())}/{int(chosen.sum())} events)"
-                _draw_curve(
-                    axes, estimate_survival(groups.times[chosen], groups.events[chosen]), color, style, label
+                axes.step(
+                    curve.times, curve.survival, where="post", color=color, linestyle=style, label=label
                 )
+                heights = curve.survival[np.searchsorted(curve.times, curve.censored, side="right") - 1]
+                axes.plot(curve.censored, heights, linestyle="", marker="|", markersize=5, color=color)
         value = log_rank_p(groups)
         words = "log-rank: not defined" if value is None else f"log-rank p = {value:.2g}"
         axes.annotate(
@@ -147,16 +147,8 @@ def draw_risk_groups(panels: Mapping[str, RiskGroups]) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Axes, curve: _SurvivalCurve, color: str, style: object, label: str) -> None:
-    axes.step(curve.times, curve.survival, where="post", color=color, linestyle=style, label=label)
-    heights = curve.survival[np.searchsorted(curve.times, curve.censored, side="right") - 1]
-    axes.plot(curve.censored, heights, linestyle="", marker="|", markersize=5, color=color)
-
-
 def estimate_survival(times: Times, events: Events) -> _SurvivalCurve:
     """The product-limit estimate; those censored at an event time are still at risk there."""
-    if not len(times):
-        raise UsageError("A survival curve needs at least one case.")
     moments = np.unique(times[events])
     at_risk = np.array([(times >= moment).sum() for moment in moments], dtype=float)
     died = np.array([(events & (times == moment)).sum() for moment in moments], dtype=float)
