@@ -50,7 +50,7 @@ from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
@@ -60,7 +60,6 @@ from gcemil.tasks.task import Task
 
 CHANCE = {"auc": 0.5, "c_index": 0.5}
 """What a model that knows nothing reaches."""
-Figures = dict[str, float | None]
 
 OnBag = Callable[[int, int], None]
 

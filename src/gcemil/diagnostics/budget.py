@@ -32,7 +32,7 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
@@ -42,8 +42,6 @@ BUDGETS = (0.01, 0.05, 0.1)
 RECOVERED = "recovered"
 MEDIANS = ("runtime_ratio",)
 """Figures of which a row has the median: one interrupted bag must not speak for all."""
-
-Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True)

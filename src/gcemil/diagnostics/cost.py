@@ -62,7 +62,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
 from gcemil.prefilter.cost import (
     PREFILTER_MODE,
@@ -79,7 +79,6 @@ from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
 Call = Callable[[], Any]
-Figures = dict[str, float | None]
 CLOSED_FORM = "occlusion_closed_form"
 GRADIENTS = "integrated_gradients"
 TIMED_PATCHES = 8

@@ -36,13 +36,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import Attribution
-from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
+from gcemil.diagnostics.budget import RECOVERED, RuleOnBag, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
 from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
-from gcemil.findings import Finding
+from gcemil.findings import Figures, Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.recovery.recover import ranking

@@ -36,11 +36,9 @@ from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import Order, PartName, PredictedBag, Ranking, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, mean_rows
+from gcemil.findings import Figures, Finding, mean_rows
 from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
-
-Figures = dict[str, float | None]
 
 SIZES = (8, 16, 32)
 MAX_SUBSETS = 3

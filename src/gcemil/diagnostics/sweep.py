@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.budget import Figures, RuleOutcomes
+from gcemil.diagnostics.budget import RuleOutcomes
 from gcemil.diagnostics.snr import BagOutcome, explain_missing_metric, score_where_defined, subset_metrics
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, members, ranking, recover
 from gcemil.shapes import Logits, Selected

@@ -38,12 +38,11 @@ from gcemil.files import (
     read_yaml,
     write_json,
 )
-from gcemil.findings import join_folds, mean_and_deviation, read_finding
+from gcemil.findings import Figures, join_folds, mean_and_deviation, read_finding
 from gcemil.records import MODES
 from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
-Figures = dict[str, float | None]
 PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
 
