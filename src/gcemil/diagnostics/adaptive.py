@@ -24,12 +24,12 @@ from statistics import fmean
 
 import torch
 
-from gcemil.diagnostics.budget import RuleOnBag, RuleTable
+from gcemil.diagnostics.budget import RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import FoldBag, Order, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import UsageError
-from gcemil.findings import Finding
+from gcemil.findings import Figures, Finding
 from gcemil.recovery.recover import ranking, subset_size
 from gcemil.shapes import Logits
 
@@ -95,23 +95,15 @@ def measure_adaptive(
     shares = _measure_validation_shares(fold, ladder, steps)
     chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
     table = _fill_table(fold, chosen.tolerance, steps, attributions)
-    return Finding(
-        name="adaptive",
-        rows=tuple(table.rows()),
-        slides=tuple(table.slides),
-        notes=(
-            _calibration_note(fold, ladder, chosen, mean_budget),
-            *(() if fold.model is not None else (NO_SELECTOR,)),
-            *table.notes(),
-        ),
-        settings={
-            "mean_budget": mean_budget,
-            "tolerances": ladder,
-            **vars(steps),
-            "attributions": None if attributions is None else list(attributions),
-            "seed": fold.seed,
-        },
-    )
+    settings = {
+        "mean_budget": mean_budget,
+        "tolerances": ladder,
+        **vars(steps),
+        "attributions": None if attributions is None else list(attributions),
+        "seed": fold.seed,
+    }
+    notes = [_calibration_note(fold, ladder, chosen, mean_budget)]
+    return table.to_finding("adaptive", settings, notes if fold.model is not None else [*notes, NO_SELECTOR])
 
 
 def choose_tolerance(
@@ -152,18 +144,13 @@ def _fill_table(
         random = torch.rand(len(bag), generator=generator)
         views = {network: bag.predict(network) for network in fold.networks}
         size, is_reached = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)
-        figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
+        figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
         for network, view in views.items():
             rivals = attribute_patches(view, explainers[network])
             for rule, scores in rule_scores(bag, network, rivals, random=random).items():
                 if rule not in NOT_COMPARED:
                     is_own = network == "wrapped" and rule == own_rule
-                    table.add(
-                        bag,
-                        view,
-                        RuleOnBag(rule, network, scores, figures if is_own else {}),
-                        {ADAPTIVE: size},
-                    )
+                    table.add(bag, network, view, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
     return table
 
 
