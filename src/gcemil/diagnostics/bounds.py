@@ -15,7 +15,11 @@ Coverage residual:   |Phi(X) - Phi(X_S)| <= L_q eta R(S),   R(S) = sum_m alpha_m
 
 slack = right-hand side - left-hand side. A negative slack on a test bag says that an estimate, or an assumption, fails.
 
-Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size, kappa the curvature of U over the bag
+Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size; the factor is 1 at kappa = 0
+  kappa    the total curvature of U over the bag: 1 - min_{i: U({i}) > 0} [U(V) - U(V without i)] / U({i}), in [0, 1].
+           0: no two patches show the same anchor. 1: some patch adds nothing to the rest, the factor is the classical 1 - 1/e.
+           Repair starts from a subset S rather than from nothing; its curvature is that of the candidates alone under the
+           weights alpha_m (1 - v_m(S)), which is the same function of other arguments.
   utility_share  U(S) / U(whole bag) of a subset, for the evidence and for its rivals at the same size
   greedy_share   the same for the greedy subset of that size, so that U(S_best) / U(whole bag) <= greedy_share / factor
 """
@@ -35,8 +39,7 @@ from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
-from gcemil.evidence.coverage import anchor_coverage
-from gcemil.evidence.curvature import greedy_bound_factor, total_curvature
+from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import logarithm
@@ -246,3 +249,19 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
         }
         records.append({"bag_id": bench.bag.bag_id, "rule": rule, **shared, **shares})
     return records
+
+
+def total_curvature(responses: Responses, anchor_weights: AnchorWeights) -> float:
+    """kappa of U over these patches; a utility that is zero everywhere is linear, so its curvature is 0."""
+    alone = responses @ anchor_weights
+    last = marginal_gains(torch.ones_like(alone), responses, anchor_weights)
+    useful = alone > 0
+    if not bool(useful.any()):
+        return 0.0
+    # Both are sums of the same terms in different arithmetic: rounding can push their ratio just past 1.
+    return 1.0 - min(1.0, float((last[useful] / alone[useful]).min()))
+
+
+def greedy_bound_factor(curvature: float) -> float:
+    """(1 - e^-kappa) / kappa: the guaranteed ratio of the greedy utility to the best one of the same size."""
+    return -math.expm1(-curvature) / curvature if curvature > 0.0 else 1.0
