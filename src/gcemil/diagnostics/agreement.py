@@ -37,6 +37,7 @@ from gcemil.runs.folder import RunFolder
 from gcemil.slides.geojson import GeoObject, count_ignored
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
 
+REVIEW = "review"
 ACCEPT, REJECT, MISSED = "accept", "reject", "missed"
 MARK_NAMES: dict[str, tuple[str, ...]] = {
     ACCEPT: ("accept", "accepted", "agree", "correct", "true positive", "tp"),
@@ -327,25 +328,20 @@ def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
     return Cell(text, value)
 
 
-REVIEW_TABLE = "review"
-
-
 def review_tables(folder: Path) -> list[Table]:
     """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
     if RunFolder(folder).is_begun:
-        path = RunFolder(folder).finding(REVIEW_TABLE)
+        path = RunFolder(folder).finding(REVIEW)
         if not path.is_file():
             raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
         finding = read_finding(path)
         return [review_table(finding), review_slide_table(finding)]
-    runs = sorted(
-        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW_TABLE}.json")
-    )
+    runs = sorted(path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW}.json"))
     if not runs:
         raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
     return [
         review_table(
-            read_finding(RunFolder(run).finding(REVIEW_TABLE)), f"review {run.relative_to(folder / 'runs')}"
+            read_finding(RunFolder(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}"
         )
         for run in runs
     ]

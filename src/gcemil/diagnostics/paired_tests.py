@@ -56,23 +56,15 @@ class PairedTests:
     rank_biserial: float | None
 
 
-def paired_tests(
-    differences: Differences,
-    *,
-    generator: np.random.Generator,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-) -> PairedTests:
+def paired_tests(differences: Differences, *, generator: np.random.Generator) -> PairedTests:
     """All tests of paired differences; there must be at least one."""
-    interval = bootstrap_interval(
-        differences, generator=generator, confidence=confidence, resamples=resamples
-    )
+    low, high = bootstrap_interval(differences, generator=generator) or (None, None)
     return PairedTests(
         n_pairs=len(differences),
         difference=float(differences.mean()),
         deviation=float(differences.std(ddof=1)) if len(differences) > 1 else None,
-        low=None if interval is None else interval[0],
-        high=None if interval is None else interval[1],
+        low=low,
+        high=high,
         p_paired_t=paired_t(differences),
         p_wilcoxon=wilcoxon(differences),
         cohens_dz=cohens_dz(differences),

@@ -31,6 +31,7 @@ from gcemil.diagnostics.agreement import (
     NEGATIVE,
     NOT_JUDGED,
     POSITIVE,
+    REVIEW,
     Chosen,
     RuleReview,
     Verdicts,
@@ -48,7 +49,6 @@ from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Scores
 from gcemil.slides.geojson import GeoObject, parse_objects
 
-REVIEW = "review"
 ENDINGS = (".geojson", ".json")
 REMEDY = "It is no review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
@@ -86,14 +86,6 @@ class _MarkFile:
         return judge_slide(cohort, slide_id, self.given, self.path)
 
 
-@dataclass(frozen=True, eq=False)
-class _ReviewedRun:
-    """What came of a review, and which slides could not be judged, with the reason."""
-
-    finding: Finding
-    left_out: dict[str, str]
-
-
 def review_run(
     run: Path,
     sources: Sequence[Path] = (),
@@ -101,8 +93,11 @@ def review_run(
     against: Path | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> _ReviewedRun:
-    """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken."""
+) -> tuple[Finding, dict[str, str]]:
+    """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken.
+
+    Also gives the slides that could not be judged, with the reason.
+    """
     if resamples < 1:
         raise UsageError(f"Intervals need at least one draw, got {resamples}.")
     card, cohort = open_cohort(run)
@@ -142,7 +137,7 @@ def review_run(
     )
     with working_in(run):
         write_finding(RunFolder(run).diagnostics, finding)
-    return _ReviewedRun(finding, left_out)
+    return finding, left_out
 
 
 def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
@@ -298,11 +293,6 @@ def _explain_reading(is_plain: bool, against: Path | None) -> list[str]:
     if is_plain and against is None:
         lines.append("The evidence does not train the host, so its attention is that of the plain host.")
     return lines
-
-
-def describe_review(reviewed: _ReviewedRun) -> dict[str, Any]:
-    """The finding and what was left out, for scripts."""
-    return {**reviewed.finding.to_json(), "left_out": reviewed.left_out}
 
 
 def list_marks(review: SavedReview) -> list[dict[str, Any]]:
