@@ -53,7 +53,7 @@ parts are not supported: hdmil (Chebyshev head), camil (its fusion of two branch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +61,6 @@ import torch
 from captum.attr import FeatureAblation  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gcemil.diagnostics.trained_fold import PredictedBag, linear_form, predict_bag
 from gcemil.errors import UsageError
@@ -306,23 +305,20 @@ def lrp(bag: PredictedBag) -> Scores:
 @contextmanager
 def hold_constant(host: nn.Module) -> Iterator[None]:
     """Within, the host computes the same values but passes relevance instead of gradients."""
-    with ExitStack() as stack:
-        for name in shortcut(host, "lrp_constants"):
-            stack.callback(host.get_submodule(name).register_forward_hook(_stop_gradient).remove)
-        for module in host.modules():
-            if (handle := _add_rule(module)) is not None:
-                stack.callback(handle.remove)
+    held = [host.get_submodule(name) for name in shortcut(host, "lrp_constants")]
+    # Queries and keys, which make the attention, pass nothing on.
+    held += [one.attention_inputs for one in host.modules() if isinstance(one, NystromAttention)]
+    hooks = [one.register_forward_hook(_stop_gradient) for one in held]
+    hooks += [
+        one.register_forward_hook(normalise_by_constant)
+        for one in host.modules()
+        if isinstance(one, nn.LayerNorm)
+    ]
+    try:
         yield
-
-
-def _add_rule(module: nn.Module) -> RemovableHandle | None:
-    """The rule for a kind of layer, put on this one."""
-    if isinstance(module, NystromAttention):
-        # Queries and keys, which make the attention, pass nothing on.
-        return module.attention_inputs.register_forward_hook(_stop_gradient)
-    if isinstance(module, nn.LayerNorm):
-        return module.register_forward_hook(normalise_by_constant)
-    return None
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -346,8 +342,6 @@ class Attribution:
     scores: Callable[[PredictedBag], Tensor]
     """One score per patch of a bag that the host has predicted."""
     supports: Callable[[Host], bool]
-    passes: str
-    """What it costs, in passes of the host over the bag, the prediction itself being the first."""
 
 
 def attention(bag: PredictedBag) -> Scores:
@@ -362,10 +356,6 @@ def contribution(bag: PredictedBag) -> Scores:
     return bag.full.contributions
 
 
-def _explains_any_host(host: Host) -> bool:
-    return True
-
-
 def _gives_contributions(host: Host) -> bool:
     """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
     if isinstance(host, CallableHost):
@@ -375,25 +365,21 @@ def _gives_contributions(host: Host) -> bool:
     return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
-def _lacks_closed_form(host: Host) -> bool:
-    return not has_closed_form(host)
-
-
 ATTRIBUTIONS: dict[str, Attribution] = {
     a.name: a
     for a in (
-        Attribution("attention", attention, _explains_any_host, "1"),
+        Attribution("attention", attention, lambda host: True),
         # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
-        Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb), "1"),
-        Attribution("contribution", contribution, _gives_contributions, "1"),
-        Attribution("saliency", saliency, _is_differentiable, "2, one backward"),
-        Attribution("gradient_x_input", gradient_x_input, _is_differentiable, "2, one backward"),
-        Attribution("integrated_gradients", integrated_gradients, _is_differentiable, "17, 16 backward"),
-        Attribution("occlusion", occlusion, has_closed_form, "about 1, closed form"),
-        Attribution("single", single, has_closed_form, "about 1, closed form"),
-        Attribution("occlusion_blocks", block_occlusion, _lacks_closed_form, "1 per block, at most 29"),
-        Attribution("single_blocks", block_single, _lacks_closed_form, "1 per block, at most 29"),
-        Attribution("lrp", lrp, has_lrp_rules, "2, one backward"),
+        Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb)),
+        Attribution("contribution", contribution, _gives_contributions),
+        Attribution("saliency", saliency, _is_differentiable),
+        Attribution("gradient_x_input", gradient_x_input, _is_differentiable),
+        Attribution("integrated_gradients", integrated_gradients, _is_differentiable),
+        Attribution("occlusion", occlusion, has_closed_form),
+        Attribution("single", single, has_closed_form),
+        Attribution("occlusion_blocks", block_occlusion, lambda host: not has_closed_form(host)),
+        Attribution("single_blocks", block_single, lambda host: not has_closed_form(host)),
+        Attribution("lrp", lrp, has_lrp_rules),
     )
 }
 
