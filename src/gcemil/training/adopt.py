@@ -15,7 +15,7 @@ from typing import Any
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.config import HostSettings, HostWeights, TrainSettings
-from gcemil.errors import CohortError, UsageError, WeightsError
+from gcemil.errors import CohortError, UsageError
 from gcemil.files import working_in, write_json
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import one_thread, pick_device
@@ -27,7 +27,7 @@ from gcemil.runs.folder import (
     read_training_cohort,
     write_summary,
 )
-from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
+from gcemil.runs.weights import GivenHost, check_same_sizes, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, refuse_faulty
@@ -107,11 +107,7 @@ def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | Non
 def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
     first = given[0]
-    if other := [one for one in given if one.settings.options != first.settings.options]:
-        raise WeightsError(
-            f"{other[0].source} is of other sizes than {first.source}: {dict(other[0].settings.options)} and "
-            f"{dict(first.settings.options)}. A run has one host."
-        )
+    check_same_sizes(given)
     weights = HostWeights(
         source=", ".join(str(one.source.resolve()) for one in given),
         frozen=True,
