@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["higher", "lower", "neither"]
+ARROWS: dict[Direction, str] = {"higher": "↑", "lower": "↓", "neither": ""}
 Criterion = Literal[
     "task",
     "sufficiency",
@@ -32,7 +33,7 @@ class Metric:
     @property
     def arrow(self) -> str:
         """Its better side as a sign."""
-        return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
+        return ARROWS[self.direction]
 
 
 def _interval(name: str, of: str, meaning: str) -> dict[str, tuple[str, str]]:

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Literal
 
 from gcemil.errors import UsageError
-from gcemil.metrics import METRICS, Direction
+from gcemil.metrics import ARROWS, METRICS, Direction
 
 Origin = Literal["paper", "ours"]
 
@@ -78,7 +78,7 @@ class Column:
     @property
     def arrow(self) -> str:
         """The direction as a sign behind the heading."""
-        return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
+        return ARROWS[self.direction]
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,6 @@ def render_tables(tables: Sequence[Table], form: str) -> str:
     return FORMATS[form](tables)
 
 
-def _render_markdown(tables: Sequence[Table]) -> str:
-    return "\n".join(_render_markdown_table(table) for table in tables)
-
-
 def _render_markdown_table(table: Table) -> str:
     bold = best_cells(table)
     header = [
@@ -231,10 +227,6 @@ def collect_remarks(table: Table) -> list[str]:
     return found
 
 
-def _render_latex(tables: Sequence[Table]) -> str:
-    return "\n".join(_render_latex_table(table) for table in tables)
-
-
 def _render_latex_table(table: Table) -> str:
     """A booktabs table; the remarks stand in its caption."""
     bold = best_cells(table)
@@ -250,7 +242,10 @@ def _render_latex_table(table: Table) -> str:
     ]  # fmt: skip
     for number, line in enumerate(table.lines):
         cells = [
-            _render_latex_cell(cell, (number, position) in bold) for position, cell in enumerate(line.cells)
+            rf"\textbf{{{_escape_latex(cell.text)}}}"
+            if (number, position) in bold
+            else _escape_latex(cell.text)
+            for position, cell in enumerate(line.cells)
         ]
         out.append(" & ".join([*map(_escape_latex, line.row_labels), *cells]) + r" \\")
     return "\n".join([*out, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
@@ -269,10 +264,6 @@ def _render_latex_groups(table: Table) -> list[str]:
 
 def _render_latex_row(cells: Sequence[str]) -> str:
     return " & ".join(map(_escape_latex, cells)) + r" \\"
-
-
-def _render_latex_cell(cell: Cell, is_best: bool) -> str:
-    return rf"\textbf{{{_escape_latex(cell.text)}}}" if is_best else _escape_latex(cell.text)
 
 
 def _escape_latex(text: str) -> str:
@@ -301,7 +292,7 @@ def _list_csv_values(table: Table, row_labels: Sequence[str], column: Column, ce
 
 
 FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "markdown": _render_markdown,
-    "latex": _render_latex,
+    "markdown": lambda tables: "\n".join(map(_render_markdown_table, tables)),
+    "latex": lambda tables: "\n".join(map(_render_latex_table, tables)),
     "csv": _render_csv,
 }

@@ -21,21 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
 
-from gcemil.errors import InputError
+from gcemil.errors import InputError, UsageError
 from gcemil.families import GENERIC_FAMILY, AnchorFamily, least_related_family, load_family
-from gcemil.shapes import AnchorEmbeddings, Features
+from gcemil.shapes import AnchorEmbeddings, Features, Responses
 
 if TYPE_CHECKING:
     from gcemil.features.loaders import WeightSource
-
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from gcemil.errors import UsageError
-from gcemil.shapes import Responses
 
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 

@@ -45,6 +45,7 @@ from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import seed_torch, stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
+PAIRS_FILE = "anchor_pairs.h5"
 FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
 
 
@@ -159,8 +160,9 @@ def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *
     source = settings.anchors
     if source == "auto":
         # A free bridge is learned from nothing, so it needs no pairs.
-        is_reached = _has_pairs(cohort) or settings.bridge == "free"
-        source = "cohort" if _has_bank(cohort) and is_reached else "prototypes"
+        is_reached = (cohort.folder / PAIRS_FILE).is_file() or settings.bridge == "free"
+        has_bank = (cohort.folder / _bank_file(cohort)).is_file()
+        source = "cohort" if has_bank and is_reached else "prototypes"
     if source == "prototypes":
         return AnchorBank.prototypes(reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31)
     if source in ("generic", "unrelated"):
@@ -177,14 +179,6 @@ def _bank_file(cohort: Cohort) -> str:
     return named if named is not None and named.endswith(".h5") else "anchors.h5"
 
 
-def _has_bank(cohort: Cohort) -> bool:
-    return (cohort.folder / _bank_file(cohort)).is_file()
-
-
-def _has_pairs(cohort: Cohort) -> bool:
-    return (cohort.folder / "anchor_pairs.h5").is_file()
-
-
 def _existing_file(cohort: Cohort, name: str) -> Path:
     """A file directly inside the cohort folder."""
     path = cohort.folder / name
@@ -197,7 +191,7 @@ def _existing_file(cohort: Cohort, name: str) -> Path:
 
 def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """The same patches in feature space and in anchor space."""
-    path = _existing_file(cohort, "anchor_pairs.h5")
+    path = _existing_file(cohort, PAIRS_FILE)
     features, anchor_space = arrays.read_pairs(path)
     if features.shape[1] != cohort.card.feature_dim:
         raise CohortError(
