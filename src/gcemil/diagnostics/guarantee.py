@@ -39,7 +39,6 @@ import torch
 from jaxtyping import Bool, Float
 from scipy.special import bdtr
 from scipy.stats import betabinom, binom
-from torch import Tensor
 
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
@@ -55,7 +54,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
-from gcemil.recovery.recover import subset_size
+from gcemil.recovery.recover import rank_scores, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
@@ -232,14 +231,8 @@ def _add_bag(
     record.bag_ids.append(bag.bag.bag_id)
     record.agreement.append(agrees.numpy())
     record.shown.append(np.array(sizes) / len(bag))
-    record.average_precision.append(_ranking_precision(order, bag.truth))
-
-
-def _ranking_precision(order: Order, truth: Tensor | None) -> float | None:
-    if truth is None or not bool(truth.any()):
-        return None
-    falling = torch.empty(len(order)).index_copy(0, order, -torch.arange(len(order)).float())
-    return average_precision(falling, truth)
+    truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
+    record.average_precision.append(None if truth is None else average_precision(rank_scores(order), truth))
 
 
 def guarantee_row(
