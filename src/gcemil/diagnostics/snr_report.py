@@ -56,7 +56,7 @@ from gcemil.explain import Explanation
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size
-from gcemil.shapes import Logits, Selected
+from gcemil.shapes import Logits
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
 
@@ -152,7 +152,7 @@ def _snr_record(
     record = {
         **bag_record(bench, judged, fold.task),
         **_output_figures(judged, fold.task),
-        **truth_figures(judged.selected, judged.subset.scores, bench.truth, bench.regions),
+        **truth_figures(judged.selected, judged.scores, bench.truth, bench.regions),
     }
     explanation = bench.explanation
     if judged.rule != "evidence" or explanation is None or fold.model is None:
@@ -261,23 +261,14 @@ def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completenes
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."
 
 
-@dataclass(frozen=True, eq=False)
-class JudgedSubset:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JudgedSubset(RuleSubset):
     """A rule's subset, put to the test under one network."""
 
     network: NetworkName
-    subset: RuleSubset
     outcome: BagOutcome
     outputs: BagOutputs
     verdict: Verdict
-
-    @property
-    def rule(self) -> str:
-        return self.subset.rule
-
-    @property
-    def selected(self) -> Selected:
-        return self.subset.selected
 
 
 def judge_subsets(
@@ -301,7 +292,13 @@ def judge_subsets(
             full = predicted.full.logits
             outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
             outputs = fold.answers(network).read(outcome)
-            yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
+            yield JudgedSubset(
+                **vars(subset),
+                network=network,
+                outcome=outcome,
+                outputs=outputs,
+                verdict=judge_subset(outputs, tolerances),
+            )
 
 
 def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
