@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import (
     FoldFolder,
     RunFolder,
-    check_cohort,
     fold_parts,
-    read_training_cohort,
     write_summary,
 )
 from gcemil.runs.weights import GivenHost, check_same_sizes, join_hashes, read_given_host
@@ -134,8 +131,5 @@ def _adopt_fold(
             "anchors": None,
             "weights": given.record,
         }
-        run = folder.run.path
-        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
-        task = create_task(cohort, settings)
-        evaluate_fold(loaded, cohort, parts, task, folder, details, before_saving=check_unchanged)
+        evaluate_fold(loaded, cohort, parts, create_task(cohort, settings), folder, details)
     return adopted
