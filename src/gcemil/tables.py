@@ -277,18 +277,14 @@ def _render_csv(tables: Sequence[Table]) -> str:
     writer.writerow(CSV_COLUMNS)
     for table in tables:
         for line in table.lines:
+            *row, figures = line.row_labels
             for column, cell in zip(table.columns, line.cells, strict=True):
-                writer.writerow(_list_csv_values(table, line.row_labels, column, cell))
+                numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
+                writer.writerow([
+                    table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
+                    *numbers, cell.n or "", cell.state,
+                ])  # fmt: skip
     return file.getvalue()
-
-
-def _list_csv_values(table: Table, row_labels: Sequence[str], column: Column, cell: Cell) -> list[object]:
-    *row, figures = row_labels
-    numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
-    return [
-        table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
-        *numbers, cell.n or "", cell.state,
-    ]  # fmt: skip
 
 
 FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {

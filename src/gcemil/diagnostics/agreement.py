@@ -90,7 +90,8 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        return {name: _number(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
+        found = {name: float(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
+        return {name: value if np.isfinite(value) else None for name, value in found.items()}
 
     @property
     def kappa(self) -> float | None:
@@ -188,18 +189,6 @@ class RuleReview:
     agreement: Agreement
     n_chosen: int
 
-    def describe(self, intervals: Intervals) -> dict[str, Any]:
-        """One entry of the finding's slides."""
-        return {
-            "slide_id": self.slide_id,
-            "fold": self.fold,
-            "rule": self.rule,
-            "network": self.network,
-            "n_chosen": self.n_chosen,
-            **asdict(self.agreement),
-            **_review_figures([self], intervals),
-        }
-
 
 Intervals = Mapping[str, tuple[float, float] | None]
 
@@ -221,7 +210,17 @@ def review_rows(
         rows.append(Row({"rule": rule, "network": network}, _review_figures(own, pooled)))
         for one in own:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
-            slides.append(one.describe(_bootstrap_intervals([one], draws, resamples)))
+            slides.append(
+                {
+                    "slide_id": one.slide_id,
+                    "fold": one.fold,
+                    "rule": rule,
+                    "network": network,
+                    "n_chosen": one.n_chosen,
+                    **asdict(one.agreement),
+                    **_review_figures([one], _bootstrap_intervals([one], draws, resamples)),
+                }
+            )
     return tuple(rows), tuple(slides)
 
 
@@ -259,10 +258,6 @@ def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
     if 2 * len(there) < len(values) or not len(there):
         return None
     return percentile_interval(there)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 COLUMNS = (

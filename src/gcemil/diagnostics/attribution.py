@@ -206,18 +206,17 @@ def _slope_scores(
     parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
     with torch.inference_mode(False), torch.enable_grad():
         if len(parts) == 1:
-            part = _PatchRows(seam, widened(features), scale)
-            (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
-            return of_rows(part.values(at_tokens), slopes)
+            place, values, mapped = _map_patches(seam, widened(features), scale, at_tokens)
+            (slopes,) = torch.autograd.grad(seam.logits(mapped)[bag.index], place)
+            return of_rows(values, slopes)
         pooled_slopes = _slope_of_pooled(bag, seam, scale)
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
-            part = _PatchRows(seam, widened(features[where]), scale)
-            passed = [(u, s[where]) for u, s in zip(part.mapped, pooled_slopes, strict=True) if s is not None]
-            mapped, given = zip(*passed, strict=True)
-            (slopes,) = torch.autograd.grad(mapped, part.at(at_tokens), given)
-            scores[where] = of_rows(part.values(at_tokens), slopes)
+            place, values, mapped = _map_patches(seam, widened(features[where]), scale, at_tokens)
+            passed = [(u, s[where]) for u, s in zip(mapped, pooled_slopes, strict=True) if s is not None]
+            (slopes,) = torch.autograd.grad([u for u, _ in passed], place, [s for _, s in passed])
+            scores[where] = of_rows(values, slopes)
     return scores
 
 
@@ -225,8 +224,8 @@ def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tenso
     """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
     with torch.no_grad():
         mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
-    probe = _PatchRows(seam, widened(bag.features[:1]), scale)
-    leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe.mapped, strict=True)]
+    _, _, probe = _map_patches(seam, widened(bag.features[:1]), scale)
+    leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe, strict=True)]
     asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
@@ -270,21 +269,13 @@ def _find_seam(bag: PredictedBag) -> _Seam:
     return _Seam(readings, pooled_readings)
 
 
-class _PatchRows:
-    """Some patches with the graph from their features to what is pooled of them."""
-
-    def __init__(self, seam: _Seam, features: Tensor, scale: float) -> None:
-        self._features = features
-        self._rows = (scale * features.detach()).requires_grad_()
-        self._tokens, self.mapped = seam.mapped(self._rows)
-
-    def at(self, at_tokens: bool) -> Tensor:
-        """Where the slope is taken."""
-        return self._tokens if at_tokens else self._rows
-
-    def values(self, at_tokens: bool) -> Tensor:
-        """The tokens, or the features before they were scaled."""
-        return self._tokens.detach() if at_tokens else self._features
+def _map_patches(
+    seam: _Seam, features: Tensor, scale: float, at_tokens: bool = False
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Where the slope of some patches is taken, the values there before they were scaled, and what is pooled of them."""
+    rows = (scale * features.detach()).requires_grad_()
+    tokens, mapped = seam.mapped(rows)
+    return (tokens, tokens.detach(), mapped) if at_tokens else (rows, features, mapped)
 
 
 def has_lrp_rules(host: Host) -> bool:

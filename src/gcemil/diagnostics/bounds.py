@@ -237,18 +237,24 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
     weights, responses = model.anchor_weights(full.logits).double(), model.responses(bench.features).double()
     whole = float(anchor_coverage(torch.ones(len(bench), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
-    shared = {"curvature": curvature, "greedy_factor": greedy_bound_factor(curvature)}
     subsets = list(rule_subsets(bench, "wrapped", full, random, budget=model.settings.budget))
     # All of a bag's rules take as many patches as its evidence.
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
-    records = []
-    for rule, selected in ((one.rule, one.selected) for one in subsets):
-        shares = {
-            name: float(anchor_coverage(chosen.double(), responses) @ weights) / whole if whole > 0 else None
-            for name, chosen in (("utility_share", selected), ("greedy_share", greedy))
+
+    def share(chosen: Selected) -> float | None:
+        return float(anchor_coverage(chosen.double(), responses) @ weights) / whole if whole > 0 else None
+
+    return [
+        {
+            "bag_id": bench.bag.bag_id,
+            "rule": one.rule,
+            "curvature": curvature,
+            "greedy_factor": greedy_bound_factor(curvature),
+            "utility_share": share(one.selected),
+            "greedy_share": share(greedy),
         }
-        records.append({"bag_id": bench.bag.bag_id, "rule": rule, **shared, **shares})
-    return records
+        for one in subsets
+    ]
 
 
 def total_curvature(responses: Responses, anchor_weights: AnchorWeights) -> float:

@@ -176,7 +176,10 @@ def specificity(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) 
 
 
 def best_threshold(slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]) -> float | None:
-    """Of the scores of slides beside their positive patches, the one at which the mean Dice is highest, the higher one where two are equal; None without positives."""
+    """The score at which the mean Dice is highest, the higher one where two are equal; None without positives.
+
+    A slide is its scores and its positive patches.
+    """
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
     walks = [_dice_steps(scores, positive) for scores, positive in slides if positive.any()]
     if not walks:

@@ -45,7 +45,6 @@ from gcemil.diagnostics.lesions import (
     PAPER_RATES,
     Ignored,
     PatchScores,
-    SlideDetections,
     best_threshold,
     dice,
     froc_curve,
@@ -58,7 +57,7 @@ from gcemil.diagnostics.lesions import (
     specificity,
 )
 from gcemil.diagnostics.trained_fold import FoldBag, PartName, TrainedFold
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 
 ISOLATED_MICRONS = 275.0
 """Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
@@ -234,19 +233,30 @@ def localisation_rows(
 
 def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
-    slides, by_overlap, by_point = [], [], []
+    slides: list[Figures] = []
+    by_overlap, by_point = [], []
     for one in test:
         candidates = lesion_candidates(one.truth.cells, one.maps[rule], threshold)
         by_overlap.append(hits_by_overlap(candidates, one.truth.lesion))
         by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
-        slides.append(_slide_figures(candidates.number > 0, one.truth.positive))
+        marked, positive = candidates.number > 0, one.truth.positive
+        slides.append(
+            {
+                "dice": dice(marked, positive),
+                "normal_specificity": None if positive.any() else specificity(marked, positive),
+                "marked_share": float(marked.mean()),
+            }
+        )
     paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
     paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
     official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
     figures = mean_row(_map_labels(rule), slides)
-    values: dict[str, float | None] = {
+    values: Figures = {
         **figures.values,
-        "patch_specificity": _pooled_specificity(rule, threshold, test),
+        "patch_specificity": specificity(
+            np.concatenate([one.maps[rule] >= threshold for one in test]),
+            np.concatenate([one.truth.positive for one in test]),
+        ),
         "froc": None if paper is None else float(paper.mean()),
         "froc_official": None if official is None else float(official.mean()),
         "map_threshold": threshold,
@@ -257,7 +267,16 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
         *_curve_rows(rule, "official", OFFICIAL_RATES, official),
     ]
     details = [
-        _slide_detail(one.truth, rule, own, detected)
+        {
+            "slide_id": one.truth.slide_id,
+            **_map_labels(rule),
+            "dice": own["dice"],
+            "marked_share": own["marked_share"],
+            "lesions": len(detected.lesion_scores),
+            "isolated_lesions": int(one.truth.isolated.sum()),
+            "lesions_hit": int((detected.lesion_scores > NOT_FOUND).sum()),
+            "false_candidates": len(detected.false_positives),
+        }
         for one, own, detected in zip(test, slides, by_overlap, strict=True)
     ]
     return rows, details
@@ -265,19 +284,6 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
 
 def _map_labels(rule: MapKey) -> Labels:
     return {"rule": rule[0], "network": rule[1]}
-
-
-def _slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> dict[str, float | None]:
-    return {
-        "dice": dice(marked, positive),
-        "normal_specificity": None if positive.any() else specificity(marked, positive),
-        "marked_share": float(marked.mean()),
-    }
-
-
-def _pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
-    marked = np.concatenate([one.maps[rule] >= threshold for one in test])
-    return specificity(marked, np.concatenate([one.truth.positive for one in test]))
 
 
 def _curve_rows(
@@ -290,21 +296,6 @@ def _curve_rows(
         Row({**_map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
         for name, value in zip(names, values, strict=False)
     ]
-
-
-def _slide_detail(
-    truth: SlideTruth, rule: MapKey, figures: dict[str, float | None], detected: SlideDetections
-) -> Detail:
-    return {
-        "slide_id": truth.slide_id,
-        **_map_labels(rule),
-        "dice": figures["dice"],
-        "marked_share": figures["marked_share"],
-        "lesions": len(detected.lesion_scores),
-        "isolated_lesions": int(truth.isolated.sum()),
-        "lesions_hit": int((detected.lesion_scores > NOT_FOUND).sum()),
-        "false_candidates": len(detected.false_positives),
-    }
 
 
 def localisation_notes(

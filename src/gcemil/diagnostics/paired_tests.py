@@ -227,7 +227,9 @@ class SwappedRisks:
         )  # first index: who died, second: who is known to have outlived that
         if not comparable.any():
             raise InputError("No two bags can be compared, so there is no C-index.")
-        ranks = {1: _mid_ranks(ours), -1: _mid_ranks(theirs)}
+        from scipy import stats
+
+        ranks = {1: stats.rankdata(ours), -1: stats.rankdata(theirs)}
         agrees = {
             (first, second): np.where(
                 comparable, (np.sign(ranks[first][:, None] - ranks[second]) + 1) / 2, 0.0
@@ -245,14 +247,6 @@ class SwappedRisks:
 
     def differences(self, signs: Signs) -> Float[np.ndarray, "swaps"]:
         return signs @ self.gains
-
-
-def _mid_ranks(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Twice the rank, ties in the middle; what is compared is their order alone."""
-    ordered = np.sort(values)
-    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")).astype(
-        float
-    )
 
 
 SwappedBags = SwappedClasses | SwappedRisks

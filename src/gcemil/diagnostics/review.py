@@ -81,9 +81,13 @@ class _MarkFile:
 
     def verdicts(self, cohort: Cohort, slide_id: str, n_patches: int) -> tuple[Verdicts, list[str]]:
         """What the marks say of every patch of the slide."""
-        if isinstance(self.given, SavedReview):
-            return _read_verdicts(self.given, n_patches, self.path), []
-        return judge_slide(cohort, slide_id, self.given, self.path)
+        if not isinstance(self.given, SavedReview):
+            return judge_slide(cohort, slide_id, self.given, self.path)
+        check_saved(self.given, n_patches, self.path)
+        verdicts = np.full(n_patches, NOT_JUDGED, dtype=np.int64)
+        for mark in self.given.marks:
+            verdicts[mark.patch] = POSITIVE if mark.mark == "accept" else NEGATIVE
+        return verdicts, []
 
 
 def review_run(
@@ -214,14 +218,6 @@ def check_saved(review: SavedReview, n_patches: int | None, path: Path) -> None:
     wrong = [mark.patch for mark in review.marks if not 0 <= mark.patch < review.n_patches]
     if wrong:
         raise RunError(f"{path} marks patch {wrong[0]} of {review.n_patches}. {REMEDY}")
-
-
-def _read_verdicts(review: SavedReview, n_patches: int, path: Path) -> Verdicts:
-    check_saved(review, n_patches, path)
-    verdicts = np.full(n_patches, NOT_JUDGED, dtype=np.int64)
-    for mark in review.marks:
-        verdicts[mark.patch] = POSITIVE if mark.mark == "accept" else NEGATIVE
-    return verdicts
 
 
 def _place_slides(

@@ -93,7 +93,7 @@ def measure_stability(
                     for judged, rows in versions
                 ]
                 means = mean_row({}, figures).values
-                records.append(_stability_record(bag, key, f"{name} {strength:g}", means))
+                records.append({**_labels(bag, key, f"{name} {strength:g}"), **means})
     perturbed = _stability_finding(
         records,
         settings={
@@ -137,7 +137,7 @@ def measure_across_runs(
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
             figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
-            records.append(_stability_record(bag, key, SEEDS, figures))
+            records.append({**_labels(bag, key, SEEDS), **figures})
     settings = {
         "seeds": [fold.settings.seed for fold in folds],
         "risk_tolerance": risk_tolerance,
@@ -188,10 +188,8 @@ def pair_figures(
     return figures
 
 
-def _stability_record(bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> Record:
-    rule, network = key
-    labels = {"rule": rule, "network": network, "perturbation": perturbation}
-    return {"bag_id": bag.bag.bag_id, **labels, **figures}
+def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> Record:
+    return {"bag_id": bag.bag.bag_id, "rule": key[0], "network": key[1], "perturbation": perturbation}
 
 
 def _stability_finding(

@@ -218,7 +218,7 @@ def test_on_simulated_metastases_the_oracle_is_perfect_and_above_chance(tmp_path
     slides = []
     for spec in cohort.bags:
         bag = cohort.layout(spec)
-        truth = slide_truth(cohort.truth_file(spec.bag_id), bag, spec.bag_id, PAPER)
+        truth = slide_truth(cohort.truth_file(spec.bag_id), bag, spec.bag_id, *PAPER)
         slides.append(MappedSlide(truth, control_maps(truth, seed=0)))
     assert 0 < sum(bool(one.truth.positive.any()) for one in slides) < len(slides)
     rows, _ = localisation_rows(slides[::2], slides[1::2])
