@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcemil.errors import UsageError, WeightsError
+from gcemil.errors import WeightsError
 from gcemil.hosts.host import GateMode, MilHost
-from gcemil.hosts.table import HOSTS, create_host
+from gcemil.hosts.table import create_host
 
 Tensors = dict[str, Tensor]
 Sizes = dict[str, int]
@@ -91,8 +91,6 @@ def read_published(
     name: str, checkpoint: Mapping[Any, Any] | Sequence[Any], *, risk: bool = False
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
-    if name not in LAYOUTS:
-        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
     theirs = RENAMES.get(name, dict)(named_tensors(checkpoint))
     layout = next(one for one in LAYOUTS[name] if one.needs is None or one.needs in theirs)
     ours, sizes = renamed(name, layout, theirs)
@@ -478,16 +476,13 @@ def clam_names(theirs: Tensors) -> Tensors:
     Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
     plain attention.
     """
-    plain = {key.replace(".module", ""): tensor for key, tensor in theirs.items()}
-    return {
-        re.sub(
-            r"^attention_net\.3\.2\.",
-            "attention_net.3.3.",
-            re.sub(r"^attention_net\.2\.", "attention_net.3.", key),
-        ): tensor
-        for key, tensor in plain.items()
-        if not key.startswith("instance_loss_fn.")
-    }
+    found = {}
+    for key, tensor in theirs.items():
+        name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key.replace(".module", ""))
+        name = re.sub(r"^attention_net\.3\.2\.", "attention_net.3.3.", name)
+        if not name.startswith("instance_loss_fn."):
+            found[name] = tensor
+    return found
 
 
 def dtfd_names(theirs: Tensors) -> Tensors:
