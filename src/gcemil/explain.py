@@ -85,10 +85,8 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
 
 def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
     """The recovered set with patches added by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is met."""
-    ask, tolerance = (
-        ask_subsets(model.host, output.embedded, coords),
-        model.settings.recovery.recoverability_tolerance,
-    )
+    ask = ask_subsets(model.host, output.embedded, coords)
+    tolerance = model.settings.recovery.recoverability_tolerance
     order, n_patches = ranking(output.scores), len(output.scores)
     waiting = order[~found.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
