@@ -25,8 +25,7 @@ from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import SlideEvidence
-from gcemil.recovery.growth import grow_until_sufficient
-from gcemil.recovery.recover import Recovery, StopReason, ranking, recover
+from gcemil.recovery.recover import Recovery, StopReason, ranking, recover, subset_size
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits
 
@@ -86,27 +85,26 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
 
 def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
     """The recovered set with patches added by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is met."""
-    ask, settings = ask_subsets(model.host, output.embedded, coords), model.settings.recovery
-    order = ranking(output.scores)
-    growth = grow_until_sufficient(
-        found.selected,
-        order,
-        lambda selected: _gap_to_gated(output, ask(selected), model.tolerances.unit),
-        reference=0.0,
-        tolerance=settings.recoverability_tolerance,
-        max_fraction=_largest_fraction(model, output),
-    )
-    new = order[(growth.selected & ~found.selected)[order]]
+    ask = ask_subsets(model.host, output.embedded, coords)
+    tolerance = model.settings.recovery.recoverability_tolerance
+    order, n_patches = ranking(output.scores), len(output.scores)
+    waiting = order[~found.selected[order]]
+    # A set that starts beyond the cap is judged as it is: growing never drops a patch.
+    room = max(0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum()))
+    for count in range(room + 1):
+        grown = found.selected.index_fill(0, waiting[:count], True)
+        if _gap_to_gated(output, ask(grown), model.tolerances.unit) <= tolerance:
+            break
     weights, gains, selected = model.anchor_weights(output.full_logits), [], found.selected.clone()
-    for patch in new.tolist():
+    for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
         gains.append(float(utility(selected.to(output.responses.dtype), output.responses, weights) - before))
     return replace(
         found,
-        selected=growth.selected,
-        coverage=anchor_coverage(growth.selected.to(output.responses.dtype), output.responses),
-        added=torch.cat([found.added, new]),
+        selected=grown,
+        coverage=anchor_coverage(grown.to(output.responses.dtype), output.responses),
+        added=torch.cat([found.added, waiting[:count]]),
         gains=torch.cat([found.gains, found.gains.new_tensor(gains)]),
     )
 

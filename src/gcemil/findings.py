@@ -14,6 +14,8 @@ from gcemil.files import read_record, write_json
 from gcemil.metrics import METRICS
 
 Labels = dict[str, str]
+Figures = dict[str, float | None]
+"""By metric name; None where a figure does not exist, which is not the same as 0."""
 SAME_NETWORK = "same_network"
 """In the provenance of a finding with two networks: whether the plain host has the very weights of the wrapped one."""
 
@@ -23,8 +25,7 @@ class Row:
     """One line of a diagnostic: what it is about, and its figures by metric name."""
 
     labels: Labels
-    values: dict[str, float | None]
-    """None where the figure does not exist for this row, which is not the same as 0."""
+    values: Figures
     deviations: dict[str, float] = field(default_factory=dict)
     """Standard deviation over slides, or over folds once folds are joined."""
 
@@ -89,7 +90,7 @@ def join_folds(findings: Sequence[Finding]) -> Finding:
 
 def join_rows(rows: Sequence[Row]) -> Row:
     """Mean and deviation of every figure; labels are those of the first row."""
-    values: dict[str, float | None] = {}
+    values: Figures = {}
     deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row.values):
         values[name], deviation = mean_and_deviation([row.values.get(name) for row in rows])
@@ -108,7 +109,7 @@ def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, fl
 
 def mean_row(
     labels: Labels,
-    per_slide: Sequence[dict[str, float | None]],
+    per_slide: Sequence[Figures],
     over_all: Mapping[str, float | None] | None = None,
 ) -> Row:
     """One row from figures per slide, mean and deviation over the slides that have the figure, behind those over all slides."""
@@ -118,7 +119,7 @@ def mean_row(
 
 def mean_rows(records: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> tuple[Row, ...]:
     """A row for every combination of these labels, in the order they come: the means of the metrics that its records have."""
-    groups: dict[tuple[str, ...], list[dict[str, float | None]]] = {}
+    groups: dict[tuple[str, ...], list[Figures]] = {}
     for record in records:
         figures = {name: value for name, value in record.items() if name in METRICS}
         groups.setdefault(tuple(str(record[name]) for name in labels), []).append(figures)

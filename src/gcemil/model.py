@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gcemil.config import EvidenceSettings
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.checking import Check, Tolerances, choose_ranking
@@ -45,6 +45,7 @@ from gcemil.hosts.host import (
     check_bag,
     check_finite,
     embedded_bag,
+    not_finite_error,
     shortcut,
 )
 from gcemil.row_blocks import plain_fold, unfolded
@@ -171,7 +172,12 @@ class GceMil(nn.Module):
             return self(features, coords, step=step)
         check_bag(features, coords, in_dim=self.in_dim)
         evidence = self.evidence(features, coords, None, step)
-        check_scored(evidence.scores, features)
+        # A NaN score would close its gate unseen, so it is named before the host is asked.
+        if not bool(torch.isfinite(evidence.scores).all()):
+            raise not_finite_error(
+                features,
+                "The selector returned NaN or infinite scores for finite features: it has diverged.",
+            )
         return GatedOutput(**vars(evidence), soft=self._pooled_once(features, coords, evidence.log_gates))
 
     def _pooled_once(self, features: Tensor, coords: Tensor | None, log_gates: LogGates) -> HostOutput:
@@ -223,13 +229,12 @@ class GceMil(nn.Module):
         # One matrix product serves the selector and the bridge.
         folds = [*self.selector.folds(), self.bridge.fold(self.anchors)]
         n_hidden, likeness = len(folds) - 1, None
-        reads_likeness = self.reads_likeness and full is not None
-        if reads_likeness:
-            folds.append(plain_fold(self.class_directions))
-        products = unfolded(features, folds)
-        if reads_likeness and full is not None:
+        if full is not None and self.reads_likeness:
+            products = unfolded(features, [*folds, plain_fold(self.class_directions)])
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
             likeness = likeness if self.reads_presence else LIKENESS_ALONE * likeness
+        else:
+            products = unfolded(features, folds)
         hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
         scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
         ranking, check = MIXTURE, None
@@ -368,15 +373,3 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
     if anchors.is_examples:
         return "frozen"
     return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"
-
-
-def check_scored(scores: Scores, features: Tensor) -> None:
-    """A NaN score would close its gate unseen, so it is named before the host is asked."""
-    if bool(torch.isfinite(scores).all()):
-        return
-    bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten()
-    if len(bad) == 0:
-        raise BagError("The selector returned NaN or infinite scores for finite features: it has diverged.")
-    raise BagError(
-        f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
-    )

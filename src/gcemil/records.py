@@ -25,6 +25,8 @@ from gcemil.files import checked, parse_json
 MODES = ("full", "soft", "discrete")
 """How a bag is seen: all patches, all of them gated, the evidence alone."""
 REMEDY = "Make it again with 'gcemil evaluate'."
+OPTIONAL = ("coords", "anchor_weights")
+"""Columns that an evidence file may lack."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,29 +133,28 @@ def read_evidence(path: Path) -> SlideEvidence:
         raise RunError(f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}")
     selected = np.zeros(n_patches, dtype=bool)
     selected[rows] = True
+    shapes: dict[str, tuple[int, ...]] = {
+        "coords": (n_patches, 2),
+        "scores": (n_patches,),
+        "evidence_scores": (n_patches,),
+        "responses": (n_patches, n_anchors),
+        "marginal_gain": (n_patches,),
+        "coverage": (n_anchors,),
+        "anchor_weights": (n_anchors,),
+    }
+    arrays: dict[str, Any] = {
+        name: _read_numbers(path, name, shape)
+        for name, shape in shapes.items()
+        if name not in OPTIONAL or store.has(path, name)
+    }
+    hashes = {"model": facts.model_hash, "features": facts.features_hash}
     return SlideEvidence(
-        slide_id=facts.slide_id,
         selected=selected,
-        coords=_read_numbers(path, "coords", (n_patches, 2)) if store.has(path, "coords") else None,
         gates=gates,
-        scores=_read_numbers(path, "scores", (n_patches,)),
-        evidence_scores=_read_numbers(path, "evidence_scores", (n_patches,)),
-        responses=_read_numbers(path, "responses", (n_patches, n_anchors)),
-        marginal_gain=_read_numbers(path, "marginal_gain", (n_patches,)),
-        coverage=_read_numbers(path, "coverage", (n_anchors,)),
-        stop_reason=facts.stop_reason,
+        **{"coords": None, **arrays},
+        **facts.model_dump(exclude={"prompts", "model_hash", "features_hash"}),
         prompts=tuple(facts.prompts),
-        ranking=facts.ranking,
-        is_sufficient=facts.is_sufficient,
-        is_necessary=facts.is_necessary,
-        anchor_weights=_read_numbers(path, "anchor_weights", (n_anchors,))
-        if store.has(path, "anchor_weights")
-        else None,
-        hashes={
-            name: value
-            for name, value in (("model", facts.model_hash), ("features", facts.features_hash))
-            if value is not None
-        },
+        hashes={name: value for name, value in hashes.items() if value is not None},
     )
 
 
@@ -173,26 +174,18 @@ def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArr
 
 def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
     """Write the evidence of a slide; `hashes` say from which network and features."""
-    datasets = {
-        "selected": evidence.indices,
-        "gates": evidence.gates,
-        "scores": evidence.scores,
-        "evidence_scores": evidence.evidence_scores,
-        "responses": evidence.responses,
-        "marginal_gain": evidence.marginal_gain,
-        "coverage": evidence.coverage,
+    names = ("gates", "scores", "evidence_scores", "responses", "marginal_gain", "coverage", *OPTIONAL)
+    found = {name: getattr(evidence, name) for name in names}
+    datasets = {"selected": evidence.indices} | {
+        name: values for name, values in found.items() if values is not None
     }
-    if evidence.coords is not None:
-        datasets["coords"] = evidence.coords
-    if evidence.anchor_weights is not None:
-        datasets["anchor_weights"] = evidence.anchor_weights
+    verdicts = {"is_sufficient": evidence.is_sufficient, "is_necessary": evidence.is_necessary}
     attributes: dict[str, Any] = {
         "slide_id": evidence.slide_id,
         "stop_reason": evidence.stop_reason,
         "fraction": evidence.fraction,
         "ranking": evidence.ranking,
-        **({} if evidence.is_sufficient is None else {"is_sufficient": int(evidence.is_sufficient)}),
-        **({} if evidence.is_necessary is None else {"is_necessary": int(evidence.is_necessary)}),
+        **{name: int(verdict) for name, verdict in verdicts.items() if verdict is not None},
         "prompts": json.dumps(evidence.prompts),
         **{f"{name}_hash": value for name, value in hashes.items()},
     }

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Literal
 
 from gcemil.errors import UsageError
-from gcemil.metrics import METRICS, Direction
+from gcemil.metrics import ARROWS, METRICS, Direction
 
 Origin = Literal["paper", "ours"]
 
@@ -78,7 +78,7 @@ class Column:
     @property
     def arrow(self) -> str:
         """The direction as a sign behind the heading."""
-        return {"higher": "↑", "lower": "↓", "neither": ""}[self.direction]
+        return ARROWS[self.direction]
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,6 @@ def render_tables(tables: Sequence[Table], form: str) -> str:
     return FORMATS[form](tables)
 
 
-def _render_markdown(tables: Sequence[Table]) -> str:
-    return "\n".join(_render_markdown_table(table) for table in tables)
-
-
 def _render_markdown_table(table: Table) -> str:
     bold = best_cells(table)
     header = [
@@ -231,10 +227,6 @@ def collect_remarks(table: Table) -> list[str]:
     return found
 
 
-def _render_latex(tables: Sequence[Table]) -> str:
-    return "\n".join(_render_latex_table(table) for table in tables)
-
-
 def _render_latex_table(table: Table) -> str:
     """A booktabs table; the remarks stand in its caption."""
     bold = best_cells(table)
@@ -250,7 +242,10 @@ def _render_latex_table(table: Table) -> str:
     ]  # fmt: skip
     for number, line in enumerate(table.lines):
         cells = [
-            _render_latex_cell(cell, (number, position) in bold) for position, cell in enumerate(line.cells)
+            rf"\textbf{{{_escape_latex(cell.text)}}}"
+            if (number, position) in bold
+            else _escape_latex(cell.text)
+            for position, cell in enumerate(line.cells)
         ]
         out.append(" & ".join([*map(_escape_latex, line.row_labels), *cells]) + r" \\")
     return "\n".join([*out, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
@@ -271,10 +266,6 @@ def _render_latex_row(cells: Sequence[str]) -> str:
     return " & ".join(map(_escape_latex, cells)) + r" \\"
 
 
-def _render_latex_cell(cell: Cell, is_best: bool) -> str:
-    return rf"\textbf{{{_escape_latex(cell.text)}}}" if is_best else _escape_latex(cell.text)
-
-
 def _escape_latex(text: str) -> str:
     return "".join(LATEX_SYMBOLS.get(character, character) for character in text)
 
@@ -286,22 +277,18 @@ def _render_csv(tables: Sequence[Table]) -> str:
     writer.writerow(CSV_COLUMNS)
     for table in tables:
         for line in table.lines:
+            *row, figures = line.row_labels
             for column, cell in zip(table.columns, line.cells, strict=True):
-                writer.writerow(_list_csv_values(table, line.row_labels, column, cell))
+                numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
+                writer.writerow([
+                    table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
+                    *numbers, cell.n or "", cell.state,
+                ])  # fmt: skip
     return file.getvalue()
 
 
-def _list_csv_values(table: Table, row_labels: Sequence[str], column: Column, cell: Cell) -> list[object]:
-    *row, figures = row_labels
-    numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
-    return [
-        table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
-        *numbers, cell.n or "", cell.state,
-    ]  # fmt: skip
-
-
 FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "markdown": _render_markdown,
-    "latex": _render_latex,
+    "markdown": lambda tables: "\n".join(map(_render_markdown_table, tables)),
+    "latex": lambda tables: "\n".join(map(_render_latex_table, tables)),
     "csv": _render_csv,
 }

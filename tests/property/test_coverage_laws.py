@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gcemil.diagnostics.bounds import greedy_bound_factor, total_curvature
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
-from gcemil.evidence.curvature import greedy_bound_factor, total_curvature
 from gcemil.recovery.recover import greedy_subset
 
 units = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0, allow_subnormal=False))

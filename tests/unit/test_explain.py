@@ -165,6 +165,18 @@ def test_evidence_grows_by_score_until_it_says_what_the_gates_say():
     assert bool((found.recovery.gains >= 0).all())
 
 
+def test_growth_stops_at_its_cap():
+    settings = {
+        "repair": False,
+        "max_fraction": 0.2,
+        "recoverability_tolerance": 0.0,
+        "until_sufficient": True,
+    }
+    model = make_model(budget=0.05, min_patches=1, recovery=settings)
+    model.set_temperature(3.0)
+    assert explain_bag(model, make_slide()).recovery.fraction == pytest.approx(0.2, abs=0.02)
+
+
 def test_hard_top_k_has_its_budget_exactly_whatever_the_anchors_miss():
     model = make_model(gate="top_k", budget=0.05, min_patches=1, recovery={"coverage_target": 1.0})
     explanation = explain_bag(model, make_slide(200))

@@ -192,7 +192,7 @@ def review(
     Example: gcemil review runs/bracs_abmil reviews/
     """
     from gcemil.diagnostics.agreement import review_slide_table, review_table
-    from gcemil.diagnostics.review import describe_review, review_run
+    from gcemil.diagnostics.review import review_run
     from gcemil.files import without_nan, write_text
     from gcemil.resources import read_shipped_text
 
@@ -204,16 +204,16 @@ def review(
         raise UsageError(
             "Name the run that was reviewed: gcemil review RUN MARKS. For the QuPath script: --script FILE."
         )
-    found = review_run(run, marks or (), against=against, seed=seed, resamples=resamples)
+    finding, left_out = review_run(run, marks or (), against=against, seed=seed, resamples=resamples)
     if as_json:
-        print_json(without_nan(describe_review(found)))
+        print_json(without_nan({**finding.to_json(), "left_out": left_out}))
     else:
-        _print_review(review_table(found.finding))
-        _print_review(review_slide_table(found.finding))
-        for note in found.finding.notes:
+        _print_review(review_table(finding))
+        _print_review(review_slide_table(finding))
+        for note in finding.notes:
             say(f"note: {note}")
         say(f"wrote {run / 'diagnostics' / 'review.json'}")
-    raise typer.Exit(1 if found.left_out else 0)
+    raise typer.Exit(1 if left_out else 0)
 
 
 def _print_review(table: Table) -> None:

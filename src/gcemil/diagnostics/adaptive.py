@@ -19,19 +19,17 @@ A run without the wrapper walks down its host's attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
-from torch import Tensor
 
-from gcemil.diagnostics.budget import Figures, RuleOnBag, RuleTable
+from gcemil.diagnostics.budget import RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import FoldBag, Order, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import UsageError
-from gcemil.findings import Finding
-from gcemil.recovery.growth import Growth, GrowthEnd, Holds, check_tolerance, smallest_faithful_prefix
+from gcemil.findings import Figures, Finding
 from gcemil.recovery.recover import ranking, subset_size
 from gcemil.shapes import Logits
 
@@ -41,6 +39,7 @@ ROUNDING = 1e-9
 RANKING_RULE, RANKING_RULE_WITHOUT_WRAPPER = "gce_soft", "attention"
 NOT_COMPARED = ("gce_discrete",)
 """It puts the evidence of another size first, so its prefixes are neither that evidence nor the selector's best."""
+NO_SELECTOR = "The run has no selector: its host's attention gives the sizes, and has the row of the walk."
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,16 @@ class Steps:
     step_fraction: float = 0.01
     max_fraction: float = 0.10
     risk_tolerance: float = RISK_TOLERANCE
+
+    def sizes(self, n_patches: int) -> list[int]:
+        """The numbers of patches that are tried, each once: in a small bag several steps round to one size."""
+        if not 0.0 < self.step_fraction <= self.max_fraction:
+            raise UsageError(
+                f"step_fraction lies in (0, {self.max_fraction}], the largest size, got {self.step_fraction}."
+            )
+        n_steps = max(1, round(self.max_fraction / self.step_fraction))
+        shares = (self.max_fraction * (step + 1) / n_steps for step in range(n_steps))
+        return list(dict.fromkeys(subset_size(n_patches, share) for share in shares))
 
 
 @dataclass(frozen=True)
@@ -74,26 +83,27 @@ def measure_adaptive(
     attributions: Sequence[str] | None = ("attention",),
 ) -> Finding:
     """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
-    ladder = _sort_tolerances(tolerances)
-    _check_budget(mean_budget)
+    ladder = sorted(set(tolerances))
+    if not ladder:
+        raise UsageError("tolerances needs at least one number, such as 0.05.")
+    if wrong := [tolerance for tolerance in tolerances if not tolerance >= 0.0]:
+        raise UsageError(f"A tolerance is at least 0, got {wrong[0]}.")
+    if not 0.0 < mean_budget <= 1.0:
+        raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
     fold.require_parts("an adaptive size is calibrated on val and measured on test")
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
     shares = _measure_validation_shares(fold, ladder, steps)
     chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
     table = _fill_table(fold, chosen.tolerance, steps, attributions)
-    return Finding(
-        name="adaptive",
-        rows=tuple(table.rows()),
-        slides=tuple(table.slides),
-        notes=(_calibration_note(fold, ladder, chosen, mean_budget), *_ranking_notes(fold), *table.notes()),
-        settings={
-            "mean_budget": mean_budget,
-            "tolerances": ladder,
-            **vars(steps),
-            "attributions": None if attributions is None else list(attributions),
-            "seed": fold.seed,
-        },
-    )
+    settings = {
+        "mean_budget": mean_budget,
+        "tolerances": ladder,
+        **vars(steps),
+        "attributions": None if attributions is None else list(attributions),
+        "seed": fold.seed,
+    }
+    notes = [_calibration_note(fold, ladder, chosen, mean_budget)]
+    return table.to_finding("adaptive", settings, notes if fold.model is not None else [*notes, NO_SELECTOR])
 
 
 def choose_tolerance(
@@ -115,7 +125,7 @@ def _measure_validation_shares(
     shares = []
     for bag in fold.bags("val"):
         search = start_search(fold, bag, bag.predict("wrapped"), steps)
-        shares.append([_count_selected(search.smallest(tolerance)) / len(bag) for tolerance in tolerances])
+        shares.append([search.smallest(tolerance)[0] / len(bag) for tolerance in tolerances])
     return shares
 
 
@@ -126,36 +136,22 @@ def _fill_table(
     attributions: Sequence[str] | None,
 ) -> RuleTable:
     """Every rule on every test bag, at the size the bag needs under the tolerance."""
+    own_rule = RANKING_RULE_WITHOUT_WRAPPER if fold.model is None else RANKING_RULE
     explainers = {name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     for bag in fold.bags("test"):
         random = torch.rand(len(bag), generator=generator)
         views = {network: bag.predict(network) for network in fold.networks}
-        growth = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)
+        size, is_reached = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)
+        figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
         for network, view in views.items():
             rivals = attribute_patches(view, explainers[network])
             for rule, scores in rule_scores(bag, network, rivals, random=random).items():
                 if rule not in NOT_COMPARED:
-                    is_own = network == "wrapped" and rule == _ranking_rule(fold)
-                    ranked = RuleOnBag(rule, network, scores, _growth_figures(growth) if is_own else {})
-                    table.add(bag, view, ranked, {ADAPTIVE: _count_selected(growth)})
+                    is_own = network == "wrapped" and rule == own_rule
+                    table.add(bag, network, view, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
     return table
-
-
-def _ranking_rule(fold: TrainedFold) -> str:
-    return RANKING_RULE_WITHOUT_WRAPPER if fold.model is None else RANKING_RULE
-
-
-def _growth_figures(growth: Growth) -> Figures:
-    return {
-        "reached_share": float(growth.end is GrowthEnd.REACHED),
-        "capped_share": float(growth.end is GrowthEnd.CAPPED),
-    }
-
-
-def _count_selected(growth: Growth) -> int:
-    return int(growth.selected.sum())
 
 
 def start_search(fold: TrainedFold, bag: FoldBag, view: PredictedBag, steps: Steps) -> _PrefixSearch:
@@ -170,38 +166,30 @@ class _PrefixSearch:
 
     def __init__(self, view: PredictedBag, order: Order, answers: Answers, steps: Steps) -> None:
         n_patches, largest = len(order), subset_size(len(order), steps.max_fraction)
-        self._order, self._answers, self._steps = order, answers, steps
+        self._n_patches, self._sizes, self._answers = n_patches, steps.sizes(n_patches), answers
         self._full: Logits = view.full.logits
         self._kept = PrefixLogits(view, order, range(1, largest + 1))
         # The complement of the first k is the first N - k of the ranking turned round.
         self._rest = PrefixLogits(view, order.flip(0), range(max(1, n_patches - largest), n_patches))
 
-    def smallest(self, tolerance: float) -> Growth:
-        """The smallest prefix that is sufficient and necessary; where none is, the smallest that is sufficient.
+    def smallest(self, tolerance: float) -> tuple[int, bool]:
+        """The size of the smallest prefix that is sufficient and necessary, and whether there is one.
 
-        A slide of the class that the host names by default says the same whatever is removed.
+        Where none is, the smallest that is sufficient, or the largest: a slide of the class that the host names by
+        default says the same whatever is removed.
         """
-        found = self._smallest(tolerance, self._is_necessary)
-        if found.end is GrowthEnd.REACHED:
-            return found
-        return replace(found, selected=self._smallest(tolerance, lambda _: True).selected)
+        whole, sufficient = self._answers.output(self._full, self._full), None
+        for size in self._sizes:
+            # Written so that NaN does not suffice.
+            if not abs(whole - self._answers.output(self._full, self._kept.logits(size))) <= tolerance:
+                continue
+            if size == self._n_patches or self._is_necessary(size):
+                return size, True
+            sufficient = sufficient or size
+        return sufficient or self._sizes[-1], False
 
-    def _smallest(self, tolerance: float, is_necessary: Holds) -> Growth:
-        return smallest_faithful_prefix(
-            self._order,
-            self._output_of,
-            is_necessary,
-            reference=self._answers.output(self._full, self._full),
-            tolerance=tolerance,
-            step_fraction=self._steps.step_fraction,
-            max_fraction=self._steps.max_fraction,
-        )
-
-    def _output_of(self, selected: Tensor) -> float:
-        return self._answers.output(self._full, self._kept.logits(int(selected.sum())))
-
-    def _is_necessary(self, selected: Tensor) -> bool:
-        rest = self._rest.logits(len(selected) - int(selected.sum()))
+    def _is_necessary(self, size: int) -> bool:
+        rest = self._rest.logits(self._n_patches - size)
         return not bool(self._answers.agree(self._full, rest.unsqueeze(0)))
 
 
@@ -238,24 +226,3 @@ def _calibration_note(
         f"Fold {fold.fold}: no tolerance of {ladder} keeps the mean budget of {mean_budget:g}; the largest, "
         f"{chosen.tolerance:g}, is used ({shown})."
     )
-
-
-def _ranking_notes(fold: TrainedFold) -> list[str]:
-    """Whose ranking gives the sizes, where it is not the selector's."""
-    if fold.model is not None:
-        return []
-    return ["The run has no selector: its host's attention gives the sizes, and has the row of the walk."]
-
-
-def _sort_tolerances(tolerances: Sequence[float]) -> list[float]:
-    """Tolerances from small to large."""
-    if not tolerances:
-        raise UsageError("tolerances needs at least one number, such as 0.05.")
-    for tolerance in tolerances:
-        check_tolerance(tolerance)
-    return sorted(set(tolerances))
-
-
-def _check_budget(mean_budget: float) -> None:
-    if not 0.0 < mean_budget <= 1.0:
-        raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")

@@ -37,6 +37,7 @@ from gcemil.runs.folder import RunFolder
 from gcemil.slides.geojson import GeoObject, count_ignored
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
 
+REVIEW = "review"
 ACCEPT, REJECT, MISSED = "accept", "reject", "missed"
 MARK_NAMES: dict[str, tuple[str, ...]] = {
     ACCEPT: ("accept", "accepted", "agree", "correct", "true positive", "tp"),
@@ -89,7 +90,8 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        return {name: _number(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
+        found = {name: float(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
+        return {name: value if np.isfinite(value) else None for name, value in found.items()}
 
     @property
     def kappa(self) -> float | None:
@@ -187,18 +189,6 @@ class RuleReview:
     agreement: Agreement
     n_chosen: int
 
-    def describe(self, intervals: Intervals) -> dict[str, Any]:
-        """One entry of the finding's slides."""
-        return {
-            "slide_id": self.slide_id,
-            "fold": self.fold,
-            "rule": self.rule,
-            "network": self.network,
-            "n_chosen": self.n_chosen,
-            **asdict(self.agreement),
-            **_review_figures([self], intervals),
-        }
-
 
 Intervals = Mapping[str, tuple[float, float] | None]
 
@@ -220,7 +210,17 @@ def review_rows(
         rows.append(Row({"rule": rule, "network": network}, _review_figures(own, pooled)))
         for one in own:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
-            slides.append(one.describe(_bootstrap_intervals([one], draws, resamples)))
+            slides.append(
+                {
+                    "slide_id": one.slide_id,
+                    "fold": one.fold,
+                    "rule": rule,
+                    "network": network,
+                    "n_chosen": one.n_chosen,
+                    **asdict(one.agreement),
+                    **_review_figures([one], _bootstrap_intervals([one], draws, resamples)),
+                }
+            )
     return tuple(rows), tuple(slides)
 
 
@@ -258,10 +258,6 @@ def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
     if 2 * len(there) < len(values) or not len(there):
         return None
     return percentile_interval(there)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 COLUMNS = (
@@ -327,25 +323,20 @@ def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
     return Cell(text, value)
 
 
-REVIEW_TABLE = "review"
-
-
 def review_tables(folder: Path) -> list[Table]:
     """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
     if RunFolder(folder).is_begun:
-        path = RunFolder(folder).finding(REVIEW_TABLE)
+        path = RunFolder(folder).finding(REVIEW)
         if not path.is_file():
             raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
         finding = read_finding(path)
         return [review_table(finding), review_slide_table(finding)]
-    runs = sorted(
-        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW_TABLE}.json")
-    )
+    runs = sorted(path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW}.json"))
     if not runs:
         raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
     return [
         review_table(
-            read_finding(RunFolder(run).finding(REVIEW_TABLE)), f"review {run.relative_to(folder / 'runs')}"
+            read_finding(RunFolder(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}"
         )
         for run in runs
     ]

@@ -53,7 +53,7 @@ parts are not supported: hdmil (Chebyshev head), camil (its fusion of two branch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +61,6 @@ import torch
 from captum.attr import FeatureAblation  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gcemil.diagnostics.trained_fold import PredictedBag, linear_form, predict_bag
 from gcemil.errors import UsageError
@@ -207,18 +206,17 @@ def _slope_scores(
     parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
     with torch.inference_mode(False), torch.enable_grad():
         if len(parts) == 1:
-            part = _PatchRows(seam, widened(features), scale)
-            (slopes,) = torch.autograd.grad(seam.logits(part.mapped)[bag.index], part.at(at_tokens))
-            return of_rows(part.values(at_tokens), slopes)
+            place, values, mapped = _map_patches(seam, widened(features), scale, at_tokens)
+            (slopes,) = torch.autograd.grad(seam.logits(mapped)[bag.index], place)
+            return of_rows(values, slopes)
         pooled_slopes = _slope_of_pooled(bag, seam, scale)
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
-            part = _PatchRows(seam, widened(features[where]), scale)
-            passed = [(u, s[where]) for u, s in zip(part.mapped, pooled_slopes, strict=True) if s is not None]
-            mapped, given = zip(*passed, strict=True)
-            (slopes,) = torch.autograd.grad(mapped, part.at(at_tokens), given)
-            scores[where] = of_rows(part.values(at_tokens), slopes)
+            place, values, mapped = _map_patches(seam, widened(features[where]), scale, at_tokens)
+            passed = [(u, s[where]) for u, s in zip(mapped, pooled_slopes, strict=True) if s is not None]
+            (slopes,) = torch.autograd.grad([u for u, _ in passed], place, [s for _, s in passed])
+            scores[where] = of_rows(values, slopes)
     return scores
 
 
@@ -226,8 +224,8 @@ def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tenso
     """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
     with torch.no_grad():
         mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
-    probe = _PatchRows(seam, widened(bag.features[:1]), scale)
-    leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe.mapped, strict=True)]
+    _, _, probe = _map_patches(seam, widened(bag.features[:1]), scale)
+    leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe, strict=True)]
     asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
@@ -271,21 +269,13 @@ def _find_seam(bag: PredictedBag) -> _Seam:
     return _Seam(readings, pooled_readings)
 
 
-class _PatchRows:
-    """Some patches with the graph from their features to what is pooled of them."""
-
-    def __init__(self, seam: _Seam, features: Tensor, scale: float) -> None:
-        self._features = features
-        self._rows = (scale * features.detach()).requires_grad_()
-        self._tokens, self.mapped = seam.mapped(self._rows)
-
-    def at(self, at_tokens: bool) -> Tensor:
-        """Where the slope is taken."""
-        return self._tokens if at_tokens else self._rows
-
-    def values(self, at_tokens: bool) -> Tensor:
-        """The tokens, or the features before they were scaled."""
-        return self._tokens.detach() if at_tokens else self._features
+def _map_patches(
+    seam: _Seam, features: Tensor, scale: float, at_tokens: bool = False
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Where the slope of some patches is taken, the values there before they were scaled, and what is pooled of them."""
+    rows = (scale * features.detach()).requires_grad_()
+    tokens, mapped = seam.mapped(rows)
+    return (tokens, tokens.detach(), mapped) if at_tokens else (rows, features, mapped)
 
 
 def has_lrp_rules(host: Host) -> bool:
@@ -306,23 +296,20 @@ def lrp(bag: PredictedBag) -> Scores:
 @contextmanager
 def hold_constant(host: nn.Module) -> Iterator[None]:
     """Within, the host computes the same values but passes relevance instead of gradients."""
-    with ExitStack() as stack:
-        for name in shortcut(host, "lrp_constants"):
-            stack.callback(host.get_submodule(name).register_forward_hook(_stop_gradient).remove)
-        for module in host.modules():
-            if (handle := _add_rule(module)) is not None:
-                stack.callback(handle.remove)
+    held = [host.get_submodule(name) for name in shortcut(host, "lrp_constants")]
+    # Queries and keys, which make the attention, pass nothing on.
+    held += [one.attention_inputs for one in host.modules() if isinstance(one, NystromAttention)]
+    hooks = [one.register_forward_hook(_stop_gradient) for one in held]
+    hooks += [
+        one.register_forward_hook(normalise_by_constant)
+        for one in host.modules()
+        if isinstance(one, nn.LayerNorm)
+    ]
+    try:
         yield
-
-
-def _add_rule(module: nn.Module) -> RemovableHandle | None:
-    """The rule for a kind of layer, put on this one."""
-    if isinstance(module, NystromAttention):
-        # Queries and keys, which make the attention, pass nothing on.
-        return module.attention_inputs.register_forward_hook(_stop_gradient)
-    if isinstance(module, nn.LayerNorm):
-        return module.register_forward_hook(normalise_by_constant)
-    return None
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -346,8 +333,6 @@ class Attribution:
     scores: Callable[[PredictedBag], Tensor]
     """One score per patch of a bag that the host has predicted."""
     supports: Callable[[Host], bool]
-    passes: str
-    """What it costs, in passes of the host over the bag, the prediction itself being the first."""
 
 
 def attention(bag: PredictedBag) -> Scores:
@@ -362,10 +347,6 @@ def contribution(bag: PredictedBag) -> Scores:
     return bag.full.contributions
 
 
-def _explains_any_host(host: Host) -> bool:
-    return True
-
-
 def _gives_contributions(host: Host) -> bool:
     """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
     if isinstance(host, CallableHost):
@@ -375,25 +356,21 @@ def _gives_contributions(host: Host) -> bool:
     return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
-def _lacks_closed_form(host: Host) -> bool:
-    return not has_closed_form(host)
-
-
 ATTRIBUTIONS: dict[str, Attribution] = {
     a.name: a
     for a in (
-        Attribution("attention", attention, _explains_any_host, "1"),
+        Attribution("attention", attention, lambda host: True),
         # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
-        Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb), "1"),
-        Attribution("contribution", contribution, _gives_contributions, "1"),
-        Attribution("saliency", saliency, _is_differentiable, "2, one backward"),
-        Attribution("gradient_x_input", gradient_x_input, _is_differentiable, "2, one backward"),
-        Attribution("integrated_gradients", integrated_gradients, _is_differentiable, "17, 16 backward"),
-        Attribution("occlusion", occlusion, has_closed_form, "about 1, closed form"),
-        Attribution("single", single, has_closed_form, "about 1, closed form"),
-        Attribution("occlusion_blocks", block_occlusion, _lacks_closed_form, "1 per block, at most 29"),
-        Attribution("single_blocks", block_single, _lacks_closed_form, "1 per block, at most 29"),
-        Attribution("lrp", lrp, has_lrp_rules, "2, one backward"),
+        Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb)),
+        Attribution("contribution", contribution, _gives_contributions),
+        Attribution("saliency", saliency, _is_differentiable),
+        Attribution("gradient_x_input", gradient_x_input, _is_differentiable),
+        Attribution("integrated_gradients", integrated_gradients, _is_differentiable),
+        Attribution("occlusion", occlusion, has_closed_form),
+        Attribution("single", single, has_closed_form),
+        Attribution("occlusion_blocks", block_occlusion, lambda host: not has_closed_form(host)),
+        Attribution("single_blocks", block_single, lambda host: not has_closed_form(host)),
+        Attribution("lrp", lrp, has_lrp_rules),
     )
 }
 

@@ -38,7 +38,6 @@ from gcemil.diagnostics.audit_inputs import name_bag_in_errors
 from gcemil.diagnostics.snr import (
     Answers,
     BagOutcome,
-    BagOutputs,
     RiskScale,
     Tolerances,
     bag_outcome,
@@ -50,7 +49,7 @@ from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host, HostOutput, logarithm
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
@@ -60,7 +59,6 @@ from gcemil.tasks.task import Task
 
 CHANCE = {"auc": 0.5, "c_index": 0.5}
 """What a model that knows nothing reaches."""
-Figures = dict[str, float | None]
 
 OnBag = Callable[[int, int], None]
 
@@ -196,8 +194,9 @@ def _subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor
 
 
 def _take_log_gates(scores: Scores) -> Scores:
-    if not bool(((scores >= 0) & (scores <= 1)).all()):
-        wrong = int((~((scores >= 0) & (scores <= 1))).nonzero()[0])
+    outside = ~((scores >= 0) & (scores <= 1))
+    if bool(outside.any()):
+        wrong = int(outside.nonzero()[0])
         raise BagError(
             f"Gates lie in [0, 1], but patch {wrong} has {float(scores[wrong])}. Audit them as scores."
         )
@@ -280,7 +279,7 @@ class _AuditTable:
 
     def figures(self, trial: _AuditTrial) -> Figures:
         """What is said of one bag."""
-        outputs = self.outputs(trial)
+        outputs = self.answers.read(trial.outcome)
         found = judge_subset(outputs, self.tolerances)
         return {
             "full_kept_gap": outputs.full_kept_gap,
@@ -291,16 +290,13 @@ class _AuditTable:
             **trial.truth,
         }
 
-    def outputs(self, trial: _AuditTrial) -> BagOutputs:
-        return self.answers.read(trial.outcome)
-
     def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
-        gaps = [self.outputs(trial).cd_gap for trial in trials]
-        limit = self.tolerances.recoverability
-        per_bag: list[Figures] = [
-            {"cd_gap": gap, "recoverable_share": None if gap is None else float(gap <= limit)} for gap in gaps
-        ]
+        per_bag: list[Figures] = []
+        for outputs in (self.answers.read(trial.outcome) for trial in trials):
+            is_recoverable = judge_subset(outputs, self.tolerances).recoverable
+            share = None if is_recoverable is None else float(is_recoverable)
+            per_bag.append({"cd_gap": outputs.cd_gap, "recoverable_share": share})
         return mean_row(_audit_labels(rule, SOFT_KEPT), per_bag)
 
     def stability(self, rule: str, trials: Sequence[_AuditTrial]) -> Iterator[Row]:
@@ -330,7 +326,7 @@ class _AuditTable:
         """One entry per bag and rule."""
         for rule, trials in self.trials.items():
             for spec, trial in zip(specs, trials, strict=True):
-                outputs = self.outputs(trial)
+                outputs = self.answers.read(trial.outcome)
                 yield {
                     "bag_id": spec.bag_id,
                     "slide_ids": list(spec.slide_ids),

@@ -138,7 +138,7 @@ def _collect_sources(
         found[name] = _read_from_files(folder, column, gates)
     if gates and not folders:
         raise UsageError("--gates says what the score files hold. Give them with --scores DIR.")
-    return found or {"slope": _measure_slopes(box)}
+    return found or {"slope": ScoreSource(lambda bag, _full: box.slopes(*bag_tensors(bag)))}
 
 
 def _read_from_files(folder: Path, column: str | None, gates: bool) -> ScoreSource:
@@ -146,13 +146,6 @@ def _read_from_files(folder: Path, column: str | None, gates: bool) -> ScoreSour
         return torch.from_numpy(read_bag_scores(folder, bag, column=column))
 
     return ScoreSource(scores, follows_bag=False, are_gates=gates)
-
-
-def _measure_slopes(box: BlackBox) -> ScoreSource:
-    def slopes(bag: Bag, _full: HostOutput) -> Tensor:
-        return box.slopes(*bag_tensors(bag))
-
-    return ScoreSource(slopes)
 
 
 def _add_origin(

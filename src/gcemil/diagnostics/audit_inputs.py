@@ -14,7 +14,7 @@ A file that brings coordinates is held against those of the features, because ro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -137,10 +137,9 @@ def _accepts_coords(model: Callable[..., Any]) -> bool:
     """Whether the callable accepts coordinates beside the features; assumed where it does not say."""
     try:
         inspect.signature(model).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
+    except (TypeError, ValueError) as error:
+        # A signature that cannot be read is a ValueError.
+        return isinstance(error, ValueError)
     return True
 
 
@@ -199,30 +198,28 @@ def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarr
 def find_dataset(path: Path, column: str | None) -> str:
     """The dataset that holds the scores: the one asked for, or the only one with a known name."""
     layouts = store.describe(path)
+    single = [name for name, layout in layouts.items() if len(layout.shape) == 1]
     if column is not None:
         return column
-    named = [name for name in NAMES if name in layouts]
-    single = [name for name, layout in layouts.items() if len(layout.shape) == 1]
-    if named or len(single) == 1:
-        return (named or single)[0]
-    raise StoreError(
-        f"{path} holds: {', '.join(layouts) or 'nothing'}; which of them are the scores? Name it with --column."
-    )
+    return _choose_name(path, layouts, single, f"holds: {', '.join(layouts) or 'nothing'}")
 
 
 def _read_column(path: Path, column: str | None) -> BagScores:
     rows = read_table(path, () if column is None else (column,))
     names = list(rows[0]) if rows else []
-    named = [name for name in NAMES if name in names]
-    if column is None and not named and len(names) != 1:
-        raise StoreError(
-            f"{path} has columns: {', '.join(names) or 'none'}; which of them are the scores? Name it with --column."
-        )
-    chosen = column or (named or names)[0]
+    chosen = column or _choose_name(path, names, names, f"has columns: {', '.join(names) or 'none'}")
     try:
         return np.array([float(row[chosen]) for row in rows])
     except ValueError as error:
         raise StoreError(f"{path}: column '{chosen}' holds something that is no number ({error}).") from error
+
+
+def _choose_name(path: Path, names: Collection[str], single: Sequence[str], content: str) -> str:
+    """The first known name in a file, else the only one that can be meant."""
+    found = [name for name in NAMES if name in names] or (single if len(single) == 1 else ())
+    if not found:
+        raise StoreError(f"{path} {content}; which of them are the scores? Name it with --column.")
+    return found[0]
 
 
 def _flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:

@@ -15,7 +15,11 @@ Coverage residual:   |Phi(X) - Phi(X_S)| <= L_q eta R(S),   R(S) = sum_m alpha_m
 
 slack = right-hand side - left-hand side. A negative slack on a test bag says that an estimate, or an assumption, fails.
 
-Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size, kappa the curvature of U over the bag
+Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size; the factor is 1 at kappa = 0
+  kappa    the total curvature of U over the bag: 1 - min_{i: U({i}) > 0} [U(V) - U(V without i)] / U({i}), in [0, 1].
+           0: no two patches show the same anchor. 1: some patch adds nothing to the rest, the factor is the classical 1 - 1/e.
+           Repair starts from a subset S rather than from nothing; its curvature is that of the candidates alone under the
+           weights alpha_m (1 - v_m(S)), which is the same function of other arguments.
   utility_share  U(S) / U(whole bag) of a subset, for the evidence and for its rivals at the same size
   greedy_share   the same for the greedy subset of that size, so that U(S_best) / U(whole bag) <= greedy_share / factor
 """
@@ -35,8 +39,7 @@ from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
-from gcemil.evidence.coverage import anchor_coverage
-from gcemil.evidence.curvature import greedy_bound_factor, total_curvature
+from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import logarithm
@@ -234,15 +237,37 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
     weights, responses = model.anchor_weights(full.logits).double(), model.responses(bench.features).double()
     whole = float(anchor_coverage(torch.ones(len(bench), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
-    shared = {"curvature": curvature, "greedy_factor": greedy_bound_factor(curvature)}
     subsets = list(rule_subsets(bench, "wrapped", full, random, budget=model.settings.budget))
     # All of a bag's rules take as many patches as its evidence.
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
-    records = []
-    for rule, selected in ((one.rule, one.selected) for one in subsets):
-        shares = {
-            name: float(anchor_coverage(chosen.double(), responses) @ weights) / whole if whole > 0 else None
-            for name, chosen in (("utility_share", selected), ("greedy_share", greedy))
+
+    def share(chosen: Selected) -> float | None:
+        return float(anchor_coverage(chosen.double(), responses) @ weights) / whole if whole > 0 else None
+
+    return [
+        {
+            "bag_id": bench.bag.bag_id,
+            "rule": one.rule,
+            "curvature": curvature,
+            "greedy_factor": greedy_bound_factor(curvature),
+            "utility_share": share(one.selected),
+            "greedy_share": share(greedy),
         }
-        records.append({"bag_id": bench.bag.bag_id, "rule": rule, **shared, **shares})
-    return records
+        for one in subsets
+    ]
+
+
+def total_curvature(responses: Responses, anchor_weights: AnchorWeights) -> float:
+    """kappa of U over these patches; a utility that is zero everywhere is linear, so its curvature is 0."""
+    alone = responses @ anchor_weights
+    last = marginal_gains(torch.ones_like(alone), responses, anchor_weights)
+    useful = alone > 0
+    if not bool(useful.any()):
+        return 0.0
+    # Both are sums of the same terms in different arithmetic: rounding can push their ratio just past 1.
+    return 1.0 - min(1.0, float((last[useful] / alone[useful]).min()))
+
+
+def greedy_bound_factor(curvature: float) -> float:
+    """(1 - e^-kappa) / kappa: the guaranteed ratio of the greedy utility to the best one of the same size."""
+    return -math.expm1(-curvature) / curvature if curvature > 0.0 else 1.0

@@ -14,12 +14,11 @@ better side, so survival has the absolute ones only. Rules: rules.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import (
@@ -32,18 +31,13 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
-from gcemil.tasks.task import Task
 
 BUDGETS = (0.01, 0.05, 0.1)
 RECOVERED = "recovered"
-MEDIANS = ("runtime_ratio",)
-"""Figures of which a row has the median: one interrupted bag must not speak for all."""
-
-Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -82,50 +76,26 @@ def measure_budget(
             view = bag.predict(network)
             scores = rule_scores(bag, network, attribute_patches(view, chosen[network]), random=random)
             for rule, values in scores.items():
-                table.add(bag, view, RuleOnBag(rule, network, values), sizes)
+                table.add(bag, network, view, rule, values, sizes)
         # A large bag and its embedding must be gone before the next one is read.
         del bag, view
-    return Finding(
-        name="budget",
-        rows=tuple(table.rows()),
-        slides=tuple(table.slides),
-        notes=tuple(table.notes()),
-        settings={
-            "budgets": list(budgets),
-            "attributions": {network: list(names) for network, names in chosen.items()},
-            "seed": fold.seed,
-        },
-    )
+    named = {network: list(names) for network, names in chosen.items()}
+    return table.to_finding("budget", {"budgets": list(budgets), "attributions": named, "seed": fold.seed})
 
 
 def bag_sizes(bag: FoldBag, budgets: Sequence[float | str]) -> dict[str, int]:
     """Patches of a subset of this bag under each budget, a share of the bag or "recovered"."""
-    return {_budget_name(budget): _bag_size(bag, budget) for budget in budgets}
-
-
-def _budget_name(budget: float | str) -> str:
-    return budget if isinstance(budget, str) else f"{budget:g}"
-
-
-def _bag_size(bag: FoldBag, budget: float | str) -> int:
-    if not isinstance(budget, str):
-        return subset_size(len(bag), budget)
-    if budget != RECOVERED or bag.explanation is None:
-        raise UsageError(
-            f"A budget is a share of the bag, or '{RECOVERED}' for a run with a wrapper, got '{budget}'."
-        )
-    return int(bag.explanation.recovery.selected.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class RuleOnBag:
-    """A rule's ranking of one bag under one network."""
-
-    rule: str
-    network: NetworkName
-    scores: Scores
-    more: Figures = field(default_factory=dict)
-    """Figures of the ranking itself, whatever the size."""
+    found = {}
+    for budget in budgets:
+        if not isinstance(budget, str):
+            found[f"{budget:g}"] = subset_size(len(bag), budget)
+        elif budget == RECOVERED and bag.explanation is not None:
+            found[budget] = int(bag.explanation.recovery.selected.sum())
+        else:
+            raise UsageError(
+                f"A budget is a share of the bag, or '{RECOVERED}' for a run with a wrapper, got '{budget}'."
+            )
+    return found
 
 
 class RuleTable:
@@ -136,17 +106,51 @@ class RuleTable:
         self.slides: list[dict[str, Any]] = []
         self._fold = fold
 
-    def add(self, bag: FoldBag, view: PredictedBag, ranked: RuleOnBag, sizes: Mapping[str, int]) -> None:
-        """Put one rule's subsets of one bag to the test; `slides` gets the record of the last size."""
-        explained = bag.explanation if ranked.rule in GATED_RULES else None
+    def add(
+        self,
+        bag: FoldBag,
+        network: NetworkName,
+        view: PredictedBag,
+        rule: str,
+        scores: Scores,
+        sizes: Mapping[str, int],
+        more: Figures | None = None,
+    ) -> None:
+        """Put one rule's subsets of one bag to the test; `slides` gets the record of the last size.
+
+        `more` are figures of the ranking itself, whatever the size.
+        """
+        explained = bag.explanation if rule in GATED_RULES else None
         gated = None if explained is None else explained.output.soft.logits
-        outcomes = prefix_outcomes(view, ranked.scores, list(sizes.values()), gated)
+        order, answers = ranking(scores), self._fold.answers(network)
+        outcomes = prefix_outcomes(view, scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
-            key = RuleKey(ranked.rule, ranked.network, budget)
+            outputs = answers.read(outcome)
+            removed = outputs.removed if self._fold.task.n_outputs > 1 else None
+            figures: Figures = {
+                "full_kept_gap": outputs.full_kept_gap,
+                "removal_gap": outputs.removal_gap,
+                "removal_effect": None if removed is None else outputs.full - removed,
+                "cd_gap": outputs.cd_gap,
+                "evidence_fraction": outcome.fraction,
+                **truth_figures(members(order[:size], n_patches=len(bag)), scores, bag.truth, bag.regions),
+                **(more or {}),
+            }
+            key = RuleKey(rule, network, budget)
             tally = self.tallies.setdefault(key, RuleOutcomes())
             tally.outcomes.append(outcome)
-            tally.figures.append(_rule_figures(outcome, ranked, size, bag, self._fold))
-        self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **tally.figures[-1]})
+            tally.figures.append(figures)
+        self.slides.append({"bag_id": bag.spec.bag_id, **vars(key), "n_selected": size, **figures})
+
+    def to_finding(self, name: str, settings: dict[str, Any], notes: Sequence[str] = ()) -> Finding:
+        """Rows, slides and notes of what was added; `notes` come first."""
+        return Finding(
+            name=name,
+            rows=tuple(self.rows()),
+            slides=tuple(self.slides),
+            notes=(*notes, *self.notes()),
+            settings=settings,
+        )
 
     @property
     def complete(self) -> dict[RuleKey, RuleOutcomes]:
@@ -156,11 +160,19 @@ class RuleTable:
 
     def rows(self) -> Iterator[Row]:
         """Two rows per rule with gates, one per any other."""
-        targets = self._fold.targets()
+        targets, score = self._fold.targets(), score_where_defined(self._fold.task)
         for key, tally in self.complete.items():
-            yield _full_kept_row(key, tally, self._fold.task, targets)
+            own = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
+            values = {**subset_metrics(tally.outcomes, targets, score), "cd_gap": None}
+            row = mean_row({**vars(key), "comparison": "full-kept"}, own, values)
+            if ratios := [one for bag in own if (one := bag.get("runtime_ratio")) is not None]:
+                # One interrupted bag must not speak for all.
+                row.values["runtime_ratio"] = median(ratios)
+            yield row
             if key.rule in GATED_RULES:
-                yield _soft_kept_row(key, tally, self._fold.task, targets)
+                own = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
+                values = {**gated_metrics(tally.outcomes, targets, score), "full_kept_gap": None}
+                yield mean_row({**vars(key), "comparison": "soft-kept"}, own, values)
 
     def notes(self) -> Iterator[str]:
         """What a reader of the rows must know."""
@@ -189,39 +201,3 @@ def prefix_outcomes(
         BagOutcome(view.full.logits, logits, rest.get(len(order) - size), gated, size / len(order))
         for size, logits in zip(sizes, kept, strict=True)
     ]
-
-
-def _rule_figures(
-    outcome: BagOutcome, ranked: RuleOnBag, size: int, bag: FoldBag, fold: TrainedFold
-) -> Figures:
-    """What one bag says of one subset."""
-    outputs = fold.answers(ranked.network).read(outcome)
-    removed = outputs.removed if fold.task.n_outputs > 1 else None
-    selected = members(ranking(ranked.scores)[:size], n_patches=len(bag))
-    return {
-        "full_kept_gap": outputs.full_kept_gap,
-        "removal_gap": outputs.removal_gap,
-        "removal_effect": None if removed is None else outputs.full - removed,
-        "cd_gap": outputs.cd_gap,
-        "evidence_fraction": outcome.fraction,
-        **truth_figures(selected, ranked.scores, bag.truth, bag.regions),
-        **ranked.more,
-    }
-
-
-def _full_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    values = {**subset_metrics(tally.outcomes, targets, score_where_defined(task)), "cd_gap": None}
-    figures = [{name: one for name, one in bag.items() if name != "cd_gap"} for bag in tally.figures]
-    row = mean_row({**vars(key), "comparison": "full-kept"}, figures, values)
-    return replace(row, values={**row.values, **_median_figures(figures)})
-
-
-def _median_figures(figures: Sequence[Figures]) -> Figures:
-    found = {name: [one for bag in figures if (one := bag.get(name)) is not None] for name in MEDIANS}
-    return {name: median(values) for name, values in found.items() if values}
-
-
-def _soft_kept_row(key: RuleKey, tally: RuleOutcomes, task: Task, targets: Tensor) -> Row:
-    values = {**gated_metrics(tally.outcomes, targets, score_where_defined(task)), "full_kept_gap": None}
-    figures = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in tally.figures]
-    return mean_row({**vars(key), "comparison": "soft-kept"}, figures, values)

@@ -37,7 +37,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -62,7 +62,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.hosts.host import Host
 from gcemil.prefilter.cost import (
     PREFILTER_MODE,
@@ -79,7 +79,6 @@ from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
 Call = Callable[[], Any]
-Figures = dict[str, float | None]
 CLOSED_FORM = "occlusion_closed_form"
 GRADIENTS = "integrated_gradients"
 TIMED_PATCHES = 8
@@ -167,7 +166,7 @@ def measure_inference_cost(
 
 def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]:
     """Every way this fold has; the whole bag comes first."""
-    network: NetworkName = "wrapped" if fold.plain is None else "plain"
+    network = fold.networks[0]
     host, features, coords = fold.host_of(network), bench.features, bench.coords
     everyone = torch.ones(len(bench), dtype=torch.bool)
     handed = (features, coords)
@@ -215,7 +214,7 @@ def list_control_ways(
     bench: FoldBag, fold: TrainedFold, budget: float, generator: torch.Generator
 ) -> Iterator[Way]:
     """The host on as many patches by chance, and by the truth where it is known."""
-    network: NetworkName = "wrapped" if fold.plain is None else "plain"
+    network = fold.networks[0]
     full, random = bench.predict(network).full, torch.rand(len(bench), generator=generator)
     for subset in rule_subsets(bench, network, full, random, budget=budget):
         if find_rule(subset.rule).is_control:
@@ -269,34 +268,25 @@ def measure_ways(
     memory = {way.mode: count_bytes(way.handed) + peak_bytes(way.predict) for way in ways}
     seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
+
+    def measured(way: Way, explained: float | None) -> Figures:
+        return {
+            "aggregation_time": seconds[f"predict {way.mode}"] / unit,
+            "explained_time": explained,
+            "peak_memory": memory[way.mode] / memory["full"],
+            "patch_ratio": float(way.selected.double().mean()),
+        }
+
     for way in ways:
-        predicted = seconds[f"predict {way.mode}"]
-        explained = seconds.get(f"explain {way.mode}", predicted) / unit
+        explained = seconds.get(f"explain {way.mode}", seconds[f"predict {way.mode}"]) / unit
         if way.is_timed_alone:
             yield from end_to_end_rows(way.labels, explained * unit, unit, len(bench), encoding)
-        yield (
-            way.labels,
-            {
-                "aggregation_time": predicted / unit,
-                "explained_time": explained if way.is_timed_alone else None,
-                "peak_memory": memory[way.mode] / memory["full"],
-                "patch_ratio": float(way.selected.double().mean()),
-            },
-        )
+        yield way.labels, measured(way, explained if way.is_timed_alone else None)
     kept = next(way for way in ways if way.mode == "attention")
-    again = seconds["predict attention"]
     labels = {"mode": "occlusion", "network": full.network, "timing": "extrapolated"}
-    occluded = unit + len(bench) * seconds.get("one out", 0.0) + again
+    occluded = unit + len(bench) * seconds.get("one out", 0.0) + seconds["predict attention"]
     yield from end_to_end_rows(labels, occluded, unit, len(bench), encoding)
-    yield (
-        labels,
-        {
-            "aggregation_time": again / unit,
-            "explained_time": occluded / unit,
-            "peak_memory": memory["attention"] / memory["full"],
-            "patch_ratio": float(kept.selected.double().mean()),
-        },
-    )
+    yield labels, measured(kept, occluded / unit)
 
 
 def end_to_end_rows(
@@ -344,7 +334,7 @@ def add_utility(row: Row, utility: dict[str, float]) -> Row:
         mode = CLOSED_FORM
     ours, full = utility.get(mode), utility["full"]
     relative = None if ours is None or full == 0 else ours / full
-    return Row(row.labels, {**row.values, "relative_utility": relative}, row.deviations)
+    return replace(row, values={**row.values, "relative_utility": relative})
 
 
 def cost_notes(fold: TrainedFold, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:

@@ -57,7 +57,13 @@ def run_diagnostic(
             else {}
         )
         finding = load_measure(name)(bench, **extra, **(options or {}))
-    origin = _describe_origin(run, fold, against, others, seed) | {"options": dict(options or {})}
+    inputs = _hash_networks(run, fold, against, others)
+    origin = {
+        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
+        "fold": fold,
+        "settings_hash": read_run(run).settings.hash,
+        "options": dict(options or {}),
+    }
     if against is not None:
         origin[SAME_NETWORK] = bench.is_same_network
     finding = replace(finding, provenance=origin)
@@ -84,20 +90,8 @@ def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> 
     return replace(opened, plain=opened.host, plain_scale=opened.scale)
 
 
-def _describe_origin(
-    run: Path, fold: int, against: Path | None, others: Sequence[Path], seed: int
-) -> dict[str, Any]:
-    """Versions, seed, and the fingerprints of every network a finding depends on."""
-    inputs = _hash_networks(run, fold, against, others)
-    device = torch.device("cpu")
-    return {
-        **describe_environment(seed=seed, device=device, inputs=inputs),
-        "fold": fold,
-        "settings_hash": read_run(run).settings.hash,
-    }
-
-
 def _hash_networks(run: Path, fold: int, against: Path | None, others: Sequence[Path]) -> dict[str, str]:
+    """The fingerprints of every network a finding depends on."""
     networks = {"run": run, **({"against": against} if against else {})}
     networks |= {f"other_{number}": path for number, path in enumerate(others)}
     return {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
@@ -134,7 +128,7 @@ def diagnose_run(
             (name, fold)
             for name in per_fold
             for fold in numbers
-            if again or not is_current(finding_file(run, name, fold), comparison, fold)
+            if again or not is_current(comparison, name, fold)
         ]
         for done, _ in enumerate(_make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
             if on_done:
@@ -163,19 +157,15 @@ def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
     return list(names)
 
 
-def finding_file(run: Path, name: str, fold: int) -> Path:
-    """Where a diagnostic of a fold is kept."""
-    return RunFolder(run).fold(fold).finding(name)
-
-
-def is_current(path: Path, comparison: Comparison, fold: int) -> bool:
+def is_current(comparison: Comparison, name: str, fold: int) -> bool:
     """Whether a finding is there and was made from these very networks with this seed."""
+    path = RunFolder(comparison.run).fold(fold).finding(name)
     if not path.is_file():
         return False
     provenance = read_finding(path).provenance
     # By name: a file keeps its names in alphabetical order.
     expected = _hash_networks(comparison.run, fold, comparison.against, comparison.others)
-    is_asked_alike = provenance.get("options", {}) == comparison.options.get(path.stem, {})
+    is_asked_alike = provenance.get("options", {}) == comparison.options.get(name, {})
     return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 

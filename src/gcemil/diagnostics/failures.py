@@ -34,7 +34,7 @@ from gcemil.diagnostics.snr_report import JudgedSubset, bag_record, judge_subset
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
 from gcemil.errors import GcemilError, UsageError
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
 from gcemil.slides.artifacts import find_artifacts
@@ -238,12 +238,11 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
             members = [record for record in own if name in ("all", record.get("target"))]
             if members:
                 labels = {"rule": rule, "network": network, "class": name}
-                shares = [_failure_shares(record) for record in members]
+                shares: list[Figures] = [
+                    {f"{kind}_share": None if one[kind] is None else float(one[kind]) for kind in TYPES}
+                    for one in members
+                ]
                 yield mean_row(labels, shares, {"audited_slides": float(len(members))})
-
-
-def _failure_shares(record: Record) -> dict[str, float | None]:
-    return {f"{kind}_share": None if record[kind] is None else float(record[kind]) for kind in TYPES}
 
 
 def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:

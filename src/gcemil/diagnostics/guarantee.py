@@ -29,16 +29,16 @@ certified.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from scipy.special import bdtr
 from scipy.stats import betabinom, binom
-from torch import Tensor
 
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
@@ -53,8 +53,8 @@ from gcemil.diagnostics.trained_fold import (
 )
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, Row, mean_row
-from gcemil.recovery.recover import subset_size
+from gcemil.findings import Figures, Finding, Row, mean_row
+from gcemil.recovery.recover import rank_scores, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
@@ -95,8 +95,6 @@ class Certificate:
 
 def conformal_certificate(agrees: Agreement, fractions: Sequence[float], *, alpha: float) -> Certificate:
     """The size that a share 1 - alpha of new bags does not need to exceed."""
-    _check_level("alpha", alpha)
-    _check_grid(agrees, fractions)
     rank = conformal_rank(len(agrees), alpha)
     if rank > len(agrees):
         return Certificate(WHOLE_BAG, False, len(agrees), alpha)
@@ -108,9 +106,6 @@ def binomial_certificate(
     agrees: Agreement, fractions: Sequence[float], *, alpha: float, confidence: float = 0.9
 ) -> Certificate:
     """The last size on the way down at which calibration bags fail too seldom for a rate above alpha."""
-    _check_level("alpha", alpha)
-    _check_level("confidence", confidence)
-    _check_grid(agrees, fractions)
     size = WHOLE_BAG
     # The whole bag cannot fail, so it needs no test.
     for column in range(len(fractions) - 2, -1, -1):
@@ -141,26 +136,9 @@ def failure_p_value(failures: int, n_bags: int, *, alpha: float) -> float:
 
 def bags_needed(alpha: float, confidence: float | None = None) -> int:
     """The least number of calibration bags that can certify anything: conformal, or tested at a confidence."""
-    _check_level("alpha", alpha)
     if confidence is None:
         return math.ceil(1 / alpha - 1 - 1e-9)
-    _check_level("confidence", confidence)
     return math.ceil(math.log(1 - confidence) / math.log(1 - alpha) - 1e-9)
-
-
-def _check_grid(agrees: Agreement, fractions: Sequence[float]) -> None:
-    rising = all(low < high for low, high in pairwise(fractions))
-    if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
-        raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
-    if agrees.shape[1] != len(fractions):
-        raise UsageError(f"{len(fractions)} sizes need as many columns of agreement, got {agrees.shape[1]}.")
-    if not agrees[:, -1].all():
-        raise UsageError("A whole bag agrees with itself: the last column of agreement must be true.")
-
-
-def _check_level(name: str, level: float) -> None:
-    if not 0 < level < 1:
-        raise UsageError(f"{name} lies in (0, 1), got {level}.")
 
 
 @dataclass(eq=False)
@@ -188,8 +166,12 @@ def measure_guarantee(
     risk_tolerance: float = RISK_TOLERANCE,
 ) -> Finding:
     """Promised and realised agreement of every ranking, under both methods."""
-    _check_level("alpha", alpha)
-    _check_level("confidence", confidence)
+    for name, level in (("alpha", alpha), ("confidence", confidence)):
+        if not 0 < level < 1:
+            raise UsageError(f"{name} lies in (0, 1), got {level}.")
+    rising = all(low < high for low, high in pairwise(fractions))
+    if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
+        raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
     fold.require_parts("a guarantee is made on val and shown on test")
     judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
     calibration, test = (_measure_part(fold, part, judges, fractions) for part in ("val", "test"))
@@ -249,70 +231,52 @@ def _add_bag(
     record.bag_ids.append(bag.bag.bag_id)
     record.agreement.append(agrees.numpy())
     record.shown.append(np.array(sizes) / len(bag))
-    record.average_precision.append(_ranking_precision(order, bag.truth))
-
-
-def _ranking_precision(order: Order, truth: Tensor | None) -> float | None:
-    if truth is None or not bool(truth.any()):
-        return None
-    falling = torch.empty(len(order)).index_copy(0, order, -torch.arange(len(order)).float())
-    return average_precision(falling, truth)
+    truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
+    record.average_precision.append(None if truth is None else average_precision(rank_scores(order), truth))
 
 
 def guarantee_row(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
 ) -> Row:
     """What was promised on validation bags, and what was kept on test bags."""
-    rule, network = key
-    labels = {"rule": rule, "network": network, "method": method}
-    n_test = len(test.bag_ids)
-    per_bag = [
+    slides = guarantee_slides(key, method, certificate, test, fractions)
+    per_bag: list[Figures] = [
         {
             "promised_rate": 1 - certificate.alpha,
-            "realised_rate": float(agrees),
-            "realised_floor": certificate.realised_floor(n_test),
+            "realised_rate": float(one["agrees"]),
+            "realised_floor": certificate.realised_floor(len(slides)),
             "certified_share": float(certificate.certified),
             "certified_fraction": certificate.fraction,
-            "evidence_fraction": shown,
-            "fallback_share": float(falls_back),
-            "guarded_fraction": 1.0 if falls_back else shown,
+            "evidence_fraction": one["evidence_fraction"],
+            "fallback_share": float(one["falls_back"]),
+            "guarded_fraction": 1.0 if one["falls_back"] else one["evidence_fraction"],
             "calibration_bags": float(certificate.n_bags),
             "average_precision": found,
         }
-        for (_, agrees, shown, falls_back), found in zip(
-            _certified_outcomes(certificate, test, fractions), test.average_precision, strict=True
-        )
+        for one, found in zip(slides, test.average_precision, strict=True)
     ]
-    return mean_row(labels, per_bag)
+    rule, network = key
+    return mean_row({"rule": rule, "network": network, "method": method}, per_bag)
 
 
 def guarantee_slides(
     key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
-) -> list[dict[str, object]]:
-    """The same, bag by bag."""
+) -> list[dict[str, Any]]:
+    """Each test bag at the certified size: whether it agrees, the share shown, whether it is shown whole."""
     rule, network = key
+    column = list(fractions).index(certificate.fraction)
     return [
         {
             "bag_id": bag_id,
             "rule": rule,
             "network": network,
             "method": method,
-            "agrees": agrees,
-            "evidence_fraction": shown,
-            "falls_back": falls_back,
+            "agrees": bool(agreement[column]),
+            "evidence_fraction": float(shown[column]),
+            "falls_back": not (agreement[column] and certificate.certified),
         }
-        for bag_id, agrees, shown, falls_back in _certified_outcomes(certificate, test, fractions)
+        for bag_id, agreement, shown in zip(test.bag_ids, test.agreement, test.shown, strict=True)
     ]
-
-
-def _certified_outcomes(
-    certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
-) -> Iterator[tuple[str, bool, float, bool]]:
-    """Each test bag at the certified size: its id, whether it agrees, the share shown, whether it is shown whole."""
-    column = list(fractions).index(certificate.fraction)
-    for bag_id, agreement, shown in zip(test.bag_ids, test.agreement, test.shown, strict=True):
-        agrees = bool(agreement[column])
-        yield bag_id, agrees, float(shown[column]), not (agrees and certificate.certified)
 
 
 def explain_refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:

@@ -163,14 +163,6 @@ def major_axes(
     return 4 * np.sqrt(largest)
 
 
-@dataclass(frozen=True, eq=False)
-class ScoredSlide:
-    """One score map beside the truth of its slide."""
-
-    scores: Float[np.ndarray, "n"]
-    positive: Bool[np.ndarray, "n"]
-
-
 def dice(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> float | None:
     """None where there is nothing to find."""
     if not positive.any():
@@ -183,13 +175,15 @@ def specificity(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) 
     return None if positive.all() else float((~marked[~positive]).mean())
 
 
-def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
-    """The score at which the mean Dice is highest, the higher one where two are equal; None without positives."""
-    with_truth = [slide for slide in slides if slide.positive.any()]
-    if not with_truth:
-        return None
+def best_threshold(slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]) -> float | None:
+    """The score at which the mean Dice is highest, the higher one where two are equal; None without positives.
+
+    A slide is its scores and its positive patches.
+    """
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
-    walks = [_dice_steps(slide) for slide in with_truth]
+    walks = [_dice_steps(scores, positive) for scores, positive in slides if positive.any()]
+    if not walks:
+        return None
     scores = np.concatenate([walk[0] for walk in walks])
     order = np.argsort(-scores, kind="stable")
     total = np.cumsum(np.concatenate([walk[1] for walk in walks])[order])
@@ -200,9 +194,11 @@ def best_threshold(slides: Sequence[ScoredSlide]) -> float | None:
     return float(ranked[last[np.round(total[last], 9).argmax()]])
 
 
-def _dice_steps(slide: ScoredSlide) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-    """The slide's scores in decreasing order, and what each patch adds to its Dice when it is marked next."""
-    order = np.argsort(-slide.scores, kind="stable")
-    hits = np.cumsum(slide.positive[order])
-    after = 2 * hits / (np.arange(1, len(order) + 1) + slide.positive.sum())
-    return slide.scores[order].astype(np.float64), np.diff(after, prepend=0.0)
+def _dice_steps(
+    scores: PatchScores, positive: Bool[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """A slide's scores in decreasing order, and what each patch adds to its Dice when it is marked next."""
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    after = 2 * hits / (np.arange(1, len(order) + 1) + positive.sum())
+    return scores[order].astype(np.float64), np.diff(after, prepend=0.0)

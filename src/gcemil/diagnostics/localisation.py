@@ -27,7 +27,7 @@ A slide without truth or coordinates, or one that the cohort's recipe keeps out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ from gcemil.diagnostics.lesions import (
     PAPER_RATES,
     Ignored,
     PatchScores,
-    ScoredSlide,
-    SlideDetections,
     best_threshold,
     dice,
     froc_curve,
@@ -59,7 +57,7 @@ from gcemil.diagnostics.lesions import (
     specificity,
 )
 from gcemil.diagnostics.trained_fold import FoldBag, PartName, TrainedFold
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 
 ISOLATED_MICRONS = 275.0
 """Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
@@ -70,14 +68,6 @@ RECOVERED_MAP: MapKey = ("evidence", "wrapped")
 CONFIRMED_MAP: MapKey = ("confirmed evidence", "wrapped")
 SET_MAPS = (RECOVERED_MAP, CONFIRMED_MAP)
 """The recovered evidence: a set, so marked or not marked. Published figures are of the first."""
-
-
-@dataclass(frozen=True)
-class TruthRule:
-    """When a patch is positive, and how large a pixel is where the truth file does not say."""
-
-    min_overlap: float
-    microns_per_pixel: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +83,6 @@ class SlideTruth:
     knows_size: bool
 
 
-@dataclass(frozen=True)
-class Excluded:
-    """A slide that does not count, and why."""
-
-    slide_id: str
-    reason: str
-
-
 @dataclass(frozen=True, eq=False)
 class MappedSlide:
     """A slide with its truth and every map of scores."""
@@ -109,23 +91,30 @@ class MappedSlide:
     maps: dict[MapKey, PatchScores]
 
 
-def _map_slides(fold: TrainedFold, bench: FoldBag, rule: TruthRule) -> Iterator[MappedSlide | Excluded]:
-    """Every slide of a bag with its maps, or the reason why it cannot be judged."""
+def _map_slides(
+    fold: TrainedFold, bench: FoldBag, min_overlap: float, microns_per_pixel: float | None
+) -> tuple[list[MappedSlide], dict[str, str]]:
+    """Every slide of a bag with its maps, and the reason why others cannot be judged."""
     unfit = lesion_exclusions(fold.cohort.card.provenance)
-    truths = [
-        Excluded(slide_id, unfit[slide_id])
-        if slide_id in unfit
-        else slide_truth(fold.cohort.truth_file(slide_id), bench.bag, slide_id, rule)
-        for slide_id in bench.bag.slide_ids
-    ]
-    maps = _bag_maps(fold, bench) if any(isinstance(truth, SlideTruth) for truth in truths) else {}
-    for truth in truths:
-        if isinstance(truth, Excluded):
-            yield truth
+    truths, excluded = [], {}
+    for slide_id in bench.bag.slide_ids:
+        path = fold.cohort.truth_file(slide_id)
+        truth = (
+            unfit[slide_id]
+            if slide_id in unfit
+            else slide_truth(path, bench.bag, slide_id, min_overlap, microns_per_pixel)
+        )
+        if isinstance(truth, str):
+            excluded[slide_id] = truth
         else:
-            rows = bench.bag.rows_of(truth.slide_id)
-            own = {name: scores[rows] for name, scores in maps.items()}
-            yield MappedSlide(truth, {**own, **control_maps(truth, fold.seed)})
+            truths.append(truth)
+    maps = _bag_maps(fold, bench) if truths else {}
+    mapped = []
+    for truth in truths:
+        rows = bench.bag.rows_of(truth.slide_id)
+        own = {name: scores[rows] for name, scores in maps.items()}
+        mapped.append(MappedSlide(truth, {**own, **control_maps(truth, fold.seed)}))
+    return mapped, excluded
 
 
 def lesion_exclusions(provenance: dict[str, Any]) -> dict[str, str]:
@@ -134,19 +123,21 @@ def lesion_exclusions(provenance: dict[str, Any]) -> dict[str, str]:
     return {one["slide"]: one["reason"] for one in listed if one["scope"] == "lesion_metrics"}
 
 
-def slide_truth(path: Path, bag: Bag, slide_id: str, rule: TruthRule) -> SlideTruth | Excluded:
-    """Positive patches and lesions of a slide, or why they are not known."""
+def slide_truth(
+    path: Path, bag: Bag, slide_id: str, min_overlap: float, microns_per_pixel: float | None
+) -> SlideTruth | str:
+    """Positive patches and lesions of a slide, or why they are not known; the file's own size of a pixel counts first."""
     coords = bag.slide_coords(slide_id)
     if not path.is_file():
-        return Excluded(slide_id, "no truth")
+        return "no truth"
     if coords is None:
-        return Excluded(slide_id, "no coordinates")
+        return "no coordinates"
     name = "overlap" if store.has(path, "overlap") else "evidence"
     overlap = read_truth(path, name, len(coords)).astype(np.float32)
     step = int(bag.patch_size or coordinate_step(coords))
-    cells, positive = patch_cells(coords, step), overlap >= rule.min_overlap
+    cells, positive = patch_cells(coords, step), overlap >= min_overlap
     lesion = connected_regions(cells, positive)
-    mpp = stated_number(store.attributes(path), "microns_per_pixel") or rule.microns_per_pixel
+    mpp = stated_number(store.attributes(path), "microns_per_pixel") or microns_per_pixel
     isolated = np.zeros(int(lesion.max(initial=0)), dtype=bool)
     if mpp is not None:
         isolated = major_axes(cells, lesion, overlap, step * mpp) < ISOLATED_MICRONS
@@ -196,16 +187,13 @@ def measure_localisation(
     microns_per_pixel: float | None = None,
 ) -> Finding:
     """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
-    rule = TruthRule(min_overlap, microns_per_pixel)
     judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
-    excluded: list[Excluded] = []
+    excluded: dict[str, str] = {}
     for part, slides in judged.items():
         for bench in fold.bags(part):
-            for found in _map_slides(fold, bench, rule):
-                if isinstance(found, MappedSlide):
-                    slides.append(found)
-                else:
-                    excluded.append(found)
+            mapped, left_out = _map_slides(fold, bench, min_overlap, microns_per_pixel)
+            slides += mapped
+            excluded |= left_out
     rows, details = localisation_rows(judged["val"], judged["test"])
     return Finding(
         name="localisation",
@@ -232,9 +220,7 @@ def localisation_rows(
     details: list[Detail] = []
     for rule in test[0].maps if test else ():
         threshold = (
-            0.5
-            if rule in SET_MAPS
-            else best_threshold([ScoredSlide(one.maps[rule], one.truth.positive) for one in val])
+            0.5 if rule in SET_MAPS else best_threshold([(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
             rows.append(Row(_map_labels(rule), dict.fromkeys(FIGURES)))
@@ -247,19 +233,30 @@ def localisation_rows(
 
 def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
-    slides, by_overlap, by_point = [], [], []
+    slides: list[Figures] = []
+    by_overlap, by_point = [], []
     for one in test:
         candidates = lesion_candidates(one.truth.cells, one.maps[rule], threshold)
         by_overlap.append(hits_by_overlap(candidates, one.truth.lesion))
         by_point.append(hits_by_point(candidates, one.truth.lesion, one.truth.isolated))
-        slides.append(_slide_figures(candidates.number > 0, one.truth.positive))
+        marked, positive = candidates.number > 0, one.truth.positive
+        slides.append(
+            {
+                "dice": dice(marked, positive),
+                "normal_specificity": None if positive.any() else specificity(marked, positive),
+                "marked_share": float(marked.mean()),
+            }
+        )
     paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
     paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
     official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
     figures = mean_row(_map_labels(rule), slides)
-    values: dict[str, float | None] = {
+    values: Figures = {
         **figures.values,
-        "patch_specificity": _pooled_specificity(rule, threshold, test),
+        "patch_specificity": specificity(
+            np.concatenate([one.maps[rule] >= threshold for one in test]),
+            np.concatenate([one.truth.positive for one in test]),
+        ),
         "froc": None if paper is None else float(paper.mean()),
         "froc_official": None if official is None else float(official.mean()),
         "map_threshold": threshold,
@@ -270,7 +267,16 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
         *_curve_rows(rule, "official", OFFICIAL_RATES, official),
     ]
     details = [
-        _slide_detail(one.truth, rule, own, detected)
+        {
+            "slide_id": one.truth.slide_id,
+            **_map_labels(rule),
+            "dice": own["dice"],
+            "marked_share": own["marked_share"],
+            "lesions": len(detected.lesion_scores),
+            "isolated_lesions": int(one.truth.isolated.sum()),
+            "lesions_hit": int((detected.lesion_scores > NOT_FOUND).sum()),
+            "false_candidates": len(detected.false_positives),
+        }
         for one, own, detected in zip(test, slides, by_overlap, strict=True)
     ]
     return rows, details
@@ -278,19 +284,6 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
 
 def _map_labels(rule: MapKey) -> Labels:
     return {"rule": rule[0], "network": rule[1]}
-
-
-def _slide_figures(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> dict[str, float | None]:
-    return {
-        "dice": dice(marked, positive),
-        "normal_specificity": None if positive.any() else specificity(marked, positive),
-        "marked_share": float(marked.mean()),
-    }
-
-
-def _pooled_specificity(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> float | None:
-    marked = np.concatenate([one.maps[rule] >= threshold for one in test])
-    return specificity(marked, np.concatenate([one.truth.positive for one in test]))
 
 
 def _curve_rows(
@@ -305,28 +298,13 @@ def _curve_rows(
     ]
 
 
-def _slide_detail(
-    truth: SlideTruth, rule: MapKey, figures: dict[str, float | None], detected: SlideDetections
-) -> Detail:
-    return {
-        "slide_id": truth.slide_id,
-        **_map_labels(rule),
-        "dice": figures["dice"],
-        "marked_share": figures["marked_share"],
-        "lesions": len(detected.lesion_scores),
-        "isolated_lesions": int(truth.isolated.sum()),
-        "lesions_hit": int((detected.lesion_scores > NOT_FOUND).sum()),
-        "false_candidates": len(detected.false_positives),
-    }
-
-
 def localisation_notes(
-    val: Sequence[MappedSlide], test: Sequence[MappedSlide], excluded: Sequence[Excluded]
+    val: Sequence[MappedSlide], test: Sequence[MappedSlide], excluded: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Who was left out, which figures do not exist and why, and how to read the others."""
     lines = []
-    for reason in dict.fromkeys(one.reason for one in excluded):
-        names = [one.slide_id for one in excluded if one.reason == reason]
+    for reason in dict.fromkeys(excluded.values()):
+        names = [slide_id for slide_id, why in excluded.items() if why == reason]
         lines.append(f"Excluded ({reason}): {', '.join(names)}.")
     if not test:
         return (*lines, "No test slide has truth and coordinates, so nothing is judged.")

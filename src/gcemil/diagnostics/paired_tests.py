@@ -56,23 +56,15 @@ class PairedTests:
     rank_biserial: float | None
 
 
-def paired_tests(
-    differences: Differences,
-    *,
-    generator: np.random.Generator,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-) -> PairedTests:
+def paired_tests(differences: Differences, *, generator: np.random.Generator) -> PairedTests:
     """All tests of paired differences; there must be at least one."""
-    interval = bootstrap_interval(
-        differences, generator=generator, confidence=confidence, resamples=resamples
-    )
+    low, high = bootstrap_interval(differences, generator=generator) or (None, None)
     return PairedTests(
         n_pairs=len(differences),
         difference=float(differences.mean()),
         deviation=float(differences.std(ddof=1)) if len(differences) > 1 else None,
-        low=None if interval is None else interval[0],
-        high=None if interval is None else interval[1],
+        low=low,
+        high=high,
         p_paired_t=paired_t(differences),
         p_wilcoxon=wilcoxon(differences),
         cohens_dz=cohens_dz(differences),
@@ -235,7 +227,9 @@ class SwappedRisks:
         )  # first index: who died, second: who is known to have outlived that
         if not comparable.any():
             raise InputError("No two bags can be compared, so there is no C-index.")
-        ranks = {1: _mid_ranks(ours), -1: _mid_ranks(theirs)}
+        from scipy import stats
+
+        ranks = {1: stats.rankdata(ours), -1: stats.rankdata(theirs)}
         agrees = {
             (first, second): np.where(
                 comparable, (np.sign(ranks[first][:, None] - ranks[second]) + 1) / 2, 0.0
@@ -253,14 +247,6 @@ class SwappedRisks:
 
     def differences(self, signs: Signs) -> Float[np.ndarray, "swaps"]:
         return signs @ self.gains
-
-
-def _mid_ranks(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Twice the rank, ties in the middle; what is compared is their order alone."""
-    ordered = np.sort(values)
-    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")).astype(
-        float
-    )
 
 
 SwappedBags = SwappedClasses | SwappedRisks

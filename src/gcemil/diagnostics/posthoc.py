@@ -36,13 +36,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import Attribution
-from gcemil.diagnostics.budget import RECOVERED, Figures, RuleOnBag, RuleTable, bag_sizes
+from gcemil.diagnostics.budget import RECOVERED, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
 from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
-from gcemil.findings import Finding
+from gcemil.findings import Figures, Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.recovery.recover import ranking
@@ -75,20 +75,15 @@ def measure_posthoc(
                 ratios |= _time_evidence(bag, fold.model, clock)
             for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
                 curves = flipping_curves(view, ranking(scores), answers)
-                more = {**_curve_figures(curves), "runtime_ratio": ratios.get(rule)}
-                table.add(bag, view, RuleOnBag(rule, network, scores, more), sizes)
-    return Finding(
-        name="posthoc",
-        rows=tuple(table.rows()),
-        slides=tuple(table.slides),
-        notes=tuple(table.notes()),
-        settings={
-            "budget": budget,
-            "attributions": {network: list(names) for network, names in chosen.items()},
-            "removed_shares": list(REMOVED_SHARES),
-            "seed": fold.seed,
-        },
-    )
+                more = {**curves.figures, "runtime_ratio": ratios.get(rule)}
+                table.add(bag, network, view, rule, scores, sizes, more)
+    settings = {
+        "budget": budget,
+        "attributions": {network: list(names) for network, names in chosen.items()},
+        "removed_shares": list(REMOVED_SHARES),
+        "seed": fold.seed,
+    }
+    return table.to_finding("posthoc", settings)
 
 
 def _time_attributions(
@@ -137,14 +132,6 @@ def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
     return seconds / typical if typical > 0 else None
 
 
-def _curve_figures(curves: _FlippingCurves) -> Figures:
-    return {
-        "srg": curves.symmetric_gain,
-        "most_first_area": curves.most_first_area,
-        "least_first_area": curves.least_first_area,
-    }
-
-
 REMOVED_SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 """Dense at both ends: few patches are evidence."""
 
@@ -160,19 +147,10 @@ class _FlippingCurves:
     least_first: Curve
 
     @property
-    def most_first_area(self) -> float:
-        """Area when the highest scores go first: small is good."""
-        return area(self.removed, self.most_first)
-
-    @property
-    def least_first_area(self) -> float:
-        """Area when the lowest scores go first: large is good."""
-        return area(self.removed, self.least_first)
-
-    @property
-    def symmetric_gain(self) -> float:
-        """SRG."""
-        return self.least_first_area - self.most_first_area
+    def figures(self) -> Figures:
+        """Both areas, small being good where the highest scores go first, and SRG between them."""
+        most, least = area(self.removed, self.most_first), area(self.removed, self.least_first)
+        return {"srg": least - most, "most_first_area": most, "least_first_area": least}
 
 
 @torch.no_grad()

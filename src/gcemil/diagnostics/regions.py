@@ -91,22 +91,19 @@ class RegionJudge:
             members = regions.members(number)
             first = int(members.int().argmax())
             slide_id = next(span.slide_id for span in bag.spans if span.start <= first < span.stop)
-            found = RegionVerdict(number, slide_id, size, mass)
-            verdicts.append(found if number > self.limit else self._ask(asked, full, members, found))
+            region = RegionVerdict(number, slide_id, size, mass)
+            if number <= self.limit:
+                outputs = self.answers.read(bag_outcome(asked, members, full=full))
+                found = judge_subset(outputs, self.tolerances)
+                region = replace(
+                    region,
+                    kept=outputs.kept,
+                    removed=outputs.removed,
+                    sufficient=found.sufficient,
+                    necessary=found.necessary,
+                )
+            verdicts.append(region)
         return verdicts
-
-    def _ask(
-        self, asked: Interventions, full: Logits, members: Selected, region: RegionVerdict
-    ) -> RegionVerdict:
-        outputs = self.answers.read(bag_outcome(asked, members, full=full))
-        found = judge_subset(outputs, self.tolerances)
-        return replace(
-            region,
-            kept=outputs.kept,
-            removed=outputs.removed,
-            sufficient=found.sufficient,
-            necessary=found.necessary,
-        )
 
     @torch.no_grad()
     def count_needed(self, view: PredictedBag, regions: Regions) -> int | None:

@@ -31,6 +31,7 @@ from gcemil.diagnostics.agreement import (
     NEGATIVE,
     NOT_JUDGED,
     POSITIVE,
+    REVIEW,
     Chosen,
     RuleReview,
     Verdicts,
@@ -48,7 +49,6 @@ from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.shapes import Scores
 from gcemil.slides.geojson import GeoObject, parse_objects
 
-REVIEW = "review"
 ENDINGS = (".geojson", ".json")
 REMEDY = "It is no review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
@@ -81,17 +81,13 @@ class _MarkFile:
 
     def verdicts(self, cohort: Cohort, slide_id: str, n_patches: int) -> tuple[Verdicts, list[str]]:
         """What the marks say of every patch of the slide."""
-        if isinstance(self.given, SavedReview):
-            return _read_verdicts(self.given, n_patches, self.path), []
-        return judge_slide(cohort, slide_id, self.given, self.path)
-
-
-@dataclass(frozen=True, eq=False)
-class _ReviewedRun:
-    """What came of a review, and which slides could not be judged, with the reason."""
-
-    finding: Finding
-    left_out: dict[str, str]
+        if not isinstance(self.given, SavedReview):
+            return judge_slide(cohort, slide_id, self.given, self.path)
+        check_saved(self.given, n_patches, self.path)
+        verdicts = np.full(n_patches, NOT_JUDGED, dtype=np.int64)
+        for mark in self.given.marks:
+            verdicts[mark.patch] = POSITIVE if mark.mark == "accept" else NEGATIVE
+        return verdicts, []
 
 
 def review_run(
@@ -101,8 +97,11 @@ def review_run(
     against: Path | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> _ReviewedRun:
-    """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken."""
+) -> tuple[Finding, dict[str, str]]:
+    """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken.
+
+    Also gives the slides that could not be judged, with the reason.
+    """
     if resamples < 1:
         raise UsageError(f"Intervals need at least one draw, got {resamples}.")
     card, cohort = open_cohort(run)
@@ -142,7 +141,7 @@ def review_run(
     )
     with working_in(run):
         write_finding(RunFolder(run).diagnostics, finding)
-    return _ReviewedRun(finding, left_out)
+    return finding, left_out
 
 
 def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
@@ -221,14 +220,6 @@ def check_saved(review: SavedReview, n_patches: int | None, path: Path) -> None:
         raise RunError(f"{path} marks patch {wrong[0]} of {review.n_patches}. {REMEDY}")
 
 
-def _read_verdicts(review: SavedReview, n_patches: int, path: Path) -> Verdicts:
-    check_saved(review, n_patches, path)
-    verdicts = np.full(n_patches, NOT_JUDGED, dtype=np.int64)
-    for mark in review.marks:
-        verdicts[mark.patch] = POSITIVE if mark.mark == "accept" else NEGATIVE
-    return verdicts
-
-
 def _place_slides(
     run: Path, cohort: Cohort, slide_ids: Sequence[str]
 ) -> tuple[dict[int, list[str]], dict[str, str]]:
@@ -298,11 +289,6 @@ def _explain_reading(is_plain: bool, against: Path | None) -> list[str]:
     if is_plain and against is None:
         lines.append("The evidence does not train the host, so its attention is that of the plain host.")
     return lines
-
-
-def describe_review(reviewed: _ReviewedRun) -> dict[str, Any]:
-    """The finding and what was left out, for scripts."""
-    return {**reviewed.finding.to_json(), "left_out": reviewed.left_out}
 
 
 def list_marks(review: SavedReview) -> list[dict[str, Any]]:

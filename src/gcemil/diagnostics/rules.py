@@ -28,9 +28,8 @@ from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, Order, Predict
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
-from gcemil.explain import Explanation
 from gcemil.hosts.host import Host, HostOutput
-from gcemil.recovery.recover import ranking, subset_size, top_k
+from gcemil.recovery.recover import rank_scores, ranking, subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import LogGates, Scores, Selected
 
@@ -48,7 +47,9 @@ def rule_scores(
     if smooths:
         found |= smooth_scores(bag, attributions)
     if network == "wrapped" and bag.explanation is not None:
-        found |= evidence_scores(bag.explanation)
+        soft = bag.explanation.output.scores
+        found["gce_soft"] = soft
+        found["gce_discrete"] = rank_selected_first(bag.explanation.recovery.selected, soft)
     if bag.truth is not None:
         found["oracle"] = oracle_scores(bag.truth, bag.regions, attributions["attention"])
     return found
@@ -67,19 +68,10 @@ def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Score
     return {name + SMOOTHED: smoothed(values, around) for name, values in scores.items()}
 
 
-def evidence_scores(explanation: Explanation) -> dict[str, Scores]:
-    """The wrapper's own two rules."""
-    soft = explanation.output.scores
-    return {"gce_soft": soft, "gce_discrete": rank_selected_first(explanation.recovery.selected, soft)}
-
-
 def rank_selected_first(selected: Selected, scores: Scores) -> Scores:
     """Ranks from n down to 1: the selected patches before the others, both by score."""
     order = ranking(scores)
-    order = torch.cat([order[selected[order]], order[~selected[order]]])
-    ranks = torch.empty_like(scores)
-    ranks[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype, device=scores.device)
-    return ranks
+    return rank_scores(torch.cat([order[selected[order]], order[~selected[order]]]))
 
 
 def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:

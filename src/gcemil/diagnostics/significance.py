@@ -45,7 +45,11 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
     """Every mode and metric of `run` against the full bag of `against`."""
     check_same_cohort(run, against)
     ours, theirs = read_fold_metrics(run), read_fold_metrics(against)
-    _check_paired(run, ours, against, theirs)
+    if alone := sorted(set(ours) ^ set(theirs)):
+        raise RunError(
+            f"{run} has the folds {sorted(ours)}, {against} has {sorted(theirs)}: fold {alone[0]} has no partner. "
+            "Train the missing folds with 'gcemil train --folds'."
+        )
     compared = [(mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)]
     generator = np.random.default_rng(seed)
     tests = [
@@ -74,15 +78,6 @@ def read_fold_metrics(run: Path) -> FoldMetrics:
         }
         for number, metrics in found.items()
     }
-
-
-def _check_paired(run: Path, ours: FoldMetrics, against: Path, theirs: FoldMetrics) -> None:
-    if set(ours) != set(theirs):
-        alone = sorted(set(ours) ^ set(theirs))
-        raise RunError(
-            f"{run} has the folds {sorted(ours)}, {against} has {sorted(theirs)}: fold {alone[0]} has no partner. "
-            "Train the missing folds with 'gcemil train --folds'."
-        )
 
 
 def _shared_modes(metrics: FoldMetrics) -> list[str]:
@@ -317,7 +312,11 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     rows = sorted((row for row in table if row["split"] == "test"), key=lambda row: row["slide_id"])
     try:
         values = torch.tensor([[float(row[name]) for name in names] for row in rows], dtype=torch.float64)
-        targets = _stack_targets(rows, task)
+        targets = torch.tensor(
+            [task.classes.index(row["target"]) for row in rows]
+            if isinstance(task, ClassificationTask)
+            else [[float(row["target"]), float(row["event"])] for row in rows]
+        )
         if not (bool(values.isfinite().all()) and bool(targets.isfinite().all())):
             raise ValueError("a number is not finite")
         if len({row["slide_id"] for row in rows}) < len(rows):
@@ -334,10 +333,3 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
         targets,
         values if isinstance(task, ClassificationTask) else values.squeeze(1),
     )
-
-
-def _stack_targets(rows: Sequence[dict[str, str]], task: Task) -> Tensor:
-    """Class indices, or times and events."""
-    if isinstance(task, ClassificationTask):
-        return torch.tensor([task.classes.index(row["target"]) for row in rows])
-    return torch.tensor([[float(row["target"]), float(row["event"])] for row in rows])

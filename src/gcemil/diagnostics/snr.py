@@ -133,15 +133,14 @@ def snr_scores(
         task_metric(task, targets, [getattr(outcome, name) for outcome in outcomes])
         for name in ("full", "kept")
     )
+    metrics = subset_metrics(outcomes, targets, partial(task_metric, task))
     answers = Answers(task.n_outputs, scale or RiskScale())
     outputs = [answers.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
         evidence_sufficiency=kept,
-        complement_degradation=subset_metrics(outcomes, targets, partial(task_metric, task))[
-            "complement_degradation"
-        ],
+        complement_degradation=metrics["complement_degradation"],
         cd_gap=sum(cd_gaps) / len(cd_gaps) if cd_gaps else None,
         full_kept_gap=sum(one.full_kept_gap for one in outputs) / len(outputs),
         evidence_fraction=sum(outcome.fraction for outcome in outcomes) / len(outcomes),

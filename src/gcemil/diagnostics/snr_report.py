@@ -53,10 +53,10 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES, truth_figures
 from gcemil.explain import Explanation
-from gcemil.findings import Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size
-from gcemil.shapes import Logits, Selected
+from gcemil.shapes import Logits
 from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
 
@@ -152,7 +152,7 @@ def _snr_record(
     record = {
         **bag_record(bench, judged, fold.task),
         **_output_figures(judged, fold.task),
-        **truth_figures(judged.selected, judged.subset.scores, bench.truth, bench.regions),
+        **truth_figures(judged.selected, judged.scores, bench.truth, bench.regions),
     }
     explanation = bench.explanation
     if judged.rule != "evidence" or explanation is None or fold.model is None:
@@ -166,7 +166,7 @@ def _snr_record(
     }
 
 
-def _output_figures(judged: JudgedSubset, task: Task) -> dict[str, float | None]:
+def _output_figures(judged: JudgedSubset, task: Task) -> Figures:
     """The interventions on Phi."""
     outputs = judged.outputs
     removed = outputs.removed
@@ -197,11 +197,16 @@ def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None)
     """One row for every rule, network, class and comparison."""
     for network, rule in dict.fromkeys(one.key for one in trials):
         own = [one for one in trials if one.key == (network, rule)]
+        outcomes, targets = [one.outcome for one in own], torch.stack([one.target for one in own])
         for name, members, score in _class_groups(own, task):
             labels = {"rule": rule, "network": network, "class": name}
-            yield _snr_full_kept_row(labels, own, members, score, complete if rule == "evidence" else None)
+            values = subset_metrics(outcomes, targets, score)
+            if rule == "evidence" and complete is not None:
+                values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
+            yield _add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
             if rule == "evidence":
-                yield _snr_soft_kept_row(labels, own, members, score)
+                values = gated_metrics(outcomes, targets, score)
+                yield _add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
 
 
 def _class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
@@ -215,42 +220,18 @@ def _class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Seque
             yield name, members, _class_f1(task, index)
 
 
-def _snr_full_kept_row(
-    labels: Labels,
-    own: Sequence[Trial],
-    members: Sequence[Trial],
-    score: Score,
-    complete: Completeness | None,
-) -> Row:
-    values = subset_metrics([one.outcome for one in own], _stack_targets(own), score)
-    if complete is not None:
-        values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-    return _add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
-
-
-def _snr_soft_kept_row(labels: Labels, own: Sequence[Trial], members: Sequence[Trial], score: Score) -> Row:
-    values = gated_metrics([one.outcome for one in own], _stack_targets(own), score)
-    return _add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
-
-
-def _add_slide_means(
-    labels: Labels, values: dict[str, float | None], members: Sequence[Trial], names: Sequence[str]
-) -> Row:
+def _add_slide_means(labels: Labels, values: Figures, members: Sequence[Trial], names: Sequence[str]) -> Row:
     """Figures of M beside means over slides; figures that the rule does not have are left out."""
     keys = {name: SHARES.get(name, name) for name in names}
     per_slide = [
-        {name: _as_figure(one.record[key]) for name, key in keys.items() if key in one.record}
+        {
+            name: None if one.record[key] is None else float(one.record[key])
+            for name, key in keys.items()
+            if key in one.record
+        }
         for one in members
     ]
     return mean_row(labels, per_slide, values)
-
-
-def _as_figure(value: float | bool | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _stack_targets(trials: Sequence[Trial]) -> Tensor:
-    return torch.stack([one.target for one in trials])
 
 
 def _class_f1(task: ClassificationTask, class_index: int) -> Score:
@@ -267,7 +248,8 @@ def _class_f1(task: ClassificationTask, class_index: int) -> Score:
 def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
     own = [one for one in trials if one.key == trials[0].key]
-    yield from explain_missing_metric(fold.task, _stack_targets(own), [one.outcome.full for one in own])
+    targets = torch.stack([one.target for one in own])
+    yield from explain_missing_metric(fold.task, targets, [one.outcome.full for one in own])
     if not any(one.record["rule"] == "oracle" for one in trials):
         yield NO_TRUTH
     if fold.model is None:
@@ -279,23 +261,14 @@ def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completenes
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."
 
 
-@dataclass(frozen=True, eq=False)
-class JudgedSubset:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JudgedSubset(RuleSubset):
     """A rule's subset, put to the test under one network."""
 
     network: NetworkName
-    subset: RuleSubset
     outcome: BagOutcome
     outputs: BagOutputs
     verdict: Verdict
-
-    @property
-    def rule(self) -> str:
-        return self.subset.rule
-
-    @property
-    def selected(self) -> Selected:
-        return self.subset.selected
 
 
 def judge_subsets(
@@ -319,7 +292,13 @@ def judge_subsets(
             full = predicted.full.logits
             outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
             outputs = fold.answers(network).read(outcome)
-            yield JudgedSubset(network, subset, outcome, outputs, judge_subset(outputs, tolerances))
+            yield JudgedSubset(
+                **vars(subset),
+                network=network,
+                outcome=outcome,
+                outputs=outputs,
+                verdict=judge_subset(outputs, tolerances),
+            )
 
 
 def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:

@@ -29,7 +29,7 @@ Perturbations are small random changes that should not change what the evidence 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -44,13 +44,13 @@ from torch import Tensor
 from gcemil.bags.bag import Bag, RowIndex
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
-from gcemil.findings import Finding, mean_row, mean_rows
+from gcemil.findings import Figures, Finding, mean_row, mean_rows
 from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
 from gcemil.rules import GATED_RULES
-from gcemil.shapes import Logits, Scores, Selected
+from gcemil.shapes import Logits, Selected
 
 RIVALS = ("saliency", "occlusion")
 """Attributions of the paper's table that cost no more than a few passes."""
@@ -59,7 +59,6 @@ WHOLE_BAG = "whole_bag"
 FIXED_SHARE = 0.05
 """Evidence of a run without gates."""
 
-Figures = dict[str, float | None]
 Record = dict[str, Any]
 
 SEEDS = "seeds"
@@ -77,24 +76,45 @@ def measure_stability(
     attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """Under perturbation and, where runs of other seeds are given, across them."""
-    common: dict[str, Any] = {"risk_tolerance": risk_tolerance, "share": share, "attributions": attributions}
-    perturbed = measure_under_perturbation(
-        fold,
-        dropout=dropout,
-        noise=noise,
-        repeats=repeats,
-        **common,
+    if repeats < 1:
+        raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
+    rules = _EvidenceRules(
+        torch.Generator().manual_seed(fold.seed), share, risk_tolerance, tuple(attributions)
+    )
+    records: list[Record] = []
+    for bag in fold.bags("test"):
+        original = OriginalBag.of(bag)
+        clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
+        for name, strength in (("dropout", dropout), ("noise", noise)):
+            versions = list(_judge_perturbed(rules, fold, bag, original, name, strength, repeats))
+            for key, reference in clean.items():
+                figures = [
+                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
+                    for judged, rows in versions
+                ]
+                means = mean_row({}, figures).values
+                records.append({**_labels(bag, key, f"{name} {strength:g}"), **means})
+    perturbed = _stability_finding(
+        records,
+        settings={
+            "dropout": dropout,
+            "noise": noise,
+            "repeats": repeats,
+            "risk_tolerance": risk_tolerance,
+            "share": share,
+            "attributions": list(attributions),
+        },
+        notes=() if others else ("Across seeds: not measured, since no run of another seed was given.",),
     )
     if not others:
-        return replace(
-            perturbed, notes=("Across seeds: not measured, since no run of another seed was given.",)
-        )
-    across = measure_across_runs([fold, *others], **common)
-    return Finding(
-        "stability",
-        across.rows + perturbed.rows,
+        return perturbed
+    across = measure_across_runs(
+        [fold, *others], risk_tolerance=risk_tolerance, share=share, attributions=attributions
+    )
+    return replace(
+        across,
+        rows=across.rows + perturbed.rows,
         slides=across.slides + perturbed.slides,
-        notes=across.notes + perturbed.notes,
         settings=perturbed.settings | across.settings,
     )
 
@@ -117,52 +137,13 @@ def measure_across_runs(
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
             figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
-            records.append(_stability_record(bag, key, SEEDS, figures))
+            records.append({**_labels(bag, key, SEEDS), **figures})
     settings = {
         "seeds": [fold.settings.seed for fold in folds],
         "risk_tolerance": risk_tolerance,
         "share": share,
     }
     return _stability_finding(records, settings, notes=tuple(_run_differences(folds)))
-
-
-def measure_under_perturbation(
-    fold: TrainedFold,
-    *,
-    dropout: float = 0.1,
-    noise: float = 0.1,
-    repeats: int = 5,
-    risk_tolerance: float = RISK_TOLERANCE,
-    share: float = FIXED_SHARE,
-    attributions: Sequence[str] = RIVALS,
-) -> Finding:
-    """The evidence of each bag beside that of its perturbed versions."""
-    if repeats < 1:
-        raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
-    generator = torch.Generator().manual_seed(fold.seed)
-    rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    records: list[Record] = []
-    for bag in fold.bags("test"):
-        original = OriginalBag.of(bag)
-        clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
-        for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(_judge_perturbed(rules, fold, bag, original, name, strength, repeats))
-            for key, reference in clean.items():
-                figures = [
-                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
-                    for judged, rows in versions
-                ]
-                means = mean_row({}, figures).values
-                records.append(_stability_record(bag, key, f"{name} {strength:g}", means))
-    settings = {
-        "dropout": dropout,
-        "noise": noise,
-        "repeats": repeats,
-        "risk_tolerance": risk_tolerance,
-        "share": share,
-        "attributions": list(attributions),
-    }
-    return _stability_finding(records, settings)
 
 
 def _judge_perturbed(
@@ -207,14 +188,12 @@ def pair_figures(
     return figures
 
 
-def _stability_record(bag: FoldBag, key: RuleKey, perturbation: str, figures: Figures) -> Record:
-    rule, network = key
-    labels = {"rule": rule, "network": network, "perturbation": perturbation}
-    return {"bag_id": bag.bag.bag_id, **labels, **figures}
+def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> Record:
+    return {"bag_id": bag.bag.bag_id, "rule": key[0], "network": key[1], "perturbation": perturbation}
 
 
 def _stability_finding(
-    records: Sequence[Record], settings: dict[str, Any], *, notes: tuple[str, ...] = ()
+    records: Sequence[Record], settings: dict[str, Any], *, notes: tuple[str, ...]
 ) -> Finding:
     rows = mean_rows(records, ("rule", "network", "perturbation"))
     return Finding("stability", rows, slides=tuple(records), notes=notes, settings=settings)
@@ -281,9 +260,10 @@ class _EvidenceRules:
     """Every rule's evidence, under every network of a fold."""
 
     generator: torch.Generator
-    share: float = FIXED_SHARE
-    risk_tolerance: float = RISK_TOLERANCE
-    attributions: tuple[str, ...] = RIVALS
+    share: float
+    """Of the bag, for a run without gates."""
+    risk_tolerance: float
+    attributions: tuple[str, ...]
 
     def collect(
         self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
@@ -293,10 +273,7 @@ class _EvidenceRules:
         for network in fold.networks:
             view = bag.predict(network)
             answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
-            oracle = None if original.oracle is None else original.oracle[rows]
-            chosen = choose_attributions(fold.host_of(network), self.attributions)
-            scores = {"attention": view.full.scores, **attribute_patches(view, chosen)}
-            for rule, selected in self.subsets(fold, bag, network, scores, oracle).items():
+            for rule, selected in self._select_patches(fold, bag, view, network, original, rows).items():
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
@@ -308,30 +285,34 @@ class _EvidenceRules:
                 )
         return found
 
-    def subsets(
+    def _select_patches(
         self,
         fold: TrainedFold,
         bag: FoldBag,
+        view: PredictedBag,
         network: NetworkName,
-        scores: Mapping[str, Scores],
-        oracle: Scores | None,
-    ) -> dict[str, Tensor]:
-        """Selections over the patches of the bag at hand."""
+        original: OriginalBag,
+        rows: Int[Tensor, "k"],
+    ) -> dict[str, Selected]:
+        """What every rule takes from the bag at hand, all of them as many patches."""
         explanation = bag.explanation
-        size = subset_size(len(bag), self.share)
-        if explanation is not None:
-            size = int(explanation.recovery.selected.sum())
+        size = (
+            subset_size(len(bag), self.share)
+            if explanation is None
+            else int(explanation.recovery.selected.sum())
+        )
         found = {
             WHOLE_BAG: torch.ones(len(bag), dtype=torch.bool),
             "random": random_k(len(bag), size, generator=self.generator),
         }
+        scores = attribute_patches(view, choose_attributions(view.host, self.attributions))
         found |= {name: top_k(values, size) for name, values in scores.items()}
         if network == "wrapped" and fold.model is not None and explanation is not None:
             threshold = fold.model.settings.selection_threshold
             found["soft_thresholded"] = above_threshold(explanation.output.gates, threshold)
             found["evidence"] = explanation.recovery.selected
-        if oracle is not None:
-            found["oracle"] = top_k(oracle, size)
+        if original.oracle is not None:
+            found["oracle"] = top_k(original.oracle[rows], size)
         return found
 
 

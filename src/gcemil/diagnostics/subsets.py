@@ -36,11 +36,9 @@ from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import Order, PartName, PredictedBag, Ranking, TrainedFold, prefix_logits
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
-from gcemil.findings import Finding, mean_rows
+from gcemil.findings import Figures, Finding, mean_rows
 from gcemil.recovery.recover import members
 from gcemil.shapes import Logits
-
-Figures = dict[str, float | None]
 
 SIZES = (8, 16, 32)
 MAX_SUBSETS = 3
@@ -80,7 +78,10 @@ def measure_subsets(
     part: PartName = "test",
 ) -> Finding:
     """Disjoint sufficient subsets of every bag by rule, network and k."""
-    _check_sizes(sizes)
+    if not sizes or min(sizes) < 1:
+        raise UsageError(
+            f"sizes are numbers of patches, at least one and each at least 1, got {list(sizes)}."
+        )
     generator = torch.Generator().manual_seed(seed)
     judges = {
         network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
@@ -93,8 +94,11 @@ def measure_subsets(
         for network, judge in judges.items():
             view = bag.predict(network)
             orders = rank_by_rules(bag, network, view, random_order=random_order)
+            # How many steps of k a candidate may take.
+            policies = {"sufficient_prefix": (orders["attention"], MAX_STEPS)}
+            policies |= {rule: (order, 1) for rule, order in orders.items()}
             for k in sizes:
-                for rule, (order, steps) in _candidate_policies(orders).items():
+                for rule, (order, steps) in policies.items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(view, candidates, judge.answers, random_order)
                     figures["precision"] = _first_precision(candidates, bag.truth)
@@ -112,12 +116,6 @@ def measure_subsets(
     }
     rows = mean_rows(slides, ("rule", "network", "k"))
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
-
-
-def _candidate_policies(orders: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
-    """Each rule's ranking, and how many steps of k a candidate may take."""
-    fixed = {rule: (order, 1) for rule, order in orders.items()}
-    return {"sufficient_prefix": (orders["attention"], MAX_STEPS)} | fixed
 
 
 def disjoint_candidates(
@@ -181,10 +179,3 @@ def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> 
     if truth is None or not bool(truth.any()):
         return None
     return precision(members(candidates[0].patches, n_patches=len(truth)), truth)
-
-
-def _check_sizes(sizes: Sequence[int]) -> None:
-    if not sizes or min(sizes) < 1:
-        raise UsageError(
-            f"sizes are numbers of patches, at least one and each at least 1, got {list(sizes)}."
-        )

@@ -11,21 +11,28 @@ full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.budget import Figures, RuleOutcomes
-from gcemil.diagnostics.snr import BagOutcome, explain_missing_metric, score_where_defined, subset_metrics
+from gcemil.diagnostics.budget import RuleOutcomes
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    bag_outcome,
+    explain_missing_metric,
+    score_where_defined,
+    subset_metrics,
+)
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, Interventions, explain_bag
-from gcemil.findings import Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, members, ranking, recover
-from gcemil.shapes import Logits, Selected
+from gcemil.shapes import Selected
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
@@ -114,18 +121,14 @@ class SubsetCache:
         self._bench = Interventions(model.host, bag.features, bag.coords, embedded=embedded)
         self._full = explanation.output.full.logits
         self._gated = explanation.output.soft.logits
-        self._seen: dict[bytes, tuple[Logits, Logits | None]] = {}
+        self._seen: dict[bytes, BagOutcome] = {}
 
     def outcome(self, selected: Selected, *, gated: bool) -> BagOutcome:
         """The predictions for a subset, asked once."""
         key = np.packbits(selected.numpy()).tobytes()
         if key not in self._seen:
-            removed = self._bench.removed(selected)
-            kept = self._bench.kept(selected).logits
-            self._seen[key] = kept, None if removed is None else removed.logits
-        kept, left = self._seen[key]
-        fraction = float(selected.double().mean())
-        return BagOutcome(self._full, kept, left, self._gated if gated else None, fraction)
+            self._seen[key] = bag_outcome(self._bench, selected, full=self._full)
+        return replace(self._seen[key], gated=self._gated) if gated else self._seen[key]
 
 
 def _cell_figures(

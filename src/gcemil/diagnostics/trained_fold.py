@@ -319,15 +319,12 @@ def _pool_prefixes(
 def prefix_logits(bag: PredictedBag, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
     """What the host says of the first patches of a ranking, for each number of them."""
     if bag.linear is None:
-        return torch.stack([_pool_prefix(bag, order[:size]).logits for size in sizes])
-    pooled = _pool_prefixes(bag.linear, order, sizes)
-    return bag.linear.read_out(pooled.to(bag.full.logits.dtype))
-
-
-def _pool_prefix(bag: PredictedBag, patches: Ranking) -> HostOutput:
-    """What the host says of these patches alone."""
-    n_patches = len(bag)
-    # The whole bag is the dearest prefix, and its answer is known.
-    if len(patches) == n_patches:
-        return bag.full
-    return bag.asked.kept(members(patches, n_patches=n_patches))
+        # The whole bag is the dearest prefix, and its answer is known.
+        pooled = [
+            bag.full
+            if len(order[:size]) == len(bag)
+            else bag.asked.kept(members(order[:size], n_patches=len(bag)))
+            for size in sizes
+        ]
+        return torch.stack([one.logits for one in pooled])
+    return bag.linear.read_out(_pool_prefixes(bag.linear, order, sizes).to(bag.full.logits.dtype))

@@ -22,7 +22,7 @@ from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
-from gcemil.recovery.recover import ranking
+from gcemil.recovery.recover import rank_scores, ranking
 from gcemil.shapes import Scores, Selected
 from gcemil.simulation.profile import load_profile
 
@@ -87,10 +87,7 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
     turn = count_earlier(places[order])
     # The rest comes last. A stable sort keeps attention's order within a turn.
     late = torch.where(truth[order], turn, len(order))
-    order = order[late.sort(stable=True).indices]
-    scores = torch.empty(len(order))
-    scores[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype)
-    return scores
+    return rank_scores(order[late.sort(stable=True).indices])
 
 
 def count_earlier(places: Int[Tensor, "n"]) -> Int[Tensor, "n"]:

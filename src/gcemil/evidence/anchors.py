@@ -21,22 +21,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
 
-from gcemil.errors import InputError
+from gcemil.errors import InputError, UsageError
 from gcemil.families import GENERIC_FAMILY, AnchorFamily, least_related_family, load_family
-from gcemil.shapes import AnchorEmbeddings, Features
+from gcemil.shapes import AnchorEmbeddings, Features, Responses
 
 if TYPE_CHECKING:
     from gcemil.features.loaders import WeightSource
 
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from gcemil.errors import UsageError
-from gcemil.shapes import Responses
-
+PAPER_SHARPNESS, PAPER_OFFSET = 8.0, 0.15
+SHARPNESS, REFERENCE_QUANTILE = 4.0, 0.95
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 
@@ -196,22 +194,13 @@ class ResponseCurve(nn.Module):
 
     def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
         """Take offsets and scales from the cosines of reference patches, where the curve has any."""
-        raise NotImplementedError
 
 
 class PaperResponse(ResponseCurve):
     """The same constants for every anchor; a reference changes nothing."""
 
-    def __init__(self, *, sharpness: float = 8.0, response_offset: float = 0.15) -> None:
-        super().__init__()
-        self.sharpness = sharpness
-        self.response_offset = response_offset
-
     def forward(self, cosines: Responses) -> Responses:
-        return torch.sigmoid(self.sharpness * (cosines - self.response_offset))
-
-    def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
-        """Nothing to do: the paper fixes both constants."""
+        return torch.sigmoid(PAPER_SHARPNESS * (cosines - PAPER_OFFSET))
 
 
 class CalibratedResponse(ResponseCurve):
@@ -221,12 +210,8 @@ class CalibratedResponse(ResponseCurve):
     scale: Tensor
     calibrated: Tensor
 
-    def __init__(self, n_anchors: int, *, sharpness: float = 4.0, quantile: float = 0.95) -> None:
+    def __init__(self, n_anchors: int) -> None:
         super().__init__()
-        if not 0 < quantile < 1:
-            raise UsageError(f"The reference quantile lies between 0 and 1, got {quantile}.")
-        self.sharpness = sharpness
-        self.quantile = quantile
         self.register_buffer("offset", torch.zeros(n_anchors))
         self.register_buffer("scale", torch.ones(n_anchors))
         self.register_buffer("calibrated", torch.tensor(False))
@@ -239,7 +224,7 @@ class CalibratedResponse(ResponseCurve):
             raise UsageError(
                 "These responses have no reference yet. Call calibrate() with reference cosines first."
             )
-        return torch.sigmoid(self.sharpness * (cosines - self.offset) / self.scale)
+        return torch.sigmoid(SHARPNESS * (cosines - self.offset) / self.scale)
 
     @torch.no_grad()
     def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
@@ -253,7 +238,7 @@ class CalibratedResponse(ResponseCurve):
                 f"Use at least two different patches."
             )
         # numpy, because torch.quantile refuses more than 16 million values.
-        self.offset.copy_(torch.from_numpy(np.quantile(reference, self.quantile, axis=0)))
+        self.offset.copy_(torch.from_numpy(np.quantile(reference, REFERENCE_QUANTILE, axis=0)))
         self.scale.copy_(torch.from_numpy(scale))
         self.calibrated.fill_(True)
 

@@ -56,10 +56,6 @@ class Gate(nn.Module):
 
     def __init__(self, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> None:
         super().__init__()
-        if not 0 < budget <= 1:
-            raise UsageError(f"The budget is a share of patches in (0, 1], got {budget}.")
-        if floor < 1:
-            raise UsageError(f"At least one patch is evidence, got a floor of {floor}.")
         self.budget, self.floor = budget, floor
         self.centre: Centre = centre
 

@@ -84,7 +84,9 @@ class CallableHost(MilHost[Embedded]):
         keeps_graph = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             gates = torch.ones_like(features[:, :1]).requires_grad_()
-            logits, scores = self._answer(outside_inference(features) * gates, coords)
+            # Tensors made in inference mode cannot be recorded; a copy can.
+            recorded = features.clone() if features.is_inference() else features
+            logits, scores = self._answer(recorded * gates, coords)
             if scores is None:
                 scores = slope(logits, gates, keeps_graph=keeps_graph)
         return (logits, scores) if keeps_graph else (logits.detach(), scores.detach())
@@ -167,11 +169,6 @@ def read_scores(answer: object, features: Features) -> Scores | None:
     if len(scores) != len(features):
         raise UsageError(f"The model gave {len(scores)} patch scores for {len(features)} patches.")
     return scores
-
-
-def outside_inference(features: Features) -> Features:
-    """Tensors made in inference mode cannot be recorded; a copy can."""
-    return features.clone() if features.is_inference() else features
 
 
 STEPS = ("embed", "aggregate", "gated", "stages", "begin_stage", "after_step")

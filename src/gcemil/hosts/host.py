@@ -333,9 +333,16 @@ def check_finite(output: HostOutput, features: Tensor) -> None:
     # Both at once: the answer is read off the device, once for every bag.
     if bool(torch.isfinite(output.logits).all() & torch.isfinite(output.scores).all()):
         return
+    raise not_finite_error(
+        features, "The host returned NaN or infinite values for finite features: its weights have diverged."
+    )
+
+
+def not_finite_error(features: Tensor, otherwise: str) -> BagError:
+    """Which patches have features that are not finite, or what is wrong where all of them are."""
     bad = (~torch.isfinite(features).all(dim=1)).nonzero().flatten()
-    if len(bad):
-        raise BagError(
-            f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
-        )
-    raise BagError("The host returned NaN or infinite values for finite features: its weights have diverged.")
+    if len(bad) == 0:
+        return BagError(otherwise)
+    return BagError(
+        f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
+    )

@@ -22,7 +22,7 @@ holds the sum of its copies, and a transposition divides and multiplies by the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,19 +31,6 @@ from torch.autograd.function import once_differentiable
 
 COINCIDENT = 1e-12
 """Eigenvalues this close are told apart by the derivative: the difference would have lost its digits."""
-
-
-@runtime_checkable
-class PseudoInverse(Protocol):
-    """pinv(A), known by what it does."""
-
-    def times(self, right: Float[Tensor, "heads m d"]) -> Float[Tensor, "heads m d"]:
-        """pinv(A) right."""
-        ...
-
-    def under(self, left: Float[Tensor, "heads r m"]) -> Float[Tensor, "heads r m"]:
-        """left pinv(A)."""
-        ...
 
 
 def pseudo_inverse(matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> PseudoInverse:
@@ -78,12 +65,14 @@ class IteratedInverse:
         return cls(start, tuple(steps))
 
     def times(self, right: Float[Tensor, "heads m d"]) -> Float[Tensor, "heads m d"]:
+        """pinv(A) right."""
         for step in reversed(self.steps):
             inner = step @ (7 * right - step @ right)
             right = 0.25 * (13 * right - step @ (15 * right - inner))
         return self.start @ right
 
     def under(self, left: Float[Tensor, "heads r m"]) -> Float[Tensor, "heads r m"]:
+        """left pinv(A)."""
         left = left @ self.start
         for step in self.steps:
             inner = (7 * left - left @ step) @ step
@@ -130,6 +119,10 @@ class SpectralInverse:
     def _polynomial(self, right: Float[Tensor, "heads m d"]) -> Float[Tensor, "heads m d"]:
         found: Tensor = GramPolynomial.apply(self.root, right, self.iterations)  # type: ignore[no-untyped-call]
         return found
+
+
+PseudoInverse = IteratedInverse | SpectralInverse
+"""pinv(A), known by what it does: `times` and `under`."""
 
 
 class GramPolynomial(torch.autograd.Function):

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcemil.errors import UsageError, WeightsError
+from gcemil.errors import WeightsError
 from gcemil.hosts.host import GateMode, MilHost
-from gcemil.hosts.table import HOSTS, create_host
+from gcemil.hosts.table import create_host
 
 Tensors = dict[str, Tensor]
 Sizes = dict[str, int]
@@ -91,8 +91,6 @@ def read_published(
     name: str, checkpoint: Mapping[Any, Any] | Sequence[Any], *, risk: bool = False
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
-    if name not in LAYOUTS:
-        raise UsageError(f"Unknown host '{name}'. Choose one of: {', '.join(HOSTS)}.")
     theirs = RENAMES.get(name, dict)(named_tensors(checkpoint))
     layout = next(one for one in LAYOUTS[name] if one.needs is None or one.needs in theirs)
     ours, sizes = renamed(name, layout, theirs)
@@ -103,8 +101,13 @@ def read_published(
     if n_outputs == 1:
         # A risk has no classes, so instance heads have no place in our host.
         ours = {key: tensor for key, tensor in ours.items() if not key.startswith("instance_heads")}
-    found = PublishedHost(name, sizes["in_dim"], n_outputs, layout.options(sizes), ours, layout.caveats)
-    return with_constants(found, layout)
+    options = layout.options(sizes)
+    if layout.absent or layout.buffers:
+        # What the authors have no tensor for: zeros of our shapes, and flags.
+        own = create_host(name, in_dim=sizes["in_dim"], n_outputs=n_outputs, options=options).state_dict()
+        ours |= {key: torch.zeros_like(own[key]) for key in layout.absent}
+        ours |= {key: torch.full_like(own[key], value) for key, value in layout.buffers.items()}
+    return PublishedHost(name, sizes["in_dim"], n_outputs, options, ours, layout.caveats)
 
 
 def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
@@ -166,21 +169,8 @@ def renamed(name: str, layout: Layout, theirs: Tensors) -> tuple[Tensors, Sizes]
             ours |= {row.ours.replace("{c}", str(c)): tensor for c, tensor in enumerate(fitted)}
         elif fitted:
             ours[row.ours] = torch.stack(fitted) if "{c}" in row.theirs else fitted[0]
-    left_over = sorted(set(theirs) - used)
-    if missing or left_over or misshapen:
-        raise WeightsError(
-            f"These are not the published weights of '{name}': "
-            + "; ".join(
-                f"{kind}: {listed(names)}"
-                for kind, names in (
-                    ("missing", missing),
-                    ("left over", left_over),
-                    ("of another shape", misshapen),
-                )
-                if names
-            )
-            + ". Nothing was loaded."
-        )
+    if misfit := describe_misfit(missing, sorted(set(theirs) - used), misshapen):
+        raise WeightsError(f"These are not the published weights of '{name}': {misfit}. Nothing was loaded.")
     return ours, sizes
 
 
@@ -206,21 +196,15 @@ def expected_length(text: str, sizes: Sizes) -> int | None:
     return None if name not in sizes else sizes[name] * int(factor or 1) // int(divisor or 1)
 
 
+def describe_misfit(missing: Sequence[str], left_over: Sequence[str], misshapen: Sequence[str]) -> str:
+    """What does not fit, kind by kind; empty where everything does."""
+    kinds = {"missing": missing, "left over": left_over, "of another shape": misshapen}
+    return "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
+
+
 def listed(names: Sequence[str]) -> str:
     more = len(names) - N_NAMED
     return ", ".join(names[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def with_constants(found: PublishedHost, layout: Layout) -> PublishedHost:
-    """What the authors have no tensor for: zeros of our shapes, and flags."""
-    if not layout.absent and not layout.buffers:
-        return found
-    own = create_host(
-        found.name, in_dim=found.in_dim, n_outputs=found.n_outputs, options=found.options
-    ).state_dict()
-    constants = {key: torch.zeros_like(own[key]) for key in layout.absent}
-    constants |= {key: torch.full_like(own[key], value) for key, value in layout.buffers.items()}
-    return PublishedHost(**{**vars(found), "tensors": {**found.tensors, **constants}})
 
 
 def layer(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
@@ -297,6 +281,10 @@ GATED_ATTENTION = (
     *layer("attention_net.3.attention_a.0", "hidden width", "attention.content"),
     *layer("attention_net.3.attention_b.0", "hidden width", "attention.gate"),
 )
+WITHOUT_GATE: dict[str, Any] = {
+    "absent": ("attention.gate.weight",),
+    "buffers": {"attention.gate.bias": OPEN},
+}
 ABMIL = Layout(
     rows=(
         *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
@@ -308,40 +296,39 @@ ABMIL = Layout(
     options=chosen("width", "hidden"),
     two_classes={"head.weight": after_silence, "head.bias": after_silence},
 )
-ABMIL_PLAIN = Layout(
+ABMIL_PLAIN = replace(
+    ABMIL,
     rows=(
         *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
         *layer("attention.0", "hidden width", "attention.content"),
         *layer("attention.2", "1 hidden", "attention.score"),
         *layer("classifier.0", "n_outputs width", "head"),
     ),
-    options=chosen("width", "hidden"),
     needs="attention.0.weight",
-    two_classes=ABMIL.two_classes,
-    absent=("attention.gate.weight",),
-    buffers={"attention.gate.bias": OPEN},
+    **WITHOUT_GATE,
+)
+CLAM_HEADS = (
+    *layer("classifiers", "n_outputs width", "head"),
+    *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
 )
 CLAM_SB = Layout(
     rows=(
         *GATED_ATTENTION,
         *layer("attention_net.3.attention_c", "1 hidden", "attention.score"),
-        *layer("classifiers", "n_outputs width", "head"),
-        *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+        *CLAM_HEADS,
     ),
     options=chosen("width", "hidden"),
 )
-CLAM_SB_PLAIN = Layout(
+CLAM_SB_PLAIN = replace(
+    CLAM_SB,
     rows=(
         *layer("attention_net.0", "width in_dim", "project.0"),
         *layer("attention_net.3.0", "hidden width", "attention.content"),
         *layer("attention_net.3.3", "1 hidden", "attention.score"),
-        *layer("classifiers", "n_outputs width", "head"),
-        *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+        *CLAM_HEADS,
     ),
-    options=chosen("width", "hidden"),
     needs="attention_net.3.0.weight",
-    absent=("attention.gate.weight",),
-    buffers={"attention.gate.bias": OPEN},
+    **WITHOUT_GATE,
 )
 TRANSMIL = Layout(
     rows=(
@@ -386,12 +373,11 @@ DSMIL = Layout(
         "The authors read several outputs as one sigmoid each; here their softmax is the prediction. The logits agree.",
     ),
 )
-DSMIL_VALUES = Layout(
+DSMIL_VALUES = replace(
+    DSMIL,
     rows=(*DSMIL_STREAMS, *layer("b_classifier.v.1", "in_dim in_dim", "value.0")),
     options=lambda sizes: {"hidden": sizes["hidden"], "value_layer": True},
     needs="b_classifier.v.1.weight",
-    two_classes=DSMIL.two_classes,
-    caveats=DSMIL.caveats,
 )
 DTFD = Layout(
     rows=(
@@ -455,7 +441,7 @@ CAMIL = Layout(
         *dense("class_fc", "in_dim n_outputs", "head"),
     ),
     options=lambda sizes: {"width": None, "hidden": sizes["hidden"], "convolution": "heads"},
-    two_classes={"head.weight": after_silence, "head.bias": after_silence},
+    two_classes=ABMIL.two_classes,
 )
 HDMIL = Layout(
     rows=(
@@ -490,16 +476,13 @@ def clam_names(theirs: Tensors) -> Tensors:
     Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
     plain attention.
     """
-    plain = {key.replace(".module", ""): tensor for key, tensor in theirs.items()}
-    return {
-        re.sub(
-            r"^attention_net\.3\.2\.",
-            "attention_net.3.3.",
-            re.sub(r"^attention_net\.2\.", "attention_net.3.", key),
-        ): tensor
-        for key, tensor in plain.items()
-        if not key.startswith("instance_loss_fn.")
-    }
+    found = {}
+    for key, tensor in theirs.items():
+        name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key.replace(".module", ""))
+        name = re.sub(r"^attention_net\.3\.2\.", "attention_net.3.3.", name)
+        if not name.startswith("instance_loss_fn."):
+            found[name] = tensor
+    return found
 
 
 def dtfd_names(theirs: Tensors) -> Tensors:
@@ -510,14 +493,11 @@ def dtfd_names(theirs: Tensors) -> Tensors:
         "fc.weight": "classifier",
         "classifier.fc.weight": "att_classifier",
     }
-    words = {
-        key.split("/", 1)[0]: marks[name]
-        for key in theirs
-        if "/" in key and (name := key.split("/", 1)[1]) in marks
-    }
+    split = {key: key.partition("/") for key in theirs}
+    words = {network: marks[name] for network, slash, name in split.values() if slash and name in marks}
     return {
-        "/".join([words.get(key.split("/", 1)[0], key.split("/", 1)[0]), *key.split("/", 1)[1:]]): tensor
-        for key, tensor in theirs.items()
+        words.get(network, network) + slash + name: theirs[key]
+        for key, (network, slash, name) in split.items()
     }
 
 

@@ -287,6 +287,13 @@ def ranking(scores: Scores) -> Int[Tensor, "n"]:
     return scores.sort(descending=True, stable=True).indices
 
 
+def rank_scores(order: Int[Tensor, "n"]) -> Scores:
+    """Scores from n down to 1 that give this ranking."""
+    scores = torch.empty(len(order))
+    scores[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype)
+    return scores
+
+
 def top_k(scores: Scores, k: int) -> Selected:
     """The k patches of highest score."""
     _check_size(k, n_patches=len(scores))

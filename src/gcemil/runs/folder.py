@@ -38,12 +38,11 @@ from gcemil.files import (
     read_yaml,
     write_json,
 )
-from gcemil.findings import join_folds, mean_and_deviation, read_finding
+from gcemil.findings import Figures, join_folds, mean_and_deviation, read_finding
 from gcemil.records import MODES
 from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
-Figures = dict[str, float | None]
 PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
 
@@ -52,10 +51,21 @@ PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
-class FoldFolder:
-    """The files of one fold, whether they are there or not."""
-
+class _Folder:
     path: Path
+
+    @property
+    def diagnostics(self) -> Path:
+        """The folder of findings."""
+        return self.path / "diagnostics"
+
+    def finding(self, name: str) -> Path:
+        """What a diagnostic found."""
+        return self.diagnostics / f"{name}.json"
+
+
+class FoldFolder(_Folder):
+    """The files of one fold, whether they are there or not."""
 
     @property
     def number(self) -> int:
@@ -143,21 +153,9 @@ class FoldFolder:
         """How far the feature adapter moves patches, where the selector has one."""
         return self.path / "adapter.h5"
 
-    @property
-    def diagnostics(self) -> Path:
-        """The folder of this fold's findings."""
-        return self.path / "diagnostics"
 
-    def finding(self, name: str) -> Path:
-        """What a diagnostic found in this fold."""
-        return self.diagnostics / f"{name}.json"
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of a run, whether they are there or not."""
-
-    path: Path
+class RunFolder(_Folder):
+    """The files of a run, whether they are there or not; its findings are over all folds."""
 
     @property
     def config(self) -> Path:
@@ -193,15 +191,6 @@ class RunFolder:
     def summary(self) -> Path:
         """Mean and spread over the finished folds."""
         return self.path / "summary.json"
-
-    @property
-    def diagnostics(self) -> Path:
-        """The folder of findings over all folds."""
-        return self.path / "diagnostics"
-
-    def finding(self, name: str) -> Path:
-        """What a diagnostic found over all folds."""
-        return self.diagnostics / f"{name}.json"
 
     @property
     def new_slides(self) -> Path:

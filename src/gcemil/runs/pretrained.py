@@ -53,6 +53,37 @@ LIMITS = (
     "shape and mean nothing.",
     "Evidence that is sufficient and necessary for the model shows what the model uses, not that the model is right.",
 )
+CARD = """\
+---
+{head}
+---
+
+# {title}
+
+{facts}
+
+{simulated}## Figures of the test slides
+
+{task}
+
+## Is the evidence sufficient, necessary and recoverable?
+
+{snr}
+
+## Limits
+
+{limits}
+
+## Use
+
+```python
+import gcemil
+
+model = gcemil.from_pretrained("THIS_FOLDER")
+bag = gcemil.slide_bag("S-17", features, coords)   # features (n, width), coords (n, 2) in level-0 pixels
+evidence = gcemil.explain_slide(model, bag)
+```
+"""
 
 Record = dict[str, Any]
 
@@ -63,13 +94,17 @@ def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LIC
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty. Give a new folder.")
     loaded, network = load_network(source.checkpoint)
+    snr = source.finding("snr")
     config: Record = {
         "format": PRETRAINED_FORMAT,
         "gcemil": __version__,
         "network": network,
         "license": license_name,
         "data": _describe_data(source, network),
-        "measured": _describe_figures(source),
+        "measured": {
+            "task": read_metrics(source.path).modes,
+            "snr": _pick_snr(read_finding(snr)) if snr.is_file() else None,
+        },
         "provenance": {
             "fold": source.number,
             "checkpoint_sha256": content_hash(source.checkpoint),
@@ -115,15 +150,6 @@ def _describe_data(fold: FoldFolder, network: Mapping[str, Any]) -> Record:
     return {**facts, "slides": counts, "simulated": "simulator" in cohort.card.provenance}
 
 
-def _describe_figures(fold: FoldFolder) -> Record:
-    """Task figures of the test slides, and S/N/R where it was measured."""
-    snr = fold.finding("snr")
-    return {
-        "task": read_metrics(fold.path).modes,
-        "snr": _pick_snr(read_finding(snr)) if snr.is_file() else None,
-    }
-
-
 def _pick_snr(finding: Finding) -> list[Record]:
     """Evidence, attention and random patches over all classes."""
     found: dict[tuple[str, str], Record] = {}
@@ -166,40 +192,15 @@ def write_card(config: Mapping[str, Any]) -> str:
         ),
         ("licence", config["license"]),
     ]
-    return "\n".join(
-        [
-            "---",
-            yaml.safe_dump(head, sort_keys=False).rstrip(),
-            "---",
-            "",
-            f"# {settings['host']['name']} on {data['cohort']}",
-            "",
-            *_markdown_table(("", ""), facts),
-            "",
-            *(["**The slides were simulated. They are not tissue.**", ""] if data["simulated"] else []),
-            "## Figures of the test slides",
-            "",
-            *_task_table(measured["task"]),
-            "",
-            "## Is the evidence sufficient, necessary and recoverable?",
-            "",
-            *_snr_table(measured["snr"]),
-            "",
-            "## Limits",
-            "",
-            *(f"- {text}" for text in LIMITS),
-            "",
-            "## Use",
-            "",
-            "```python",
-            "import gcemil",
-            "",
-            'model = gcemil.from_pretrained("THIS_FOLDER")',
-            'bag = gcemil.slide_bag("S-17", features, coords)   # features (n, width), coords (n, 2) in level-0 pixels',
-            "evidence = gcemil.explain_slide(model, bag)",
-            "```",
-            "",
-        ]
+    simulated = "**The slides were simulated. They are not tissue.**\n\n" if data["simulated"] else ""
+    return CARD.format(
+        head=yaml.safe_dump(head, sort_keys=False).rstrip(),
+        title=f"{settings['host']['name']} on {data['cohort']}",
+        facts="\n".join(_markdown_table(("", ""), facts)),
+        simulated=simulated,
+        task="\n".join(_task_table(measured["task"])),
+        snr="\n".join(_snr_table(measured["snr"])),
+        limits="\n".join(f"- {text}" for text in LIMITS),
     )
 
 

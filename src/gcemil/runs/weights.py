@@ -27,7 +27,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError, error_text
 from gcemil.files import checked, is_file, parse_json
-from gcemil.hosts.published import LAYOUTS, Tensors, listed, named_tensors, read_published
+from gcemil.hosts.published import LAYOUTS, Tensors, describe_misfit, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, host_spec
 from gcemil.runs.checkpoint import NetworkRecord, build_host
 from gcemil.runs.folder import RunFolder, check_cohort, read_run
@@ -235,22 +235,16 @@ def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
 def _fit_tensors(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) -> Tensors:
     """The tensors in our types, if they are all of the host's and nothing else; a difference is named."""
     expected = _expected_tensors(host, cohort)
-    problems = []
-    if missing := sorted(set(expected) - set(tensors)):
-        problems.append(f"missing: {listed(missing)}")
-    if left_over := sorted(set(tensors) - set(expected)):
-        problems.append(f"left over: {listed(left_over)}")
     misshapen = [
         f"{key} {tuple(tensors[key].shape)} where {tuple(one.shape)} was expected"
         for key, one in expected.items()
         if key in tensors and tensors[key].shape != one.shape
     ]
-    if misshapen:
-        problems.append(f"of another shape: {listed(misshapen)}")
-    if problems:
+    missing, left_over = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    if misfit := describe_misfit(missing, left_over, misshapen):
         raise WeightsError(
             f"{path} does not hold a '{host.name}' for features of width {cohort.card.feature_dim} and "
-            f"{cohort.n_outputs} outputs: {'; '.join(problems)}. Nothing was loaded."
+            f"{cohort.n_outputs} outputs: {misfit}. Nothing was loaded."
         )
     if wild := [key for key, one in tensors.items() if not bool(torch.isfinite(one).all())]:
         raise WeightsError(f"{path} has NaN or infinite numbers in {listed(sorted(wild))}. It is damaged.")
@@ -293,11 +287,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
             )
         check_cohort(source, cohort)
     found = [one for fold in folds if (one := given_host_of_fold(settings, cohort, fold)) is not None]
-    if other := [one for one in found if one.settings.options != found[0].settings.options]:
-        raise WeightsError(
-            f"{other[0].source} is of other sizes than {found[0].source}: {dict(other[0].settings.options)} and "
-            f"{dict(found[0].settings.options)}. A run has one host."
-        )
+    check_same_sizes(found)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
         raise WeightsError(
@@ -306,6 +296,16 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
     used = HostWeights(source=str(source.resolve()), frozen=weights.frozen, sha256=sha256)
     host = found[0].settings.model_copy(update={"weights": used})
     return settings.model_copy(update={"host": host})
+
+
+def check_same_sizes(given: Sequence[GivenHost]) -> None:
+    """Refuse weights of different sizes for one run."""
+    first = given[0]
+    if other := [one for one in given if one.settings.options != first.settings.options]:
+        raise WeightsError(
+            f"{other[0].source} is of other sizes than {first.source}: {dict(other[0].settings.options)} and "
+            f"{dict(first.settings.options)}. A run has one host."
+        )
 
 
 def join_hashes(hashes: Sequence[str]) -> str:

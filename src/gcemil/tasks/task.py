@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,42 +33,6 @@ from gcemil.tasks.survival import (
 
 ClassTargets = Int[Tensor, "k"]
 TimeEventTargets = Real[Tensor, "k 2"]
-
-
-@runtime_checkable
-class Task(Protocol):
-    """Loss, prediction and metrics of one kind of target."""
-
-    @property
-    def n_outputs(self) -> int: ...
-
-    @property
-    def task_metric(self) -> str:
-        """Key in `metrics` by which epochs and subsets are judged; higher is better."""
-
-    @property
-    def prediction_names(self) -> tuple[str, ...]:
-        """Columns of a table of predictions."""
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """Scalar loss of a window, or None where the window holds nothing to learn from."""
-
-    def prediction(self, logits: Tensor) -> Tensor:
-        """Probabilities or risk, of one bag or of many."""
-
-    def metrics(self, targets: Tensor, predictions: Tensor) -> dict[str, float]:
-        """Metrics of a fold; InputError where one is undefined."""
-
-    def check(self, targets: Tensor, *, where: str) -> None:
-        """InputError, with `where` before it, for targets on which `metrics` would be undefined."""
-
-    def caveats(self, targets: Tensor) -> tuple[str, ...]:
-        """What a reader of metrics on these targets must know."""
-
-    def windows(
-        self, targets: Tensor, *, window_size: int, generator: np.random.Generator
-    ) -> list[Int[np.ndarray, "_"]]:
-        """One epoch of bag indices, every bag once."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +61,26 @@ class ClassificationTask:
 
     @property
     def task_metric(self) -> str:
+        """Key in `metrics` by which epochs and subsets are judged; higher is better."""
         return "macro_f1"
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
+        """Columns of a table of predictions."""
         return tuple(f"prob_{name}" for name in self.classes)
 
     def loss(self, logits: Float[Tensor, "k c"], targets: ClassTargets) -> Float[Tensor, ""]:
+        """Scalar loss of a window."""
         logits = _full_precision(logits)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         return classification.cross_entropy(logits, targets, class_weights=weights)
 
     def prediction(self, logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
+        """Probabilities, of one bag or of many."""
         return torch.softmax(_full_precision(logits), dim=-1)
 
     def metrics(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> dict[str, float]:
+        """Metrics of a fold; InputError where one is undefined."""
         labels, probabilities = as_array(targets), as_array(predictions)
         matrix = classification.confusion(labels, probabilities)
         return {
@@ -122,10 +90,12 @@ class ClassificationTask:
         }
 
     def check(self, targets: ClassTargets, *, where: str) -> None:
+        """InputError, with `where` before it, for targets on which `metrics` would be undefined."""
         with _name_fold(where):
             classification.check_two_classes(self._support(targets), self.classes)
 
     def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
+        """What a reader of metrics on these targets must know."""
         support = self._support(targets)
         absent = [name for name, count in zip(self.classes, support, strict=True) if not count]
         if not absent:
@@ -135,6 +105,7 @@ class ClassificationTask:
     def windows(
         self, targets: ClassTargets, *, window_size: int, generator: np.random.Generator
     ) -> list[Int[np.ndarray, "_"]]:
+        """One epoch of bag indices, every bag once."""
         return shuffled_windows(len(targets), window_size=window_size, generator=generator)
 
     def _support(self, targets: ClassTargets) -> Int[np.ndarray, "c"]:
@@ -160,6 +131,7 @@ class SurvivalTask:
         return ("risk",)
 
     def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""] | None:
+        """None where the window holds nothing to learn from."""
         times, events = _times_and_events(targets)
         return cox_loss(_full_precision(logits).squeeze(1), times, events, ties=self.ties)
 
@@ -207,6 +179,10 @@ class DiscreteTimeTask(SurvivalTask):
         intervals = torch.from_numpy(interval_index(as_array(times), np.asarray(self.edges)))
         hazards = _full_precision(logits) + logits.new_tensor(self.baseline)
         return discrete_time_loss(hazards, intervals.to(logits.device), events)
+
+
+Task = ClassificationTask | SurvivalTask
+"""Loss, prediction and metrics of one kind of target."""
 
 
 def create_task(cohort: Cohort, settings: TrainSettings) -> Task:

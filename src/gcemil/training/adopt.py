@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.config import HostSettings, HostWeights, TrainSettings
-from gcemil.errors import CohortError, UsageError, WeightsError
+from gcemil.errors import CohortError, UsageError
 from gcemil.files import working_in, write_json
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import (
     FoldFolder,
     RunFolder,
-    check_cohort,
     fold_parts,
-    read_training_cohort,
     write_summary,
 )
-from gcemil.runs.weights import GivenHost, join_hashes, read_given_host
+from gcemil.runs.weights import GivenHost, check_same_sizes, join_hashes, read_given_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, refuse_faulty
@@ -107,11 +104,7 @@ def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | Non
 def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
     first = given[0]
-    if other := [one for one in given if one.settings.options != first.settings.options]:
-        raise WeightsError(
-            f"{other[0].source} is of other sizes than {first.source}: {dict(other[0].settings.options)} and "
-            f"{dict(first.settings.options)}. A run has one host."
-        )
+    check_same_sizes(given)
     weights = HostWeights(
         source=", ".join(str(one.source.resolve()) for one in given),
         frozen=True,
@@ -138,8 +131,5 @@ def _adopt_fold(
             "anchors": None,
             "weights": given.record,
         }
-        run = folder.run.path
-        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
-        task = create_task(cohort, settings)
-        evaluate_fold(loaded, cohort, parts, task, folder, details, before_saving=check_unchanged)
+        evaluate_fold(loaded, cohort, parts, create_task(cohort, settings), folder, details)
     return adopted

@@ -7,7 +7,7 @@ prototypes of the fold's own training patches, and every record says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,10 @@ from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
-from gcemil.training.optimizer import seed_torch, stream_seed
+from gcemil.training.optimizer import stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
+PAIRS_FILE = "anchor_pairs.h5"
 FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
 
 
@@ -58,55 +59,43 @@ def train_fold(
     on_bag: OnBag | None = None,
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
-    if FoldFolder(folder).is_finished:
+    fold = FoldFolder(folder)
+    if fold.is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
     with working_in(folder, wait=LAST_WORDS_S):
-        _train_fold(cohort, index, settings, folder, on_epoch, on_bag)
+        started, run = time.monotonic(), fold.run.path
+        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
+        parts = fold_parts(cohort, read_fold(cohort, index))
+        check_parts(parts, create_task(cohort, settings), index)
+        task = training_task(cohort, settings, parts.train)
+        torch.manual_seed(stream_seed(settings.seed, index, 99))
+        given = given_host_of_fold(settings, cohort, index)
+        tensors = None if given is None else given.tensors
+        loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
+        check_unchanged()
+        with closing(Tracker(fold.tensorboard)) as tracker:
 
+            def report(record: EpochRecord) -> None:
+                tracker.add(record, step=record["epoch"])
+                if on_epoch:
+                    on_epoch(record)
 
-def _train_fold(
-    cohort: Cohort,
-    index: int,
-    settings: TrainSettings,
-    folder: Path,
-    on_epoch: OnEpoch | None,
-    on_bag: OnBag | None,
-) -> None:
-    started, fold = time.monotonic(), FoldFolder(folder)
-    run = fold.run.path
-    check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
-    parts = fold_parts(cohort, read_fold(cohort, index))
-    check_parts(parts, create_task(cohort, settings), index)
-    task = training_task(cohort, settings, parts.train)
-    seed_torch(stream_seed(settings.seed, index, 99))
-    given = given_host_of_fold(settings, cohort, index)
-    loaded = create_network(
-        cohort, parts.train, settings, pick_device(settings.device), None if given is None else given.tensors
-    )
-    check_unchanged()
-    with closing(Tracker(fold.tensorboard)) as tracker:
-
-        def report(record: EpochRecord) -> None:
-            tracker.add(record, step=record["epoch"])
-            if on_epoch:
-                on_epoch(record)
-
-        progress = train(
-            loaded, cohort, parts, task, settings, folder,
-            fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
-        )  # fmt: skip
-    save_network(fold.checkpoint, loaded, cohort, settings)
-    details = {
-        "best_epoch": progress.best_epoch,
-        "validation": progress.best,
-        "warnings": merge_warnings(progress.history),
-        "anchors": None if loaded.model is None else loaded.model.bank.provenance,
-    }
-    if given is not None:
-        details["weights"] = given.record
-    evaluate_fold(loaded, cohort, parts, task, fold, details, before_saving=check_unchanged)
-    write_json(fold.timing, {"seconds": time.monotonic() - started})
+            progress = train(
+                loaded, cohort, parts, task, settings, folder,
+                fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
+            )  # fmt: skip
+        save_network(fold.checkpoint, loaded, cohort, settings)
+        details = {
+            "best_epoch": progress.best_epoch,
+            "validation": progress.best,
+            "warnings": merge_warnings(progress.history),
+            "anchors": None if loaded.model is None else loaded.model.bank.provenance,
+        }
+        if given is not None:
+            details["weights"] = given.record
+        evaluate_fold(loaded, cohort, parts, task, fold, details)
+        write_json(fold.timing, {"seconds": time.monotonic() - started})
 
 
 # Its network
@@ -159,8 +148,9 @@ def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *
     source = settings.anchors
     if source == "auto":
         # A free bridge is learned from nothing, so it needs no pairs.
-        is_reached = _has_pairs(cohort) or settings.bridge == "free"
-        source = "cohort" if _has_bank(cohort) and is_reached else "prototypes"
+        is_reached = (cohort.folder / PAIRS_FILE).is_file() or settings.bridge == "free"
+        has_bank = (cohort.folder / _bank_file(cohort)).is_file()
+        source = "cohort" if has_bank and is_reached else "prototypes"
     if source == "prototypes":
         return AnchorBank.prototypes(reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31)
     if source in ("generic", "unrelated"):
@@ -177,14 +167,6 @@ def _bank_file(cohort: Cohort) -> str:
     return named if named is not None and named.endswith(".h5") else "anchors.h5"
 
 
-def _has_bank(cohort: Cohort) -> bool:
-    return (cohort.folder / _bank_file(cohort)).is_file()
-
-
-def _has_pairs(cohort: Cohort) -> bool:
-    return (cohort.folder / "anchor_pairs.h5").is_file()
-
-
 def _existing_file(cohort: Cohort, name: str) -> Path:
     """A file directly inside the cohort folder."""
     path = cohort.folder / name
@@ -197,7 +179,7 @@ def _existing_file(cohort: Cohort, name: str) -> Path:
 
 def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """The same patches in feature space and in anchor space."""
-    path = _existing_file(cohort, "anchor_pairs.h5")
+    path = _existing_file(cohort, PAIRS_FILE)
     features, anchor_space = arrays.read_pairs(path)
     if features.shape[1] != cohort.card.feature_dim:
         raise CohortError(
@@ -228,10 +210,13 @@ def evaluate_fold(
     task: Task,
     folder: FoldFolder,
     details: dict[str, Any],
-    *,
-    before_saving: Callable[[], object],
 ) -> None:
-    """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete."""
+    """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete.
+
+    A cohort that is no longer what the run was begun with is refused before that.
+    """
+    run = folder.run.path
+    begun_with = read_training_cohort(run)
     modes = available_modes(loaded)
     model_hash = content_hash(folder.checkpoint)
 
@@ -263,7 +248,7 @@ def evaluate_fold(
             "risk_deviation": float(risks.std().clamp_min(1e-12)),
         }
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
-    before_saving()
+    check_cohort(run, cohort, begun_with)
     write_json(folder.metrics, metrics)
 
 

@@ -60,7 +60,6 @@ from gcemil.training.optimizer import (
     final_temperature,
     reading_temperature,
     scheduled_rate,
-    seed_torch,
     stream_seed,
 )
 
@@ -104,7 +103,7 @@ def train(
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
-    resume_file = folder / "resume.safetensors"
+    resume_file = FoldFolder(folder).resume
     progress, best, saved = _resume(resume_file, modules)
 
     stages = training_stages(loaded.host, settings)
@@ -112,7 +111,8 @@ def train(
         if progress.finished:
             break
         if progress.epoch == 0:
-            seed_torch(stream_seed(settings.seed, fold, number))
+            # Weights, dropout and every other draw of torch's global generator.
+            torch.manual_seed(stream_seed(settings.seed, fold, number))
             n_steps = settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0))
             begin_stage(loaded.host, stage, settings, cohort, parts, n_steps)
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
@@ -151,7 +151,7 @@ def train(
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
             _save_state(resume_file, modules, optimizer, best, progress)
-            write_history(folder / "history.jsonl", progress.history)
+            write_history(FoldFolder(folder).history, progress.history)
             if on_epoch:
                 on_epoch(record)
             if done:
@@ -350,12 +350,8 @@ def _keep_best(
     if best is not None and not better:
         progress.stale += 1
         return best
-    progress.best, progress.best_loss, progress.best_epoch, progress.stale = (
-        record["val"],
-        record["val_loss"],
-        record["epoch"],
-        0,
-    )
+    progress.best, progress.best_loss = record["val"], record["val_loss"]
+    progress.best_epoch, progress.stale = record["epoch"], 0
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
 
 

@@ -37,11 +37,6 @@ def stream_seed(seed: int, *path: int) -> int:
     return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint32)[0])
 
 
-def seed_torch(seed: int) -> None:
-    """Weights, dropout and every other draw of torch's global generator."""
-    torch.manual_seed(seed)
-
-
 def base_learning_rate(feature_dim: int) -> float:
     """2e-3 at width 128 falling to the paper's 2e-4 from width 1280 on.
 

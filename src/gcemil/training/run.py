@@ -34,7 +34,6 @@ from gcemil.runs.folder import (
     read_history,
     read_metrics,
     read_run,
-    read_training_cohort,
     write_summary,
     write_training_cohort,
 )
@@ -100,19 +99,17 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
     read_run(run)
     with working_in(run):
         card, cohort = open_cohort(run)
-        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
         task = create_task(cohort, card.settings)
         folds = RunFolder(run).trained_folds()
         for done, fold in enumerate(folds, start=1):
             loaded, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
-            known = is_file(fold.metrics)
             details = (
                 read_metrics(fold.path).details.model_dump(exclude_unset=True)
-                if known
+                if is_file(fold.metrics)
                 else {"warnings": [], "anchors": None}
             )
-            evaluate_fold(loaded, cohort, parts, task, fold, details, before_saving=check_unchanged)
+            evaluate_fold(loaded, cohort, parts, task, fold, details)
             if on_fold:
                 on_fold(done, len(folds))
         return write_summary(run)

@@ -12,7 +12,6 @@ from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
-from gcemil.recovery.growth import GrowthEnd
 from gcemil.recovery.recover import ranking, top_k
 from gcemil.report.sections.robustness import choose_main_rows, sort_rows
 from planted_folds import planted_fold
@@ -55,11 +54,17 @@ def test_the_largest_tolerance_stands_in_where_none_keeps_the_budget():
     assert chosen.mean_share == pytest.approx(0.02)
 
 
+def test_sizes_rise_in_steps_of_one_percent_up_to_ten_each_tried_once():
+    assert Steps().sizes(250) == [2, 5, 8, 10, 12, 15, 18, 20, 22, 25]
+    assert Steps().sizes(20) == [1, 2]
+    assert Steps().sizes(1) == [1]
+
+
 def planted_sizes(fold, tolerances):
+    """Size and whether it is sufficient and necessary, for each tolerance."""
     bag = next(iter(fold.bags()))
     way = start_search(fold, bag, bag.predict("wrapped"), Steps(**BY_PATCH))
-    grown = [way.smallest(tolerance) for tolerance in tolerances]
-    return [(int(one.selected.sum()), one.end) for one in grown]
+    return [way.smallest(tolerance) for tolerance in tolerances]
 
 
 def test_the_planted_sizes_are_those_worked_out_by_hand(tmp_path):
@@ -68,19 +73,19 @@ def test_the_planted_sizes_are_those_worked_out_by_hand(tmp_path):
     # One patch says .9526 too, but the other one keeps the class. Two leave nothing but a tie, which goes to 'left'.
     right = calibrated_fold(tmp_path, only=1)
     assert planted_sizes(right, [0.01, 0.02, 0.05, 0.2]) == [
-        (10, GrowthEnd.CAPPED),
-        (5, GrowthEnd.REACHED),
-        (2, GrowthEnd.REACHED),
-        (2, GrowthEnd.REACHED),
+        (10, False),
+        (5, True),
+        (2, True),
+        (2, True),
     ]
 
 
 def test_a_class_predicted_from_nothing_cannot_be_necessary_and_gets_what_suffices(tmp_path):
     left = calibrated_fold(tmp_path, only=0)
     assert planted_sizes(left, [0.01, 0.02, 0.05]) == [
-        (10, GrowthEnd.CAPPED),
-        (5, GrowthEnd.CAPPED),
-        (1, GrowthEnd.CAPPED),
+        (10, False),
+        (5, False),
+        (1, False),
     ]
 
 
@@ -172,7 +177,7 @@ def test_a_host_without_closed_form_finds_the_same_sizes_and_pools_each_once(tmp
     fold = calibrated_fold(tmp_path, only=1)
     fold.host.__class__ = OwnPooling
     tolerances = [0.02, 0.05]
-    assert planted_sizes(fold, tolerances) == [(5, GrowthEnd.REACHED), (2, GrowthEnd.REACHED)]
+    assert planted_sizes(fold, tolerances) == [(5, True), (2, True)]
     # The bag, its first one to five patches, and the complements of one, two and five: the others do not suffice at .02.
     assert OwnPooling.passes == 1 + 5 + 3
 

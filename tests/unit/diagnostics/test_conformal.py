@@ -12,7 +12,6 @@ from gcemil.diagnostics.guarantee import (
     failure_p_value,
     stable_sizes,
 )
-from gcemil.errors import UsageError
 
 SIZES = (0.1, 0.2, 0.5, 1.0)
 
@@ -90,20 +89,3 @@ def test_the_floor_is_what_few_test_bags_may_realise():
     # P(Binomial(10, 0.9) <= 7) = 0.0702, <= 6: 0.0128
     assert Certificate(0.1, True, 30, 0.1).realised_floor(10) == pytest.approx(0.7)
     assert Certificate(1.0, False, 9, 0.1).realised_floor(10) == 1
-
-
-@pytest.mark.parametrize("sizes", [(), (0.5, 0.2, 1.0), (0.0, 1.0), (0.2, 0.5)])
-def test_sizes_rise_to_the_whole_bag(sizes):
-    with pytest.raises(UsageError, match="rising fractions of the bag that end with 1"):
-        conformal_certificate(np.ones((3, len(sizes)), dtype=bool), sizes, alpha=0.1)
-
-
-def test_levels_and_tables_are_checked():
-    with pytest.raises(UsageError, match="alpha lies in \\(0, 1\\), got 0"):
-        conformal_certificate(table("xxxx"), SIZES, alpha=0.0)
-    with pytest.raises(UsageError, match="confidence lies in \\(0, 1\\), got 1"):
-        binomial_certificate(table("xxxx"), SIZES, alpha=0.1, confidence=1.0)
-    with pytest.raises(UsageError, match="4 sizes need as many columns of agreement, got 2"):
-        conformal_certificate(table("xx"), SIZES, alpha=0.1)
-    with pytest.raises(UsageError, match="agrees with itself"):
-        conformal_certificate(table("xxx."), SIZES, alpha=0.1)

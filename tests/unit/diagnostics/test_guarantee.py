@@ -126,3 +126,8 @@ def test_a_fold_without_validation_bags_is_refused(classification_runs: TrainedR
         guarantee.measure_guarantee(replace(fold, parts=replace(fold.parts, val=[])))
     with pytest.raises(UsageError, match="alpha lies in \\(0, 1\\), got 2"):
         guarantee.measure_guarantee(fold, alpha=2.0)
+    with pytest.raises(UsageError, match="confidence lies in \\(0, 1\\), got 1"):
+        guarantee.measure_guarantee(fold, confidence=1.0)
+    for sizes in [(), (0.5, 0.2, 1.0), (0.0, 1.0), (0.2, 0.5)]:
+        with pytest.raises(UsageError, match="rising fractions of the bag that end with 1"):
+            guarantee.measure_guarantee(fold, fractions=sizes)

@@ -11,7 +11,6 @@ from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics import trained_fold
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
-    ScoredSlide,
     SlideDetections,
     best_threshold,
     dice,
@@ -21,10 +20,8 @@ from gcemil.diagnostics.lesions import (
     specificity,
 )
 from gcemil.diagnostics.localisation import (
-    Excluded,
     MappedSlide,
     SlideTruth,
-    TruthRule,
     control_maps,
     lesion_exclusions,
     localisation_notes,
@@ -39,7 +36,8 @@ from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.simulation.simulate import simulate
 from run_builders import TrainedRuns
 
-PAPER = TruthRule(min_overlap=0.01, microns_per_pixel=None)
+PAPER = (0.01, None)
+"""Least overlap of a positive patch, micrometres per pixel."""
 
 
 def slide(name, scores, truth):
@@ -68,26 +66,24 @@ def test_dice_and_specificity_of_a_slide_known_by_hand():
 
 def test_the_threshold_is_the_score_of_best_mean_dice():
     # At 0.8: Dice 2/3 and 1; at 0.6: 1/2 ... the second slide loses what the first does not gain.
-    first = ScoredSlide(np.array([0.9, 0.8, 0.6, 0.1]), np.array([True, True, False, False]))
-    second = ScoredSlide(np.array([0.85, 0.7, 0.2, 0.1]), np.array([True, False, False, False]))
+    first = (np.array([0.9, 0.8, 0.6, 0.1]), np.array([True, True, False, False]))
+    second = (np.array([0.85, 0.7, 0.2, 0.1]), np.array([True, False, False, False]))
     assert best_threshold([first, second]) == 0.8
 
 
 def test_the_threshold_equals_an_exhaustive_search():
     generator = np.random.default_rng(0)
     for _ in range(20):
-        slides = [
-            ScoredSlide(generator.integers(0, 12, size=n) / 4, generator.random(n) < 0.3) for n in (7, 15, 4)
-        ]
-        with_truth = [one for one in slides if one.positive.any()]
-        scores = sorted({score for one in with_truth for score in one.scores.tolist()}, reverse=True)
-        mean = [np.mean([dice(one.scores >= t, one.positive) for one in with_truth]) for t in scores]
+        slides = [(generator.integers(0, 12, size=n) / 4, generator.random(n) < 0.3) for n in (7, 15, 4)]
+        with_truth = [one for one in slides if one[1].any()]
+        scores = sorted({score for one in with_truth for score in one[0].tolist()}, reverse=True)
+        mean = [np.mean([dice(one[0] >= t, one[1]) for one in with_truth]) for t in scores]
         assert best_threshold(slides) == scores[int(np.argmax(np.round(mean, 9)))]
 
 
 def test_a_part_without_lesions_has_no_threshold():
     assert best_threshold([]) is None
-    assert best_threshold([ScoredSlide(np.array([0.5]), np.array([False]))]) is None
+    assert best_threshold([(np.array([0.5]), np.array([False]))]) is None
 
 
 def test_a_curve_known_by_hand_is_read_in_steps_and_by_lines():
@@ -172,16 +168,12 @@ def test_one_patch_no_lesion_and_the_whole_slide_are_no_exception():
 
 
 def test_exclusions_and_missing_figures_are_told_by_name():
-    lines = localisation_notes(
-        [], [slide("t", [0.5], "x")], [Excluded("a", "no truth"), Excluded("b", "no truth")]
-    )
+    lines = localisation_notes([], [slide("t", [0.5], "x")], {"a": "no truth", "b": "no truth"})
     assert lines[0] == "Excluded (no truth): a, b."
     assert "No validation slide has a lesion" in lines[1]
     assert "normal_specificity does not exist" in lines[2]
     assert "isolated tumour cells count" in lines[3]
-    assert localisation_notes([], [], [Excluded("a", "no coordinates")])[-1].startswith(
-        "No test slide has truth"
-    )
+    assert localisation_notes([], [], {"a": "no coordinates"})[-1].startswith("No test slide has truth")
 
 
 def test_truth_is_read_by_the_one_percent_rule(tmp_path):
@@ -190,26 +182,26 @@ def test_truth_is_read_by_the_one_percent_rule(tmp_path):
     coords = np.array([[0, 0], [512, 0], [1024, 0], [1536, 0]])
     bag = slide_bag("s", np.zeros((4, 1), dtype=np.float32), coords, 512)
     store.write(path, {"evidence": (overlap > 0.5).astype(np.uint8), "overlap": overlap})
-    found = slide_truth(path, bag, "s", PAPER)
+    found = slide_truth(path, bag, "s", *PAPER)
     assert found.positive.tolist() == [True, False, True, False]
     assert found.lesion.tolist() == [1, 0, 2, 0]
     assert not found.isolated.any()
     # A whole patch of 128 micrometres has a major axis of 148, below the 275 of isolated tumour cells.
-    assert slide_truth(path, bag, "s", TruthRule(0.01, 0.25)).isolated.tolist() == [True, True]
+    assert slide_truth(path, bag, "s", 0.01, 0.25).isolated.tolist() == [True, True]
     store.write(path, {"overlap": overlap}, {"microns_per_pixel": 1.0})
-    assert slide_truth(path, bag, "s", TruthRule(0.01, 0.25)).isolated.tolist() == [True, False]
+    assert slide_truth(path, bag, "s", 0.01, 0.25).isolated.tolist() == [True, False]
     store.write(path, {"evidence": np.array([0, 0, 1, 0], dtype=np.uint8)})
-    assert slide_truth(path, bag, "s", PAPER).positive.tolist() == [False, False, True, False]
+    assert slide_truth(path, bag, "s", *PAPER).positive.tolist() == [False, False, True, False]
 
 
 def test_slides_without_truth_or_coordinates_are_excluded_and_wrong_sizes_refused(tmp_path):
     bag = slide_bag("s", np.zeros((4, 1), dtype=np.float32), None)
-    assert slide_truth(tmp_path / "s.h5", bag, "s", PAPER) == Excluded("s", "no truth")
+    assert slide_truth(tmp_path / "s.h5", bag, "s", *PAPER) == "no truth"
     store.write(tmp_path / "s.h5", {"overlap": np.zeros(3, dtype=np.float32)})
-    assert slide_truth(tmp_path / "s.h5", bag, "s", PAPER) == Excluded("s", "no coordinates")
+    assert slide_truth(tmp_path / "s.h5", bag, "s", *PAPER) == "no coordinates"
     with_coords = replace(bag, coords=np.zeros((4, 2), dtype=np.int64))
     with pytest.raises(StoreError, match=r"has shape \(3,\) for 4 patches"):
-        slide_truth(tmp_path / "s.h5", with_coords, "s", PAPER)
+        slide_truth(tmp_path / "s.h5", with_coords, "s", *PAPER)
 
 
 def test_a_recipe_keeps_slides_out_of_lesion_metrics():
@@ -226,7 +218,7 @@ def test_on_simulated_metastases_the_oracle_is_perfect_and_above_chance(tmp_path
     slides = []
     for spec in cohort.bags:
         bag = cohort.layout(spec)
-        truth = slide_truth(cohort.truth_file(spec.bag_id), bag, spec.bag_id, PAPER)
+        truth = slide_truth(cohort.truth_file(spec.bag_id), bag, spec.bag_id, *PAPER)
         slides.append(MappedSlide(truth, control_maps(truth, seed=0)))
     assert 0 < sum(bool(one.truth.positive.any()) for one in slides) < len(slides)
     rows, _ = localisation_rows(slides[::2], slides[1::2])

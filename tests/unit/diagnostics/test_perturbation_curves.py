@@ -36,22 +36,22 @@ def test_a_ranking_that_finds_the_one_patch_falls_at_once_and_stays_up_to_the_en
     assert found.removed.tolist() == pytest.approx([0, 0.25, 0.5, 0.75])
     assert found.most_first.tolist() == pytest.approx([SURE, UNSURE, UNSURE, UNSURE])
     assert found.least_first.tolist() == pytest.approx([SURE, SURE, SURE, SURE])
-    assert found.least_first_area == pytest.approx(SURE)
-    assert found.most_first_area == pytest.approx((0.5 * SURE + 2.5 * UNSURE) / 3)
-    assert found.symmetric_gain == pytest.approx((2.5 * SURE - 2.5 * UNSURE) / 3)
+    assert found.figures["least_first_area"] == pytest.approx(SURE)
+    assert found.figures["most_first_area"] == pytest.approx((0.5 * SURE + 2.5 * UNSURE) / 3)
+    assert found.figures["srg"] == pytest.approx((2.5 * SURE - 2.5 * UNSURE) / 3)
 
 
 def test_the_ranking_turned_round_has_the_gain_with_the_other_sign():
     view = toy(1, -1, -1, 2, -1)
     one, other = curves(view, 0, 3, 1, 2, 4), curves(view, 4, 2, 1, 3, 0)
-    assert other.symmetric_gain == pytest.approx(-one.symmetric_gain)
-    assert one.symmetric_gain > 0
+    assert other.figures["srg"] == pytest.approx(-one.figures["srg"])
+    assert one.figures["srg"] > 0
 
 
 def test_a_host_that_looks_at_nothing_gives_no_ranking_a_gain():
     found = curves(toy(1, 2, 3, model=lambda features: torch.tensor([1.0, 0.0])), 2, 0, 1)
-    assert found.symmetric_gain == pytest.approx(0, abs=1e-6)
-    assert found.most_first_area == pytest.approx(float(torch.tensor(1.0).sigmoid()))
+    assert found.figures["srg"] == pytest.approx(0, abs=1e-6)
+    assert found.figures["most_first_area"] == pytest.approx(float(torch.tensor(1.0).sigmoid()))
 
 
 def test_a_risk_is_read_in_units_of_the_training_risks():
@@ -59,14 +59,14 @@ def test_a_risk_is_read_in_units_of_the_training_risks():
     found = curves(view, 2, 1, 0, answers=Answers(1, RiskScale(mean=1.0, deviation=2.0)))
     assert found.most_first.tolist() == pytest.approx([1.5, 0.5, 0])
     assert found.least_first.tolist() == pytest.approx([1.5, 2.25, 3.5])
-    assert found.symmetric_gain == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
+    assert found.figures["srg"] == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
 
 
 def test_one_patch_is_a_curve_of_one_point():
     found = curves(toy(1), 0)
     assert found.removed.tolist() == pytest.approx([0])
-    assert found.most_first_area == pytest.approx(SURE)
-    assert found.symmetric_gain == pytest.approx(0, abs=1e-6)
+    assert found.figures["most_first_area"] == pytest.approx(SURE)
+    assert found.figures["srg"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_curve_ends_with_the_last_patch_whatever_the_shares():

@@ -134,7 +134,7 @@ def value(finding, metric, **labels):
 def test_a_bag_perturbed_by_nothing_keeps_its_evidence(kind, request: pytest.FixtureRequest):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
     fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
-    found = stability.measure_under_perturbation(fold, dropout=0.0, noise=0.0, repeats=1)
+    found = stability.measure_stability(fold, dropout=0.0, noise=0.0, repeats=1)
     assert {row.labels["perturbation"] for row in found.rows} == {"dropout 0", "noise 0"}
     for row in found.rows:
         if row.labels["rule"] != "random":
@@ -193,12 +193,12 @@ def test_runs_share_the_rules_that_all_of_them_have(classification_runs: Trained
 
 def test_only_the_attributions_that_are_asked_for_are_rules(classification_runs: TrainedRuns):
     fold = few_bags(TrainedFold.open(classification_runs.gce, 0))
-    found = stability.measure_under_perturbation(fold, repeats=1, attributions=["single"])
+    found = stability.measure_stability(fold, repeats=1, attributions=["single"])
     assert {row.labels["rule"] for row in found.rows} == RULES - {"saliency", "occlusion"} | GATED | {
         "single"
     }
     with pytest.raises(UsageError, match="Unknown attribution 'lime'"):
-        stability.measure_under_perturbation(fold, repeats=1, attributions=["lime"])
+        stability.measure_stability(fold, repeats=1, attributions=["lime"])
 
 
 def test_the_command_that_tables_name_gives_the_rivals_rows_across_seeds(
@@ -230,7 +230,7 @@ def test_a_bag_of_one_patch_cannot_change(kind, request: pytest.FixtureRequest, 
     fold = one_patch_fold(TrainedFold.open(runs.gce, 0), tmp_path / "cohort")
     # A case of several slides keeps a patch of each.
     fold = few_bags(fold_of(fold, lambda spec: len(spec.slide_ids) == 1))
-    for row in stability.measure_under_perturbation(fold, repeats=2).rows:
+    for row in stability.measure_stability(fold, repeats=2).rows:
         assert row.values.get("jaccard", 1.0) == pytest.approx(1)
         assert row.values["prediction_flip"] == pytest.approx(0)
 
@@ -246,4 +246,4 @@ def test_runs_that_cannot_be_compared_are_refused(
     with pytest.raises(RunError, match="Compare runs of one cohort and one fold"):
         stability.measure_across_runs([fold, TrainedFold.open(survival_runs.gce, 0)])
     with pytest.raises(UsageError, match="repeats = 0"):
-        stability.measure_under_perturbation(fold, repeats=0)
+        stability.measure_stability(fold, repeats=0)

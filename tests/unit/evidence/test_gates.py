@@ -34,8 +34,6 @@ def test_the_budget_counts_patches(n: int, budget: float, k: int) -> None:
 
 def test_the_floor_counts_where_the_budget_is_less() -> None:
     assert [budget_count(n, budget=0.05, floor=8) for n in (3, 8, 40, 160, 200)] == [3, 8, 8, 8, 10]
-    with pytest.raises(UsageError, match="got a floor of 0"):
-        create_gate("consecutive", floor=0)
 
 
 def test_the_slide_centre_lies_midway_between_last_in_and_first_out() -> None:
@@ -178,8 +176,6 @@ def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:
     assert set(GATES) >= {"sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15"}
     with pytest.raises(UsageError, match="no gate 'soft'. Choose one of sigmoid_threshold"):
         create_gate("soft")
-    with pytest.raises(UsageError, match=r"share of patches in \(0, 1\], got 0"):
-        create_gate("top_k", budget=0.0)
     with pytest.raises(UsageError, match=r"temperature of a gate is positive, got 0"):
         create_gate("consecutive")(SCORES, temperature=0.0)
 

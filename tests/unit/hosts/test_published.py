@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gcemil.errors import UsageError, WeightsError
+from gcemil.errors import WeightsError
 from gcemil.hosts.published import LAYOUTS, read_published
 from gcemil.hosts.table import HOSTS
 
@@ -112,11 +112,6 @@ def test_a_tensor_of_another_shape_is_named_with_the_one_expected(name, key, sha
 def test_many_wrong_tensors_are_counted_after_the_first():
     with pytest.raises(WeightsError, match=r"missing: cls_token, .* and 19 more; left over: a"):
         read_published("transmil", {"a": torch.zeros(2)})
-
-
-def test_an_unknown_host_is_refused():
-    with pytest.raises(UsageError, match="Unknown host 'clam'. Choose one of: abmil"):
-        read_published("clam", {})
 
 
 @pytest.mark.parametrize("name", ["clam_sb", "hdmil"])
