@@ -35,6 +35,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
 from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
+from gcemil.metrics import FAILURE_TYPES
 from gcemil.model import GceMil
 from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
 from gcemil.slides.artifacts import find_artifacts
@@ -42,14 +43,7 @@ from gcemil.slides.reader import open_slide
 from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask
 
-BASIC_TYPES = (
-    "case_failure",
-    "artifact_evidence",
-    "low_sufficiency",
-    "low_necessity",
-    "semantic_mismatch",
-)
-TYPES = (*BASIC_TYPES, "severe_failure")
+BASIC_TYPES = tuple(kind for kind in FAILURE_TYPES if kind != "severe_failure")
 
 Record = dict[str, Any]
 
@@ -239,7 +233,10 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
             if members:
                 labels = {"rule": rule, "network": network, "class": name}
                 shares: list[Figures] = [
-                    {f"{kind}_share": None if one[kind] is None else float(one[kind]) for kind in TYPES}
+                    {
+                        f"{kind}_share": None if one[kind] is None else float(one[kind])
+                        for kind in FAILURE_TYPES
+                    }
                     for one in members
                 ]
                 yield mean_row(labels, shares, {"audited_slides": float(len(members))})

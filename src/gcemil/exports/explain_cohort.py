@@ -19,7 +19,6 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import PARTS, read_fold
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_table
-from gcemil.diagnostics.failures import TYPES
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import CRITERIA, Certificate
@@ -27,6 +26,7 @@ from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, exp
 from gcemil.exports.overlay import read_cohort_place
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
+from gcemil.metrics import FAILURE_TYPES
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import RunFolder, open_cohort
 from gcemil.wording import did_you_mean
@@ -165,7 +165,7 @@ def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
         rules = {one.get("rule") for one in records}
         own = "evidence" if "evidence" in rules else "attention"
         for one in records:
-            if one.get("rule") == own and any(one.get(kind) for kind in TYPES):
+            if one.get("rule") == own and any(one.get(kind) for kind in FAILURE_TYPES):
                 yield from one.get("slide_ids", ())
 
 
