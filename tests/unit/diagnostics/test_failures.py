@@ -7,7 +7,6 @@ import torch
 
 from gcemil.diagnostics.failures import (
     BASIC_TYPES,
-    TYPES,
     Thresholds,
     add_concordance,
     case_failure,
@@ -19,7 +18,7 @@ from gcemil.diagnostics.failures import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.metrics import METRICS
+from gcemil.metrics import FAILURE_TYPES, METRICS
 from run_builders import TrainedRuns
 
 
@@ -107,7 +106,7 @@ def found(classification_runs: TrainedRuns):
 def test_rates_are_shares_of_the_slides_listed(found):
     assert (
         {name for row in found.rows for name in row.values}
-        == {"audited_slides", *(f"{kind}_share" for kind in TYPES)}
+        == {"audited_slides", *(f"{kind}_share" for kind in FAILURE_TYPES)}
         <= set(METRICS)
     )
     for row in found.rows:
@@ -118,7 +117,7 @@ def test_rates_are_shares_of_the_slides_listed(found):
         ]
         own = [s for s in own if row.labels["class"] in ("all", s["target"])]
         assert row.values["audited_slides"] == len(own)
-        for kind in TYPES:
+        for kind in FAILURE_TYPES:
             assert row.values[f"{kind}_share"] == pytest.approx(np.mean([s[kind] for s in own]))
 
 
