@@ -1,5 +1,6 @@
 """A run killed at any moment resumes to the bit-identical result of an undisturbed one."""
 
+import errno
 import random
 import signal
 import subprocess
@@ -80,6 +81,28 @@ def test_a_killed_run_ends_like_an_undisturbed_one_wherever_it_was_killed(
 def check_kill(cohort, undisturbed, tmp_path, seed):
     moment = random.Random(seed)
     kill_after_epoch(cohort, tmp_path / "run", moment.randrange(0, 6), moment.uniform(0, 0.2))
+    train_run(cohort, tmp_path / "run", settings(), folds=[0], jobs=1)
+    assert results(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize("fails", ["write_history", "_save_state"])
+def test_a_disk_that_fails_at_the_last_epoch_costs_no_line_of_the_history(
+    cohort, undisturbed, tmp_path, monkeypatch, fails
+):
+    from gcemil.training import loop
+
+    original, calls = getattr(loop, fails), []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == settings().epochs:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, fails, failing)
+    with pytest.raises(OSError, match="Read-only"):
+        train_run(cohort, tmp_path / "run", settings(), folds=[0], jobs=1)
+    monkeypatch.undo()
     train_run(cohort, tmp_path / "run", settings(), folds=[0], jobs=1)
     assert results(tmp_path / "run") == undisturbed
 

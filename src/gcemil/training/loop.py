@@ -150,8 +150,9 @@ def train(
             if done and not is_last_stage and best is not None:
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
-            _save_state(resume_file, modules, optimizer, best, progress)
+            # The history first: an epoch whose state was not saved is done again, and its line written again.
             write_history(FoldFolder(folder).history, progress.history)
+            _save_state(resume_file, modules, optimizer, best, progress)
             if on_epoch:
                 on_epoch(record)
             if done:
