@@ -21,7 +21,7 @@ from gcemil.bags import guards
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.recipes import _read_camelyon16
+from gcemil.bags.foreign.recipes import _read_camelyon16, load_recipe
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
@@ -151,7 +151,7 @@ def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
 def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reference.csv").write_text("test_001\ntest_002\n")
     with pytest.raises(CohortError, match="has one column, not slide and label"):
-        _read_camelyon16(tmp_path / "reference.csv", ["test_001"], source=tmp_path, class_of={}, excluded={})
+        _read_camelyon16(load_recipe("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path)
 
 
 def test_deep_json_is_refused_before_anybody_walks_it() -> None:

@@ -11,7 +11,9 @@ from gcemil.errors import CohortError, MissingExtraError, WorkerError
 from gcemil.processes import WorkerPool, describe_exit, run_jobs, tell_reading, tell_slide
 
 PARENT = """
-import sys, time
+import signal, sys, time
+# A shell that starts the tests in the background has them ignore Ctrl-C, and their children with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_processes import sleeping

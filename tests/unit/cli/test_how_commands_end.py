@@ -109,8 +109,11 @@ def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
 
 
 LOST_INTERRUPT = """
-import sys, time, weakref
+import signal, sys, time, weakref
 from gcemil.cli import doctor, main
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and their children with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Thing: pass
 
