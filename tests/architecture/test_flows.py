@@ -67,7 +67,7 @@ def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
     files = files_run("explain", str(classification_runs.gce), "--slide", slide, "--out", str(tmp_path))
     assert "exports/explain.py" in files
     # Two of them tell regions apart and outline them.
-    check_count(files, 50)
+    check_count(files, 49)
 
 
 def test_printing_one_table_runs_few_files(tmp_path):
