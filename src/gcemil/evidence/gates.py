@@ -60,56 +60,77 @@ class Gate(nn.Module):
         self.centre: Centre = centre
 
     def forward(
-        self, scores: Scores, *, temperature: float, generator: torch.Generator | None = None
+        self,
+        scores: Scores,
+        *,
+        temperature: float,
+        count: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> GateOutput:
-        """Gates at this temperature; only noisy gates in training draw from the generator."""
+        """Gates at this temperature; only noisy gates in training draw from the generator.
+
+        `count` patches are meant to open in place of the budget's; a gate without a centre per slide decides by itself.
+        """
         if not temperature > 0:
             raise UsageError(f"The temperature of a gate is positive, got {temperature}.")
-        return self.opened(scores, temperature, generator)
+        if count is None:
+            count = self.count_open(len(scores))
+        return self.opened(scores, count, temperature, generator)
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
         raise NotImplementedError
 
-    def centred(self, scores: Scores) -> Scores:
+    def count_open(self, n_patches: int) -> int:
+        """How many patches the budget opens."""
+        return budget_count(n_patches, budget=self.budget, floor=self.floor)
+
+    def centred(self, scores: Scores, count: int) -> Scores:
         """s - nu_x."""
-        if self.centre == "zero":
-            return scores
-        return scores - slide_centre(scores, budget=self.budget, floor=self.floor)
+        return scores if self.centre == "zero" else scores - slide_centre(scores, count)
 
 
 class ConsecutiveGate(Gate):
     """The annealed sigmoid."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
-        return sigmoid_gates(self.centred(scores) / temperature)
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
+        return sigmoid_gates(self.centred(scores, count) / temperature)
 
 
 class SigmoidThresholdGate(Gate):
     """The sigmoid at temperature 1, whatever the schedule says."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
-        return sigmoid_gates(self.centred(scores))
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
+        return sigmoid_gates(self.centred(scores, count))
 
 
 class TopKGate(Gate):
     """Exactly k patches open, ties to the lower index; its centre is per slide by construction."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
         order = torch.argsort(scores.detach(), descending=True, stable=True)
         selected = torch.zeros_like(scores, dtype=torch.bool)
-        selected[order[: budget_count(len(scores), budget=self.budget, floor=self.floor)]] = True
+        selected[order[:count]] = True
         if not self.training:
             return hard_gates(selected, dtype=scores.dtype)
-        centre = slide_centre(scores, budget=self.budget, floor=self.floor)
-        soft = torch.sigmoid((scores - centre) / temperature)
+        soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
         return straight_through(soft, selected)
 
 
 class ConcreteGate(Gate):
     """The binary Concrete relaxation: a sigmoid of a noisy score, annealed."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
-        centred = self.centred(scores)
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
+        centred = self.centred(scores, count)
         if self.training:
             centred = centred + logistic_noise(centred, generator)
         return sigmoid_gates(centred / temperature)
@@ -118,21 +139,27 @@ class ConcreteGate(Gate):
 class GumbelSigmoidGate(ConcreteGate):
     """The same noise at temperature 1, whatever the schedule says."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
-        return super().opened(scores, 1.0, generator)
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
+        return super().opened(scores, count, 1.0, generator)
 
 
 class SparsemaxGate(Gate):
     """p / max p with p = sparsemax(s / T); a shift of the scores cancels, so there is no centre."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
         return simplex_gates(sparsemax(scores / temperature, dim=0))
 
 
 class Entmax15Gate(Gate):
     """p / max p with p = entmax-1.5(s / T)."""
 
-    def opened(self, scores: Scores, temperature: float, generator: torch.Generator | None) -> GateOutput:
+    def opened(
+        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+    ) -> GateOutput:
         return simplex_gates(entmax15(scores / temperature, dim=0))
 
 
@@ -160,12 +187,11 @@ def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:
 
 
 @torch.no_grad()
-def slide_centre(scores: Scores, *, budget: float, floor: int = 1) -> Float[Tensor, ""]:
-    """nu_x midway between the k-th and (k+1)-th largest score; -inf, so that all open, when there is no (k+1)-th."""
-    k = budget_count(len(scores), budget=budget, floor=floor)
-    if len(scores) <= k:
+def slide_centre(scores: Scores, count: int) -> Float[Tensor, ""]:
+    """nu_x midway between the k-th and (k+1)-th largest score, k the count; -inf, so that all open, when there is no (k+1)-th."""
+    if len(scores) <= count:
         return scores.new_tensor(-torch.inf)
-    last_in, first_out = scores.topk(k + 1).values[-2:]
+    last_in, first_out = scores.topk(count + 1).values[-2:]
     # Halved before the sum: two large scores must not overflow.
     return last_in / 2 + first_out / 2
 

@@ -37,15 +37,22 @@ def test_the_floor_counts_where_the_budget_is_less() -> None:
 
 
 def test_the_slide_centre_lies_midway_between_last_in_and_first_out() -> None:
-    assert float(slide_centre(SCORES, budget=0.5)) == pytest.approx(2.0)
-    assert float(slide_centre(SCORES, budget=0.25)) == pytest.approx(3.5)
-    assert float(slide_centre(SCORES, budget=1.0)) == -math.inf
-    assert float(slide_centre(torch.tensor([3e38, 2.9e38]), budget=0.5)) == pytest.approx(2.95e38)
+    assert float(slide_centre(SCORES, 2)) == pytest.approx(2.0)
+    assert float(slide_centre(SCORES, 1)) == pytest.approx(3.5)
+    assert float(slide_centre(SCORES, 4)) == -math.inf
+    assert float(slide_centre(torch.tensor([3e38, 2.9e38]), 1)) == pytest.approx(2.95e38)
+
+
+@pytest.mark.parametrize("kind", ["consecutive", "top_k"])
+def test_a_count_opens_as_many_in_place_of_the_budget(kind: str) -> None:
+    gate = create_gate(kind, budget=0.25).eval()
+    assert int(gate(SCORES, temperature=0.1).selected.sum()) == 1
+    assert int(gate(SCORES, temperature=0.1, count=3).selected.sum()) == 3
 
 
 def test_the_slide_centre_passes_no_gradient() -> None:
     scores = SCORES.clone().requires_grad_()
-    assert not slide_centre(scores, budget=0.5).requires_grad
+    assert not slide_centre(scores, 2).requires_grad
 
 
 def test_the_consecutive_gate_is_the_annealed_sigmoid() -> None:
