@@ -142,17 +142,21 @@ def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
         model.settings.recovery.recoverability_tolerance,
         _gap_to_gated(output, ask(without), model.tolerances.unit),
     )
-    count = len(found.added)
+    before, count = output.check, len(found.added)
     while count:
         selected = without.index_fill(0, found.added[:count], True)
-        agrees = _gap_to_gated(output, ask(selected), model.tolerances.unit) <= tolerance
-        was_faithful = output.check is not None and output.check.is_faithful
-        if agrees and (
-            not was_faithful or check_subset(ask, output.full_logits, selected, model.tolerances).is_faithful
+        if _gap_to_gated(output, ask(selected), model.tolerances.unit) <= tolerance and (
+            before is None
+            or _is_as_good(check_subset(ask, output.full_logits, selected, model.tolerances), before)
         ):
             return count
         count //= 2
     return count
+
+
+def _is_as_good(after: Check, before: Check) -> bool:
+    """Whether evidence that was faithful remains so, and evidence that kept the class keeps it."""
+    return after.is_faithful >= before.is_faithful and after.keeps_class >= before.keeps_class
 
 
 def _gap_to_gated(output: EvidenceOutput, kept: Logits, unit: float) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,12 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
-from gcemil.evidence.checking import Check, Tolerances, choose_ranking
+from gcemil.evidence.checking import Answer, Check, Tolerances, choose_evidence
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.selector import (
     FEW_SHARES,
+    GROWTHS,
     LIKENESS_ALONE,
     MIXTURE,
     SHARES,
@@ -237,10 +239,11 @@ class GceMil(nn.Module):
             products = unfolded(features, folds)
         hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
         scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
-        ranking, check = MIXTURE, None
+        ranking, check, count = MIXTURE, None, None
         if self.settings.recovery.checked and not self.training and full is not None and embedded is not None:
-            scores, ranking, check = self._checked_scores(scores, coords, full, embedded)
-        gate = self.gate(scores, temperature=float(self.temperature))
+            chosen = self._choose_evidence(scores, coords, full, embedded)
+            scores, ranking, check, count = chosen.scores, chosen.name, chosen.check, chosen.size
+        gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
             gate = gate.shut()
         return Evidence(
@@ -255,22 +258,38 @@ class GceMil(nn.Module):
         )
 
     @torch.no_grad()
-    def _checked_scores(
+    def _choose_evidence(
         self, scores: Scores, coords: Tensor | None, full: HostOutput, embedded: Embedded
-    ) -> tuple[Scores, str, Check]:
-        """The first ranking whose patches the host itself calls sufficient and necessary."""
-        size = budget_count(len(scores), budget=self.settings.budget, floor=self.settings.min_patches)
+    ) -> Answer:
+        """The first ranking, and the smallest size, that the host itself calls sufficient and necessary."""
         is_cheap = answers_subsets_cheaply(self.host)
 
-        def rankings() -> Iterator[tuple[str, Scores]]:
-            yield MIXTURE, scores
+        @cache
+        def leads() -> dict[str, Scores | None]:
             # What the host itself ranks by may cost a pass, so it waits until it is wanted.
-            leads = {"contribution": self.patch_shares(full, embedded, coords), "attention": full.scores}
-            yield from exchanged_rankings(scores, size, leads, SHARES if is_cheap else FEW_SHARES).items()
+            return {"contribution": self.patch_shares(full, embedded, coords), "attention": full.scores}
 
-        ask = ask_subsets(self.host, embedded, coords)
-        chosen = choose_ranking(rankings(), size, ask, full.logits, self.tolerances, seeks_change=is_cheap)
-        return chosen.scores, chosen.name, chosen.check
+        def rankings(size: int) -> Iterator[tuple[str, Scores]]:
+            yield MIXTURE, scores
+            yield from exchanged_rankings(scores, size, leads(), SHARES if is_cheap else FEW_SHARES).items()
+
+        return choose_evidence(
+            rankings,
+            self._sizes(len(scores)),
+            ask_subsets(self.host, embedded, coords),
+            full.logits,
+            self.tolerances,
+            seeks_change=is_cheap,
+        )
+
+    def _sizes(self, n_patches: int) -> list[int]:
+        """The budget, and what the evidence of a class may grow to within its cap."""
+        size = self.gate.count_open(n_patches)
+        if self.n_outputs == 1:
+            # A risk has no class to lose, and larger sets were led by the host away from where the evidence lies.
+            return [size]
+        cap = budget_count(n_patches, budget=self.settings.recovery.max_fraction)
+        return [size, *(grown for growth in GROWTHS if size < (grown := round(growth * size)) <= cap)]
 
     @property
     def tolerances(self) -> Tolerances:

@@ -44,7 +44,8 @@ def test_full_is_the_host_itself_and_soft_is_the_host_under_the_gates(name, mode
         output = model(features, coords, step=PATCH)
         assert_close(name, output.full_logits, model.host(features, coords).logits)
         assert_close(name, output.logits, model.host(features, coords, gates=output.gates).logits)
-    assert int(output.opened.sum()) == budget_count(40, budget=0.05)
+    budget, cap = budget_count(40, budget=0.05), budget_count(40, budget=0.10)
+    assert budget <= int(output.opened.sum()) <= (budget if n_outputs == 1 else cap)
     assert (output.logits - output.full_logits).abs().max() > 1e-4
 
 
@@ -139,7 +140,7 @@ def test_without_coordinates_the_spatial_parts_are_off_and_the_rest_works(name, 
     rough = make_model(name, mode=mode, smoothing=0.0)
     with torch.no_grad():
         assert_close(name, model(features).scores, rough(features).scores)
-        assert int(model(features).opened.sum()) == 2
+        assert 2 <= int(model(features).opened.sum()) <= 4
 
 
 @every_host

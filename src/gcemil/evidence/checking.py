@@ -4,9 +4,10 @@
   removed_gap  |Phi(X_notS) - Phi(X)|    large: S is necessary
 Phi is the probability of the class predicted on X, or a risk in units of the training risks. Nothing here needs a label.
 
-Every ranking opens the same number of patches. The first is taken that is sufficient and necessary and without which
+Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
 another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
 then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
+Where none of the budget's size is, larger sizes are tried.
 """
 
 from __future__ import annotations
@@ -101,10 +102,41 @@ class Answer:
     check: Check
     is_known: bool = False
 
+    @property
+    def size(self) -> int:
+        """How many patches were kept and removed."""
+        return int(self.selected.sum())
+
     def remove_patches(self, ask: Ask, full: Logits, tolerances: Tolerances) -> Answer:
         """The same with nothing left to hope for."""
         without = _ask_without(ask, self.selected)
         return replace(self, check=compare_answers(full, self.kept, without, tolerances), is_known=True)
+
+
+@torch.no_grad()
+def choose_evidence(
+    rankings: Callable[[int], Iterable[tuple[str, Scores]]],
+    sizes: Iterable[int],
+    ask: Ask,
+    full: Logits,
+    tolerances: Tolerances,
+    *,
+    seeks_change: bool = True,
+) -> Answer:
+    """The best ranking of the first size, from the smallest, at which one is sufficient and necessary; else the best of all sizes.
+
+    Of equals the smaller one, so evidence grows only where that makes it more faithful.
+    """
+    best: Answer | None = None
+    for size in sizes:
+        found = choose_ranking(rankings(size), size, ask, full, tolerances, seeks_change=seeks_change)
+        if best is None or found.check.merit > best.check.merit:
+            best = found
+        if best.check.is_faithful:
+            break
+    if best is None:
+        raise ValueError("There is no size to choose from.")
+    return best
 
 
 @torch.no_grad()

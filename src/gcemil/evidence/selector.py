@@ -41,6 +41,8 @@ SHARES = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """How many of the first patches may be exchanged for the host's own, tried in this order."""
 FEW_SHARES = (0.25, 0.5, 1.0)
 """The same for a host that has to pool every subset anew."""
+GROWTHS = (1.5, 2.0)
+"""How many times the budget the evidence of a slide may take, tried in this order where the budget is not enough."""
 
 
 class Selector(nn.Module):

@@ -9,6 +9,7 @@ from gcemil.evidence.checking import (
     Check,
     Tolerances,
     check_subset,
+    choose_evidence,
     choose_ranking,
     output_gap,
 )
@@ -127,6 +128,36 @@ def test_of_two_faithful_rankings_the_one_without_which_the_class_changes_is_tak
     hasty = choose_ranking(rankings.items(), 1, ask, FULL, TOLERANCES, seeks_change=False)
     assert hasty.name == "less sure"
     assert choose_ranking([*rankings.items()][:1], 1, ask, FULL, TOLERANCES).check.is_faithful
+
+
+def by_index(size):
+    """One ranking, whatever the size: the first patch first."""
+    return {"by index": ranking(3.0, 2.0, 1.0, 0.0)}.items()
+
+
+def test_evidence_grows_to_the_first_size_that_is_sufficient_and_necessary():
+    # One of the two patches that decide is not enough, three are no better than two.
+    found = choose_evidence(by_index, [1, 2, 3], voting_host([1.0, 1.0, 0.0, 0.0]), FULL, TOLERANCES)
+    assert (found.size, found.check.is_faithful) == (2, True)
+
+
+def test_evidence_that_is_enough_does_not_grow():
+    asked = []
+
+    def rankings(size):
+        asked.append(size)
+        return by_index(size)
+
+    found = choose_evidence(rankings, [1, 2, 3], voting_host([2.0, 0.0, 0.0, 0.0]), FULL, TOLERANCES)
+    assert (found.size, asked) == (1, [1])
+
+
+def test_where_growing_does_not_help_the_budget_is_kept():
+    # Every patch says it all: no set is necessary, and a larger one is no better.
+    found = choose_evidence(by_index, [1, 2, 3], voting_host([2.0, 2.0, 2.0, 2.0]), FULL, TOLERANCES)
+    assert (found.size, found.check.is_faithful) == (1, False)
+    with pytest.raises(ValueError, match="no size"):
+        choose_evidence(by_index, [], voting_host([2.0]), FULL, TOLERANCES)
 
 
 def first(scores, size):
