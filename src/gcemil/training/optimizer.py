@@ -68,7 +68,7 @@ def annealed_temperature(start: float, end: float, progress: float) -> float:
     return start * (end / start) ** progress
 
 
-READ_TEMPERATURE = 1e-3
+READ_TEMPERATURE = 1e-6
 """At which the gates around an untaught host are read: nothing was trained on what a warmer gate leaves half open."""
 
 
