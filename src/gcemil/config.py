@@ -127,7 +127,9 @@ class EvidenceSettings(Settings):
     ground_prototypes: bool = False
     """Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts."""
     bridge: BridgeKind = "auto"
-    """auto: proximal for a text bank, identity for prototypes, frozen for examples."""
+    """auto: proximal for a text bank, identity for prototypes, frozen for examples and for prompts met in training patches."""
+    prompt_examples: int = Field(30, ge=0, le=LARGEST_SIZE)
+    """Under bridge auto, a prompt is read through this many training patches that answer to it most; 0 reads the prompt itself."""
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
     """Rank of the learned bridges."""
     bridge_weight: float = Field(1.0, ge=0)
@@ -200,6 +202,7 @@ class EvidenceSettings(Settings):
 PAPER = EvidenceSettings(
     ground_prototypes=True,
     bridge="free",
+    prompt_examples=0,
     responses="paper",
     centre="zero",
     min_patches=1,
@@ -224,7 +227,7 @@ PAPER = EvidenceSettings(
 PAPER_CONSTRAINED = PAPER.model_copy(update={"bridge": "proximal"})
 """The same with a bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row."""
 
-TAUGHT = EvidenceSettings(teaches_host=True)
+TAUGHT = EvidenceSettings(teaches_host=True, prompt_examples=0)
 """Evidence that trains its host as well: more necessary, at a price or a gain in accuracy that depends on the host."""
 
 PAPER_TRAINING: dict[str, Any] = {

@@ -386,9 +386,9 @@ class GceMil(nn.Module):
 
 
 def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) -> str:
-    """The bridge a bank needs: prototypes and examples live in feature space, a text bank is reached through pairs."""
+    """The bridge a bank needs: prototypes and patches live in feature space, a text bank is reached through pairs."""
     if settings.bridge != "auto":
         return settings.bridge
-    if anchors.is_examples:
+    if anchors.is_examples or anchors.is_met:
         return "frozen"
     return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"

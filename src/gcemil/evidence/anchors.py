@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PAPER_SHARPNESS, PAPER_OFFSET = 8.0, 0.15
 SHARPNESS, REFERENCE_QUANTILE = 4.0, 0.95
+MET = "met in training patches"
+"""In the provenance of prompts that are read through patches (training/prompts.py)."""
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 
@@ -79,6 +81,11 @@ class AnchorBank:
     def is_examples(self) -> bool:
         """Means of patches that somebody has named."""
         return self.provenance.startswith("examples")
+
+    @property
+    def is_met(self) -> bool:
+        """Prompts read through the training patches that answer to them most."""
+        return MET in self.provenance
 
     @property
     def hash(self) -> str:

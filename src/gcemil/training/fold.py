@@ -1,6 +1,6 @@
 """One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
 
-A text bank needs pairs to be reached, unless its bridge is free; examples only that some lie on slides the fold may see; without either the anchors are
+A text bank needs pairs to be reached, unless its bridge is free, and is then read through training patches; examples only that some lie on slides the fold may see; without either the anchors are
 prototypes of the fold's own training patches, and every record says so.
 """
 
@@ -28,7 +28,7 @@ from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError, ConfigError
 from gcemil.evidence.alignment import FactoredFit, bank_from_examples, whitening_fit
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.evidence.bridge import FreeBridge
+from gcemil.evidence.bridge import FreeBridge, create_bridge
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
@@ -43,6 +43,7 @@ from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
+from gcemil.training.prompts import meet_prompts
 
 REFERENCE_PATCHES_PER_BAG = 20
 PAIRS_FILE = "anchor_pairs.h5"
@@ -115,18 +116,31 @@ def create_network(
     if settings.evidence is None:
         return LoadedNetwork(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
-    fit = None
-    if _takes_examples(cohort, settings.evidence):
-        bank, fit = create_example_bank(cohort, train_bags, reference, rank=settings.evidence.bridge_rank)
-    else:
-        bank = create_bank(cohort, settings.evidence, reference, seed=settings.seed)
+    bank, fit = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed)
     model = GceMil(host, bank, in_dim=cohort.card.feature_dim, settings=settings.evidence)
     if fit is not None:
-        _set_example_bridge(model, fit)
+        _set_bridge(model, fit)
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.fit_bridge(*read_pairs(cohort))
     model.calibrate(reference)
     return LoadedNetwork(host.to(device), model.to(device), reference.to(device))
+
+
+def create_anchors(
+    cohort: Cohort, train_bags: Sequence[BagSpec], settings: EvidenceSettings, reference: Tensor, *, seed: int
+) -> tuple[AnchorBank, FactoredFit | None]:
+    """The bank, and the map of features that patches in it were averaged under, where it is made of patches."""
+    if _takes_examples(cohort, settings):
+        return create_example_bank(cohort, train_bags, reference, rank=settings.bridge_rank)
+    bank = create_bank(cohort, settings, reference, seed=seed)
+    is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
+    if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
+        return bank, None
+    bridge = create_bridge("frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
+    bridge.fit(*read_pairs(cohort))
+    fit = whitening_fit(reference, rank=settings.bridge_rank)
+    count = settings.prompt_examples
+    return meet_prompts(bank, bridge, fit, cohort, train_bags, count=count, seed=seed), fit
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
@@ -134,8 +148,8 @@ def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
     return settings.anchors == EXAMPLES or (settings.anchors == "auto" and cohort.card.anchors == EXAMPLES)
 
 
-def _set_example_bridge(model: GceMil, fit: FactoredFit) -> None:
-    """Examples are reached by the map they were made with."""
+def _set_bridge(model: GceMil, fit: FactoredFit) -> None:
+    """Anchors made of patches are reached by the map they were made with."""
     if not isinstance(model.bridge, FreeBridge):
         raise ConfigError(
             f"evidence.bridge is '{model.settings.bridge}', but anchors from examples take auto, frozen, proximal or free."
