@@ -1,8 +1,8 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
   r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
-  s = selector(host's ungated view, r, coords)  one score per patch; outside training the first of a few rankings that
-                                                the host itself confirms when its patches are kept and removed
+  s = selector(host's ungated view, r, coords)  one score per patch; outside training the first of a few rankings, and the
+                                                smallest size, that the host itself confirms by keeping and removing
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
   v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
   f(X_pi), f(X)                                 the host's prediction, gated and ungated
