@@ -98,9 +98,9 @@ class RecoverySettings(Settings):
     min_weight_share: float = Field(0.5, ge=0, le=1)
     """Anchors below this share of the largest weight do not count."""
     max_fraction: float = Field(0.10, gt=0, le=1)
-    """Repair never grows the evidence beyond this share of the bag."""
+    """Neither the check nor repair grows the evidence beyond this share of the bag."""
     checked: bool = True
-    """Ask the host what keeping and removing the evidence does, and take a ranking that passes."""
+    """Ask the host what keeping and removing the evidence does, and take a ranking and a size that pass."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
     """Kept alone, checked evidence moves the output by no more than this."""
     necessity_tolerance: float = Field(0.05, ge=0)
