@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PAPER_SHARPNESS, PAPER_OFFSET = 8.0, 0.15
 SHARPNESS, REFERENCE_QUANTILE = 4.0, 0.95
 MET = "met in training patches"
-"""In the provenance of prompts that are read through patches (training/prompts.py)."""
+"""In the provenance of prompts that are read through patches (training/directions.py)."""
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 

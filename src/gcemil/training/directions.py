@@ -1,11 +1,18 @@
-"""After training: where in feature space the patches lie that decide each class.
+"""Where in feature space prompts and classes lie, found in the patches of the training slides. No test slide is read.
 
+Before training, the patches that answer most to each prompt, which then stand for it:
+  1. the bridge is fitted on pairs                       where a prompt lies, as well as pairs can say
+  2. of every training slide, the first patches by smoothed cosine; of these, the first over all slides
+  3. their mean, in whitened feature space               the anchor, as if somebody had named these patches (alignment.py)
+A prompt and a patch meet through a text encoder and a map from one encoder to another, and both blur; the patches found are
+tissue of the cohort's own encoder. A few of a slide and no more, so that no slide speaks alone. No label is read.
+
+After training, where the patches lie that decide each class:
   m_c  the mean over the training slides that are rightly called c of their first patches, ranked by how much they speak
        for c; the mean of the reference patches is taken off
   d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/alignment.py)
-
 A host judges every patch of a new slide on that slide alone. The training slides together say more steadily what its
-classes rest on, without a prompt or a named example. No test slide is read, and no label beyond those of training.
+classes rest on, without a prompt or a named example. No label is read beyond those of training.
 """
 
 from __future__ import annotations
@@ -20,7 +27,9 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.evidence.alignment import whitening_fit
+from gcemil.evidence.alignment import FactoredFit, whitening_fit
+from gcemil.evidence.anchors import MET, AnchorBank
+from gcemil.evidence.bridge import Bridge
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import bag_tensors
 from gcemil.hosts.host import Embedded, Host, embedded_bag
@@ -32,10 +41,48 @@ FIRST_SHARE = 0.01
 FEWEST_PATCHES = 4
 """Of a slide that stand for it; on the choosing worlds 0.5 to 2 % did alike."""
 MOST_PATCHES = 4096
-"""Of a slide that are read: a gradient through a whole slide would not fit."""
+"""Of a slide that are read: a gradient through a whole slide would not fit, and prompts cost about an epoch of reading."""
 MOST_AXES = 128
 
+PROMPT_PATCHES_PER_SLIDE = 2
+"""That may stand for a prompt."""
+
 Directions = Float[Tensor, "c d"]
+
+
+@torch.no_grad()
+def meet_prompts(
+    bank: AnchorBank,
+    bridge: Bridge,
+    fit: FactoredFit,
+    cohort: Cohort,
+    bags: Sequence[BagSpec],
+    *,
+    count: int,
+    seed: int,
+) -> AnchorBank:
+    """The same prompts, each as the mean of the `count` training patches that answer to it most, in the space of the fit."""
+    cosines, patches = torch.empty(0, bank.n_anchors), torch.empty(0, bank.n_anchors, bridge.in_dim)
+    for _, bag in load_bags(cohort, bags, rule=SampleRule(MOST_PATCHES, seed=seed)):
+        features, coords = bag_tensors(bag)
+        found = bridge.cosines(features, bank.embeddings)
+        if coords is not None:
+            around = Neighbourhood.of(coords, bag.patch_size)
+            found = torch.stack([smoothed(one, around) for one in found.unbind(dim=1)], dim=1)
+        best = found.topk(min(PROMPT_PATCHES_PER_SLIDE, len(found)), dim=0)
+        cosines, patches = _keep_first(
+            torch.cat([cosines, best.values]), torch.cat([patches, widened(features[best.indices])]), count
+        )
+    provenance = f"{bank.provenance}, {MET}, {len(cosines)} per prompt"
+    return AnchorBank(patches.mean(dim=0) @ fit.right.T + fit.bias, bank.prompts, provenance)
+
+
+def _keep_first(
+    cosines: Float[Tensor, "k m"], patches: Float[Tensor, "k m d"], count: int
+) -> tuple[Float[Tensor, "j m"], Float[Tensor, "j m d"]]:
+    """The highest `count` of each anchor."""
+    first = cosines.topk(min(count, len(cosines)), dim=0)
+    return first.values, patches.take_along_dim(first.indices.unsqueeze(2), dim=0)
 
 
 def find_class_directions(

@@ -1,7 +1,8 @@
 """One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
 
-A text bank needs pairs to be reached, unless its bridge is free, and is then read through training patches; examples only that some lie on slides the fold may see; without either the anchors are
-prototypes of the fold's own training patches, and every record says so.
+A text bank needs pairs to be reached, unless its bridge is free, and is then read through training patches; examples need only
+that some lie on slides the fold may see; without either the anchors are prototypes of the fold's own training patches. Every
+record says which.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, 
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
+from gcemil.training.directions import meet_prompts
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
-from gcemil.training.prompts import meet_prompts
 
 REFERENCE_PATCHES_PER_BAG = 20
 PAIRS_FILE = "anchor_pairs.h5"

@@ -9,8 +9,8 @@ from gcemil.bags import store
 from gcemil.bags.arrays import write_anchors
 from gcemil.config import TAUGHT, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.evidence.bridge import FrozenBridge, ProximalBridge
+from gcemil.training.directions import PROMPT_PATCHES_PER_SLIDE
 from gcemil.training.fold import PAIRS_FILE, create_network
-from gcemil.training.prompts import PER_SLIDE
 
 DIM, N_PATCHES = 8, 40
 CONCEPT = np.eye(DIM, dtype=np.float32)[3] * 6
@@ -63,8 +63,8 @@ def test_a_prompt_becomes_the_patches_that_answer_to_it(cohort):
 
 def test_no_slide_speaks_alone(cohort):
     alone, together = model_of(cohort, cohort.bags[5:]), model_of(cohort, cohort.bags)
-    assert alone.bank.provenance.endswith(f"{PER_SLIDE} per prompt")
-    assert together.bank.provenance.endswith(f"{6 * PER_SLIDE} per prompt")
+    assert alone.bank.provenance.endswith(f"{PROMPT_PATCHES_PER_SLIDE} per prompt")
+    assert together.bank.provenance.endswith(f"{6 * PROMPT_PATCHES_PER_SLIDE} per prompt")
     assert concept_cosine(together) > concept_cosine(alone)
 
 
