@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from gcemil.diagnostics.stability import measure_across_runs
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import Finding, read_finding
+from gcemil.tasks.survival import c_index
 
 OURS, CONTROLS = "gce_discrete", ("random", "oracle")
 NOT_RIVALS = (*CONTROLS, OURS, "gce_soft")
@@ -75,8 +76,8 @@ class Run:
     slides: dict[str, list[dict[str, Any]]]
     """By rule, in the order of the test slides."""
     metrics: dict[str, dict[str, float]]
-    predictions: dict[str, Rows]
-    """Target, full, soft and discrete as class numbers; empty for survival."""
+    predictions: dict[str, NDArray[Any]]
+    """Target, full, soft and discrete of the test cases: class numbers, or times and risks (and which times are events)."""
 
     @classmethod
     def read(cls, fold: Path) -> Run:
@@ -87,8 +88,11 @@ class Run:
             if one["rule"] in (OURS, "gce_soft") or one["network"] == rival_network(budget):
                 slides.setdefault(one["rule"], []).append(one)
         metrics = json.loads((fold / "metrics.json").read_text())
-        predictions = read_predictions(fold) if "macro_f1" in metrics["full"] else {}
-        return cls(budget, slides, metrics, predictions)
+        return cls(budget, slides, metrics, read_predictions(fold))
+
+    @property
+    def task(self) -> str:
+        return "c_index" if "event" in self.predictions else "macro_f1"
 
     def figure(self, rule: str, name: str) -> Values:
         """One figure of a rule for every slide; NaN where the slide has none."""
@@ -112,9 +116,9 @@ def rival_network(budget: Finding) -> str:
     return "plain" if any(row.labels["network"] == "plain" for row in budget.rows) else "wrapped"
 
 
-def read_predictions(fold: Path) -> dict[str, Rows]:
-    """Targets and the predicted classes of the test bags, full, soft and discrete."""
-    found: dict[str, Rows] = {}
+def read_predictions(fold: Path) -> dict[str, NDArray[Any]]:
+    """Targets of the test cases, and what was predicted of them from all patches, gated and from the evidence alone."""
+    found: dict[str, NDArray[Any]] = {}
     files = {
         "full": "predictions_full.csv",
         "soft": "predictions.csv",
@@ -123,6 +127,11 @@ def read_predictions(fold: Path) -> dict[str, Rows]:
     for mode, name in files.items():
         with (fold / name).open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+        if "risk" in rows[0]:
+            found["target"] = np.array([float(row["target"]) for row in rows])
+            found["event"] = np.array([row["event"] == "1" for row in rows])
+            found[mode] = np.array([float(row["risk"]) for row in rows])
+            continue
         columns = [column for column in rows[0] if column.startswith("prob_")]
         classes = [column.removeprefix("prob_") for column in columns]
         found["target"] = np.array([classes.index(row["target"]) for row in rows])
@@ -133,7 +142,7 @@ def read_predictions(fold: Path) -> dict[str, Rows]:
 def judge(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, Any]:
     """Every figure of the claims over these runs."""
     rivals = sorted(set.intersection(*(set(run.slides) for run in runs)) - set(NOT_RIVALS))
-    task = "macro_f1" if runs[0].predictions else "c_index"
+    task = runs[0].task
     found: dict[str, Any] = {
         "runs": len(runs),
         "slides": [len(run.slides[OURS]) for run in runs],
@@ -141,9 +150,8 @@ def judge(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, Any]:
     }
     for mode in ("full", "soft", "discrete"):
         found[mode] = fmean(run.metrics[mode][task] for run in runs)
-    if task == "macro_f1":
-        for mode in ("soft", "discrete"):
-            found[f"{mode} - full"] = interval(runs, lambda run, rows, m=mode: macro_f1_gain(run, rows, m))
+    for mode in ("soft", "discrete"):
+        found[f"{mode} - full"] = gain_interval(runs, mode)
     found["keep_only_drop"] = fmean(run.value(OURS, "keep_only_drop") for run in runs)
     found["cd_gap"] = fmean(run.value(OURS, "cd_gap", "soft-kept") for run in runs)
     found["evidence_fraction"] = fmean(run.value(OURS, "evidence_fraction") for run in runs)
@@ -190,10 +198,22 @@ def difference(of: Callable[[Run, str], Values], rule: str) -> Callable[[Run, Ro
     return lambda run, rows: float(np.nanmean((of(run, OURS) - of(run, rule))[rows]))
 
 
-def interval(runs: Sequence[Run], statistic: Callable[[Run, Rows], float]) -> dict[str, float]:
-    """The mean over runs, and 95 % of bootstraps over the slides of every run."""
+def gain_interval(runs: Sequence[Run], mode: str) -> dict[str, float]:
+    """What a mode predicts better than all patches do; drawn are cases, of which a survival cohort has fewer than slides."""
+    score = macro_f1_of if runs[0].task == "macro_f1" else concordance_of
+    return interval(
+        runs,
+        lambda run, rows: score(run, rows, mode) - score(run, rows, "full"),
+        [len(run.predictions["target"]) for run in runs],
+    )
+
+
+def interval(
+    runs: Sequence[Run], statistic: Callable[[Run, Rows], float], sizes: Sequence[int] | None = None
+) -> dict[str, float]:
+    """The mean over runs, and 95 % of bootstraps over the slides of every run, or over as many things as said."""
     generator = np.random.default_rng(0)
-    sizes = [len(run.slides[OURS]) for run in runs]
+    sizes = sizes or [len(run.slides[OURS]) for run in runs]
     whole = fmean(statistic(run, np.arange(n)) for run, n in zip(runs, sizes, strict=True))
     draws = [
         fmean(statistic(run, generator.integers(0, n, n)) for run, n in zip(runs, sizes, strict=True))
@@ -203,9 +223,13 @@ def interval(runs: Sequence[Run], statistic: Callable[[Run, Rows], float]) -> di
     return {"mean": whole, "low": float(low), "high": float(high)}
 
 
-def macro_f1_gain(run: Run, rows: Rows, mode: str) -> float:
-    target = run.predictions["target"][rows]
-    return macro_f1(target, run.predictions[mode][rows]) - macro_f1(target, run.predictions["full"][rows])
+def macro_f1_of(run: Run, rows: Rows, mode: str) -> float:
+    return macro_f1(run.predictions["target"][rows], run.predictions[mode][rows])
+
+
+def concordance_of(run: Run, rows: Rows, mode: str) -> float:
+    found = run.predictions
+    return c_index(found[mode][rows], found["target"][rows], found["event"][rows])
 
 
 def macro_f1(target: Rows, predicted: Rows) -> float:
@@ -244,8 +268,7 @@ def print_claims(name: str, found: dict[str, Any]) -> None:
         f"| {found['task']}: full / soft / evidence alone | {found['full']:.3f} / {found['soft']:.3f} / {found['discrete']:.3f} |"
     )
     for mode in ("soft", "discrete"):
-        if f"{mode} - full" in found:
-            print(f"| {mode} less full | {shown(found[f'{mode} - full'])} |")
+        print(f"| {mode} less full | {shown(found[f'{mode} - full'])} |")
     print(
         f"| keep-only drop, C-D gap, fraction | {found['keep_only_drop']:.3f}, {found['cd_gap']:.3f}, {found['evidence_fraction']:.3f} |"
     )

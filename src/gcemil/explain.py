@@ -155,8 +155,12 @@ def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
 
 
 def _is_as_good(after: Check, before: Check) -> bool:
-    """Whether evidence that was faithful remains so, and evidence that kept the class keeps it."""
-    return after.is_faithful >= before.is_faithful and after.keeps_class >= before.keeps_class
+    """Whether evidence that was faithful remains so, and evidence that kept the class, or the risk near, keeps it."""
+    return (
+        after.is_faithful >= before.is_faithful
+        and after.keeps_class >= before.keeps_class
+        and after.excess <= before.excess
+    )
 
 
 def _gap_to_gated(output: EvidenceOutput, kept: Logits, unit: float) -> float:

@@ -7,7 +7,8 @@ Phi is the probability of the class predicted on X, or a risk in units of the tr
 Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
 another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
 then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
-Where none of the budget's size is, larger sizes are tried.
+Where none of the budget's size is, larger sizes are tried. A risk, which is seldom kept within the tolerance, is kept as near
+as a ranking can keep it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from gcemil.shapes import Logits, Scores, Selected
+
+NEAR = 0.5
+"""A risk that stays this near, in units of the training risks, is near enough; of farther ones the nearest is taken."""
 
 Ask = Callable[[Selected], Logits]
 """What the host says of the bag that consists of these patches alone."""
@@ -43,6 +47,8 @@ class Check:
     """The subset alone is given the same class; always so for a risk."""
     changes_class: bool
     """Without the subset another class is predicted; never so for a risk."""
+    excess: float = 0.0
+    """How much farther than near the risk of the subset alone lies from that of all patches; 0 for a class."""
 
     @property
     def is_faithful(self) -> bool:
@@ -50,13 +56,14 @@ class Check:
         return self.is_sufficient and self.is_necessary and self.keeps_class
 
     @property
-    def merit(self) -> tuple[bool, bool, bool, bool, int]:
+    def merit(self) -> tuple[bool, bool, bool, bool, float, int]:
         """Larger is better."""
         return (
             self.is_faithful and self.changes_class,
             self.is_faithful,
             self.keeps_class,
             self.changes_class,
+            -self.excess,
             self.is_sufficient + self.is_necessary,
         )
 
@@ -79,11 +86,13 @@ def compare_answers(full: Logits, kept: Logits, removed: Logits | None, toleranc
 
 def _assume_necessary(full: Logits, kept: Logits, tolerances: Tolerances) -> Check:
     """The best that can still come out when the patches have been kept but not yet removed."""
+    gap, is_risk = output_gap(full, kept, tolerances.unit), len(full) == 1
     return Check(
-        is_sufficient=output_gap(full, kept, tolerances.unit) <= tolerances.sufficiency,
+        is_sufficient=gap <= tolerances.sufficiency,
         is_necessary=True,
-        keeps_class=len(full) == 1 or int(kept.argmax()) == int(full.argmax()),
-        changes_class=len(full) > 1,
+        keeps_class=is_risk or int(kept.argmax()) == int(full.argmax()),
+        changes_class=not is_risk,
+        excess=max(gap - NEAR, 0.0) if is_risk else 0.0,
     )
 
 

@@ -111,6 +111,22 @@ def test_a_risk_is_compared_in_its_unit():
     assert found == Check(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False)
 
 
+def test_of_risks_that_stray_the_nearest_is_taken_and_near_ones_are_equal():
+    # Kept alone, the patches leave the risk 2, 1, 0.4 and 0.2 units away; none is within the tolerance.
+    away = torch.tensor([2.0, 1.0, 0.4, 0.2])
+
+    def ask(selected):
+        return away[selected] if int(selected.sum()) == 1 else torch.tensor([0.0])
+
+    def take(*patches):
+        rankings = {str(patch): torch.eye(4)[patch] for patch in patches}
+        return choose_ranking(rankings.items(), 1, ask, torch.tensor([0.0]), Tolerances(0.05, 0.05)).name
+
+    assert take(0, 1) == take(1, 0) == "1"
+    assert take(0, 2, 3) == "2"
+    assert take(0, 3, 2) == "3"
+
+
 def test_a_gap_is_that_of_the_class_predicted_on_the_whole_bag():
     assert output_gap(FULL, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-2.0)) - 0.5)
 
