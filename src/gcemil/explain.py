@@ -1,6 +1,6 @@
 """One bag asked: its evidence, slide by slide, and what a network says of it when patches are kept or removed.
 
-The interventions are defined here alone:
+The interventions, as diagnostics ask for them (the check and repair ask `ask_subsets` of hosts/host.py for the same):
 
   X       the host, ungated, all rows
   X_pi    the same host under the gates
@@ -128,7 +128,7 @@ def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = N
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
-    """The cap on what repair adds; it never falls below what the gates were meant to open."""
+    """The largest share of the bag that evidence may be; never below what the gates were meant to open."""
     settings = model.settings
     return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / len(output.gates)))
 

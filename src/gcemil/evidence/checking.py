@@ -7,8 +7,8 @@ Phi is the probability of the class predicted on X, or a risk in units of the tr
 Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
 another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
 then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
-Where none of the budget's size is, larger sizes are tried. A risk, which is seldom kept within the tolerance, is kept as near
-as a ranking can keep it.
+Where none of the budget's size is, larger sizes are tried. A risk is seldom kept within the tolerance: a ranking that keeps it
+within NEAR comes before one that does not, and of those that do not the nearest is taken.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Check:
     changes_class: bool
     """Without the subset another class is predicted; never so for a risk."""
     excess: float = 0.0
-    """How much farther than near the risk of the subset alone lies from that of all patches; 0 for a class."""
+    """By how much the risk of the subset alone misses NEAR, in units of the training risks; 0 for a class."""
 
     @property
     def is_faithful(self) -> bool:

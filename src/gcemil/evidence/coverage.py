@@ -160,7 +160,7 @@ class RiskPathways(nn.Module):
 
     @property
     def effects(self) -> AnchorWeights:
-        """beta_m: the log hazard ratio of a fully covered pathway against an absent one."""
+        """beta_m: the log hazard ratio of one deviation of the coverage rate; with literal grounding, of a covered pathway."""
         return WEIGHT_GAIN * self.raw_effects
 
     def logits(self, rate: Coverage) -> Logits:

@@ -2,8 +2,10 @@
 
   s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q + l,   then half smoothing on the grid
 
+or 3 l where no anchors act on the score.
+
 a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is the signed
-contribution of the patch to the predicted output; q says how present the concepts of the predicted classes are in the
+contribution of the patch to the predicted output; q says how present the concepts of the likely classes are in the
 patch; l how alike it is to the patches that decided the training slides of these classes. All are detached: the selector
 reads the host and the anchors, it does not pull them. The MLP is the paper's own score; with a hundred slides it learns the
 slides and not the concepts, so the default recipe leaves it out.

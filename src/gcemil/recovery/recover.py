@@ -49,7 +49,7 @@ class StopReason(StrEnum):
     NO_GAIN = "no_gain"
     """A target is missed, and no remaining patch would add anything."""
     EXHAUSTED = "exhausted"
-    """A target is missed, and no patch is left to add."""
+    """A target is missed, and no patch is left that repair may add; where repair is off there never was one."""
     CHECKED = "checked"
     """A target is missed, and the patches that repair would add change what the evidence says."""
 

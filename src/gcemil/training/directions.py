@@ -9,7 +9,7 @@ tissue of the cohort's own encoder. A few of a slide and no more, so that no sli
 
 After training, where the patches lie that decide each class:
   m_c  the mean over the training slides that are rightly called c of their first patches, ranked by how much they speak
-       for c; the mean of the reference patches is taken off
+       for c, half smoothed on the grid; the mean of the reference patches is taken off
   d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/alignment.py)
 A host judges every patch of a new slide on that slide alone. The training slides together say more steadily what its
 classes rest on, without a prompt or a named example. No label is read beyond those of training.

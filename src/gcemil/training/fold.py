@@ -1,8 +1,8 @@
-"""One fold, from its folds on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
+"""One fold, from its slides on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
 
-A text bank needs pairs to be reached, unless its bridge is free, and is then read through training patches; examples need only
-that some lie on slides the fold may see; without either the anchors are prototypes of the fold's own training patches. Every
-record says which.
+A text bank needs pairs to be reached, unless its bridge is free; its prompts are then read through training patches, unless the
+settings say otherwise. Examples need only that some lie on slides the fold may see. Without either the anchors are prototypes of
+the fold's own training patches. Every record says which.
 """
 
 from __future__ import annotations
@@ -142,6 +142,26 @@ def create_anchors(
     fit = whitening_fit(reference, rank=settings.bridge_rank)
     count = settings.prompt_examples
     return meet_prompts(bank, bridge, fit, cohort, train_bags, count=count, seed=seed), fit
+
+
+def create_example_bank(
+    cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor, *, rank: int
+) -> tuple[AnchorBank, FactoredFit]:
+    """Anchors of examples on these training slides and on slides outside the cohort, and the bridge that reaches them."""
+    examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
+    train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
+    held_out = {row.slide_id for row in cohort.slides} - train
+    chosen = choose_for_fold(examples, held_out)
+    if chosen.missing:
+        raise CohortError(
+            f"{cohort.folder / EXAMPLES_FILE}: this fold has no example of '{chosen.missing[0]}' on its training slides or outside the "
+            f"cohort ({chosen.n_held_out} examples lie on slides it validates or tests on). Name patches on more slides with "
+            "'gcemil anchors from-examples'."
+        )
+    fit = whitening_fit(reference, rank=rank)
+    left_out = f", {chosen.n_held_out} on held-out slides left out" if chosen.n_held_out else ""
+    rows = {name: torch.from_numpy(examples.features[own]) for name, own in chosen.rows.items()}
+    return bank_from_examples(rows, fit, source=examples.source, note=left_out), fit
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
@@ -308,23 +328,3 @@ def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
         return {"target": cohort.card.classes[spec.target]}
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}
-
-
-def create_example_bank(
-    cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor, *, rank: int
-) -> tuple[AnchorBank, FactoredFit]:
-    """Anchors of examples on these training slides and on slides outside the cohort, and the bridge that reaches them."""
-    examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
-    train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
-    held_out = {row.slide_id for row in cohort.slides} - train
-    chosen = choose_for_fold(examples, held_out)
-    if chosen.missing:
-        raise CohortError(
-            f"{cohort.folder / EXAMPLES_FILE}: this fold has no example of '{chosen.missing[0]}' on its training slides or outside the "
-            f"cohort ({chosen.n_held_out} examples lie on slides it validates or tests on). Name patches on more slides with "
-            "'gcemil anchors from-examples'."
-        )
-    fit = whitening_fit(reference, rank=rank)
-    left_out = f", {chosen.n_held_out} on held-out slides left out" if chosen.n_held_out else ""
-    rows = {name: torch.from_numpy(examples.features[own]) for name, own in chosen.rows.items()}
-    return bank_from_examples(rows, fit, source=examples.source, note=left_out), fit

@@ -161,7 +161,7 @@ def train(
         raise RunError(f"{folder}: training ended without a chosen epoch.")
     loaded.network.load_state_dict(best)
     if loaded.model is not None:
-        # Training needs warm gates, reading them does not: every chosen epoch is read at the end of annealing.
+        # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
         loaded.model.set_temperature(reading_temperature(settings))
         if cohort.n_outputs == 1:
             risks = evaluate_bags(
