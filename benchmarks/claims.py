@@ -152,6 +152,13 @@ def judge(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, Any]:
         found[mode] = fmean(run.metrics[mode][task] for run in runs)
     for mode in ("soft", "discrete"):
         found[f"{mode} - full"] = gain_interval(runs, mode)
+    alone = {rule: fmean(run.value(rule, "evidence_sufficiency") for run in runs) for rule in rivals}
+    best = max(rivals, key=alone.__getitem__)
+    found["rivals_alone"] = {
+        "attention": alone["attention"],
+        "best_rival": alone[best],
+        "best_rival_name": best,
+    }
     found["keep_only_drop"] = fmean(run.value(OURS, "keep_only_drop") for run in runs)
     found["cd_gap"] = fmean(run.value(OURS, "cd_gap", "soft-kept") for run in runs)
     found["evidence_fraction"] = fmean(run.value(OURS, "evidence_fraction") for run in runs)
@@ -266,6 +273,10 @@ def print_claims(name: str, found: dict[str, Any]) -> None:
     print(f"\n| {name}: {found['runs']} runs of {fmean(found['slides']):.0f} test slides | |\n|---|---|")
     print(
         f"| {found['task']}: full / soft / evidence alone | {found['full']:.3f} / {found['soft']:.3f} / {found['discrete']:.3f} |"
+    )
+    one = found["rivals_alone"]
+    print(
+        f"| attention alone, best rival alone | {one['attention']:.3f}, {one['best_rival']:.3f} ({one['best_rival_name']}) |"
     )
     for mode in ("soft", "discrete"):
         print(f"| {mode} less full | {shown(found[f'{mode} - full'])} |")
