@@ -44,10 +44,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-stability", action="store_true")
     parser.add_argument("--by-cohort", action="store_true", help="One table per cohort as well.")
+    parser.add_argument(
+        "--called", help="Figures of single slides only over those that all patches are given this class."
+    )
     arguments = parser.parse_args()
     report: dict[str, Any] = {}
     for name, folders in find_folds(arguments.results, arguments.arms, arguments.by_cohort).items():
-        runs = [Run.read(folder) for folder in folders]
+        runs = [Run.read(folder, arguments.called) for folder in folders]
         report[name] = judge(runs, [] if arguments.no_stability else folders)
         print_claims(name, report[name])
     if arguments.json:
@@ -80,10 +83,13 @@ class Run:
     """Target, full, soft and discrete of the test cases: class numbers, or times and risks (and which times are events)."""
 
     @classmethod
-    def read(cls, fold: Path) -> Run:
+    def read(cls, fold: Path, called: str | None = None) -> Run:
         budget = read_finding(fold / "diagnostics" / "budget.json")
         slides: dict[str, list[dict[str, Any]]] = {}
+        wanted = None if called is None else find_called(fold, called)
         for one in budget.slides:
+            if wanted is not None and one["bag_id"] not in wanted:
+                continue
             # The taught recipe has a plain host of its own; its rules are the rivals.
             if one["rule"] in (OURS, "gce_soft") or one["network"] == rival_network(budget):
                 slides.setdefault(one["rule"], []).append(one)
@@ -114,6 +120,16 @@ class Run:
 
 def rival_network(budget: Finding) -> str:
     return "plain" if any(row.labels["network"] == "plain" for row in budget.rows) else "wrapped"
+
+
+def find_called(fold: Path, called: str) -> set[str]:
+    """The test slides that all patches together are given this class."""
+    with (fold / "predictions_full.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+    columns = [column for column in rows[0] if column.startswith("prob_")]
+    return {
+        row["slide_id"] for row in rows if max(columns, key=lambda one: float(row[one])) == f"prob_{called}"
+    }
 
 
 def read_predictions(fold: Path) -> dict[str, NDArray[Any]]:

@@ -98,7 +98,7 @@ class RecoverySettings(Settings):
     min_weight_share: float = Field(0.5, ge=0, le=1)
     """Anchors below this share of the largest weight do not count."""
     max_fraction: float = Field(0.10, gt=0, le=1)
-    """Neither the check nor repair grows the evidence beyond this share of the bag."""
+    """Neither the check nor repair grows the evidence beyond this share of the bag; twice this, where else the class would be lost."""
     checked: bool = True
     """Ask the host what keeping and removing the evidence does, and take a ranking and a size that pass."""
     sufficiency_tolerance: float = Field(0.05, ge=0)

@@ -129,8 +129,12 @@ def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = N
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
     """The largest share of the bag that evidence may be; never below what the gates were meant to open."""
-    settings = model.settings
-    return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / len(output.gates)))
+    settings, n_patches = model.settings, len(output.gates)
+    # The check goes beyond the cap where nothing within it keeps the class.
+    n_meant = (
+        settings.min_patches if output.check is None else max(settings.min_patches, int(output.opened.sum()))
+    )
+    return min(1.0, max(settings.recovery.max_fraction, n_meant / n_patches))
 
 
 def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> int:

@@ -30,6 +30,7 @@ from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.selector import (
     FEW_SHARES,
     GROWTHS,
+    LAST_GROWTHS,
     LIKENESS_ALONE,
     MIXTURE,
     SHARES,
@@ -273,23 +274,29 @@ class GceMil(nn.Module):
             yield MIXTURE, scores
             yield from exchanged_rankings(scores, size, leads(), SHARES if is_cheap else FEW_SHARES).items()
 
+        sizes, last_sizes = self._sizes(len(scores))
         return choose_evidence(
             rankings,
-            self._sizes(len(scores)),
+            sizes,
             ask_subsets(self.host, embedded, coords),
             full.logits,
             self.tolerances,
+            last_sizes=last_sizes,
             seeks_change=is_cheap,
         )
 
-    def _sizes(self, n_patches: int) -> list[int]:
-        """The budget, and what the evidence of a class may grow to within its cap."""
+    def _sizes(self, n_patches: int) -> tuple[list[int], list[int]]:
+        """The budget and what the evidence of a class may grow to within its cap; and, to keep the class, beyond it."""
         size = self.gate.count_open(n_patches)
-        if self.n_outputs == 1:
-            # A risk has no class to lose, and larger sets were led by the host away from where the evidence lies.
-            return [size]
         cap = budget_count(n_patches, budget=self.settings.recovery.max_fraction)
-        return [size, *(grown for growth in GROWTHS if size < (grown := round(growth * size)) <= cap)]
+        # A risk has no class to lose, and larger sets were led by the host away from where the evidence lies.
+        if self.n_outputs == 1 or cap <= size:
+            return [size], []
+        grown = [round(growth * size) for growth in GROWTHS]
+        beyond = [round(growth * cap) for growth in LAST_GROWTHS]
+        return [size, *(one for one in grown if size < one <= cap)], [
+            one for one in beyond if one < n_patches
+        ]
 
     @property
     def tolerances(self) -> Tolerances:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import torch
+
 from builders import make_bag
 
 README = Path(__file__).parents[2] / "README.md"

@@ -7,7 +7,7 @@ Phi is the probability of the class predicted on X, or a risk in units of the tr
 Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
 another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
 then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
-Where none of the budget's size is, larger sizes are tried. A risk is seldom kept within the tolerance: a ranking that keeps it
+Where none of the budget's size is, larger sizes are tried, and larger ones still where none keeps the class. A risk is seldom kept within the tolerance: a ranking that keeps it
 within NEAR comes before one that does not, and of those that do not the nearest is taken.
 """
 
@@ -130,21 +130,31 @@ def choose_evidence(
     full: Logits,
     tolerances: Tolerances,
     *,
+    last_sizes: Iterable[int] = (),
     seeks_change: bool = True,
 ) -> Answer:
     """The best ranking of the first size, from the smallest, at which one is sufficient and necessary; else the best of all sizes.
 
-    Of equals the smaller one, so evidence grows only where that makes it more faithful.
+    Of equals the smaller one, so evidence grows only where that makes it more faithful. Where none of these keeps the
+    class, the last sizes are tried until one does.
     """
+
+    def best_of(size: int) -> Answer:
+        return choose_ranking(rankings(size), size, ask, full, tolerances, seeks_change=seeks_change)
+
     best: Answer | None = None
     for size in sizes:
-        found = choose_ranking(rankings(size), size, ask, full, tolerances, seeks_change=seeks_change)
+        found = best_of(size)
         if best is None or found.check.merit > best.check.merit:
             best = found
         if best.check.is_faithful:
             break
     if best is None:
         raise ValueError("There is no size to choose from.")
+    for size in last_sizes:
+        if best.check.keeps_class:
+            break
+        best = max(best, best_of(size), key=lambda one: one.check.merit)
     return best
 
 

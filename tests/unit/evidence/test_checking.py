@@ -176,6 +176,23 @@ def test_where_growing_does_not_help_the_budget_is_kept():
         choose_evidence(by_index, [], voting_host([2.0]), FULL, TOLERANCES)
 
 
+def test_only_a_lost_class_takes_evidence_to_the_last_sizes():
+    # With one or two patches the host says class 0; a bag of five whose first three vote.
+    def ask(selected):
+        return torch.tensor([1.0, float(torch.tensor([0.5, 0.5, 2.0, 0.0, 0.0])[selected].sum())])
+
+    found = choose_evidence(by_five, [1, 2], ask, torch.tensor([1.0, 3.0]), TOLERANCES, last_sizes=[3, 4])
+    assert (found.size, found.check.keeps_class) == (3, True)
+    lost = choose_evidence(by_five, [1], lambda _: torch.tensor([3.0, 1.0]), FULL, TOLERANCES, last_sizes=[3])
+    assert (lost.size, lost.check.keeps_class) == (1, False)
+    kept = choose_evidence(by_index, [1], voting_host([0.5, 1.5, 0.0, 0.0]), FULL, TOLERANCES, last_sizes=[3])
+    assert (kept.size, kept.check.is_faithful) == (1, False)
+
+
+def by_five(size):
+    return [("index", torch.arange(5.0, 0.0, -1.0))]
+
+
 def first(scores, size):
     return scores.argsort(descending=True)[:size].tolist()
 
