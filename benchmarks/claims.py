@@ -11,7 +11,6 @@ paired: the same slides for both sides. A slide counts as sufficient and necessa
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gcemil.bags.tables import read_table
 from gcemil.diagnostics.stability import measure_across_runs
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import Finding, read_finding
@@ -124,12 +124,15 @@ def rival_network(budget: Finding) -> str:
 
 def find_called(fold: Path, called: str) -> set[str]:
     """The test slides that all patches together are given this class."""
-    with (fold / "predictions_full.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+    rows = read_test_rows(fold / "predictions_full.csv")
     columns = [column for column in rows[0] if column.startswith("prob_")]
     return {
         row["slide_id"] for row in rows if max(columns, key=lambda one: float(row[one])) == f"prob_{called}"
     }
+
+
+def read_test_rows(path: Path) -> list[dict[str, str]]:
+    return [row for row in read_table(path, ("slide_id", "split", "target")) if row["split"] == "test"]
 
 
 def read_predictions(fold: Path) -> dict[str, NDArray[Any]]:
@@ -141,8 +144,7 @@ def read_predictions(fold: Path) -> dict[str, NDArray[Any]]:
         "discrete": "predictions_discrete.csv",
     }
     for mode, name in files.items():
-        with (fold / name).open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
+        rows = read_test_rows(fold / name)
         if "risk" in rows[0]:
             found["target"] = np.array([float(row["target"]) for row in rows])
             found["event"] = np.array([row["event"] == "1" for row in rows])
@@ -234,7 +236,7 @@ def gain_interval(runs: Sequence[Run], mode: str) -> dict[str, float]:
 def interval(
     runs: Sequence[Run], statistic: Callable[[Run, Rows], float], sizes: Sequence[int] | None = None
 ) -> dict[str, float]:
-    """The mean over runs, and 95 % of bootstraps over the slides of every run, or over as many things as said."""
+    """The mean over runs, and 95 % of bootstraps over the slides of every run; `sizes` where something else is drawn."""
     generator = np.random.default_rng(0)
     sizes = sizes or [len(run.slides[OURS]) for run in runs]
     whole = fmean(statistic(run, np.arange(n)) for run, n in zip(runs, sizes, strict=True))

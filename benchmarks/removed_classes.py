@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
-from gcemil.recovery.recover import members, ranking
+from gcemil.recovery.recover import top_k
 from gcemil.shapes import Selected
 
 RULES = ("evidence", "attention", "contribution", "truth")
@@ -72,7 +72,7 @@ def chosen_patches(bag: FoldBag) -> dict[str, Selected]:
     found = {"evidence": evidence}
     for rule, scores in {"attention": output.full.scores, "contribution": output.full.contributions}.items():
         if scores is not None:
-            found[rule] = members(ranking(scores)[: int(evidence.sum())], n_patches=len(bag))
+            found[rule] = top_k(scores, int(evidence.sum()))
     if bag.truth is not None:
         found["truth"] = bag.truth
     return found

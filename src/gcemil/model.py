@@ -30,7 +30,6 @@ from gcemil.evidence.gates import budget_count, create_gate
 from gcemil.evidence.selector import (
     FEW_SHARES,
     GROWTHS,
-    LAST_GROWTHS,
     LIKENESS_ALONE,
     MIXTURE,
     SHARES,
@@ -292,11 +291,9 @@ class GceMil(nn.Module):
         # A risk has no class to lose, and larger sets were led by the host away from where the evidence lies.
         if self.n_outputs == 1 or cap <= size:
             return [size], []
-        grown = [round(growth * size) for growth in GROWTHS]
-        beyond = [round(growth * cap) for growth in LAST_GROWTHS]
-        return [size, *(one for one in grown if size < one <= cap)], [
-            one for one in beyond if one < n_patches
-        ]
+        within = [grown for growth in GROWTHS if size < (grown := round(growth * size)) <= cap]
+        beyond = [grown for growth in GROWTHS if (grown := round(growth * cap)) < n_patches]
+        return [size, *within], beyond
 
     @property
     def tolerances(self) -> Tolerances:

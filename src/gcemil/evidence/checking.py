@@ -7,8 +7,9 @@ Phi is the probability of the class predicted on X, or a risk in units of the tr
 Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
 another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
 then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
-Where none of the budget's size is, larger sizes are tried, and larger ones still where none keeps the class. A risk is seldom kept within the tolerance: a ranking that keeps it
-within NEAR comes before one that does not, and of those that do not the nearest is taken.
+Where none of the budget's size is, larger sizes are tried, and larger ones still where none keeps the class. A risk is
+seldom kept within the tolerance: a ranking that keeps it within NEAR comes before one that does not, and of those that do not
+the nearest is taken.
 """
 
 from __future__ import annotations

@@ -44,9 +44,8 @@ SHARES = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 FEW_SHARES = (0.25, 0.5, 1.0)
 """The same for a host that has to pool every subset anew."""
 GROWTHS = (1.5, 2.0)
-"""How many times the budget the evidence of a slide may take, tried in this order where the budget is not enough."""
-LAST_GROWTHS = (1.5, 2.0)
-"""How many times the cap it may take, tried in this order where nothing within the cap keeps the class."""
+"""How many times the budget the evidence of a slide may take where the budget is not enough, tried in this order; then, where
+nothing within the cap keeps the class, how many times the cap."""
 
 
 class Selector(nn.Module):
