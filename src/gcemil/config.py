@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -301,10 +302,14 @@ class TrainSettings(Settings):
     """The model that predicts."""
     evidence: EvidenceSettings | None = EvidenceSettings()
     """How evidence is found; null trains the plain host."""
-    epochs: int = Field(15, ge=1, le=1_000_000)
-    """Passes over the training bags."""
+    epochs: int | None = Field(None, ge=1, le=1_000_000)
+    """Passes over the training bags; null: as many as min_steps and min_epochs ask for."""
+    min_steps: int = Field(2000, ge=1, le=1_000_000_000)
+    """Fewest optimiser steps, so that small cohorts train as long as large ones; a survival window counts once per bag."""
+    min_epochs: int = Field(15, ge=1, le=1_000_000)
+    """Fewest passes over the training bags."""
     learning_rate: float | None = Field(None, gt=0)
-    """null: the rate settled for the feature width."""
+    """null: what the host table says, 5e-4 for most."""
     weight_decay: float = Field(1e-5, ge=0)
     """Pull of all weights towards 0."""
     optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
@@ -317,8 +322,8 @@ class TrainSettings(Settings):
     """Where the cosine ends."""
     clip: float | None = Field(5.0, gt=0)
     """Largest norm of the gradient, of host and wrapper each; null never clips."""
-    bags_per_step: int = Field(4, ge=1)
-    """Classification: bags whose gradients one step sums."""
+    bags_per_step: int = Field(1, ge=1)
+    """Classification: bags in one optimiser step."""
     window: int = Field(16, ge=2)
     """Survival: bags in one Cox partial likelihood."""
     survival_loss: Literal["cox", "discrete_time"] = "cox"
@@ -327,8 +332,8 @@ class TrainSettings(Settings):
     """Survival: how equal times are counted in the Cox loss."""
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
-    max_patches: int | None = Field(512, ge=1)
-    """Patches sampled from a training bag; null takes all."""
+    max_patches: Annotated[int, Field(ge=1)] | Literal["host", "all"] = "host"
+    """Patches sampled from a training bag; host takes what the host table says, 2048 for most, 512 for transformers."""
     sampling: Literal["blocks", "patches"] = "blocks"
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
@@ -346,10 +351,21 @@ class TrainSettings(Settings):
     seed: int = Field(0, ge=0)
     """Where random numbers start."""
 
+    def count_epochs(self, n_bags: int, *, survival: bool) -> int:
+        """Passes over so many training bags."""
+        n_steps = n_bags if survival else math.ceil(n_bags / self.bags_per_step)
+        return self.epochs or max(self.min_epochs, math.ceil(self.min_steps / max(1, n_steps)))
+
     @property
     def leaves_host_alone(self) -> bool:
         """Whether the host of a wrapped run is the plain one: it learned as if there were no wrapper."""
         return self.evidence is not None and not self.evidence.teaches_host and not self.host.is_frozen
+
+    @field_validator("max_patches", mode="before")
+    @classmethod
+    def _names_all_patches(cls, value: Any) -> Any:
+        # Runs of earlier versions wrote null for all patches.
+        return "all" if value is None else value
 
     @field_validator("device")
     @classmethod

@@ -78,6 +78,10 @@ class SlideEvidence:
         return float(self.selected.mean())
 
 
+NOT_CERTIFIED = "not certified: the model has not learned"
+"""In place of a verdict on the evidence of a model at chance, or one that has not fitted its training slides."""
+
+
 def describe_verdict(is_sufficient: bool | None, is_necessary: bool | None) -> str:
     """What keeping and removing patches showed, in words; None: not asked."""
     if is_sufficient is None or is_necessary is None:

@@ -15,7 +15,7 @@ from gcemil.config import (
     with_overrides,
 )
 from gcemil.errors import ConfigError
-from gcemil.hosts.table import HOSTS, create_host, with_preset, with_recipe
+from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_preset, with_recipe
 
 
 def test_settings_survive_yaml(tmp_path):
@@ -119,6 +119,16 @@ def test_the_paper_recipe_trains_and_gates_every_host_as_the_paper_does(name):
     assert with_recipe(plain, "default") == plain
 
 
+def test_patches_of_a_training_bag_are_limited_by_the_host_unless_the_settings_say_otherwise():
+    limits = {name: patch_limit(TrainSettings(host=HostSettings(name=name))) for name in HOSTS}
+    assert {name for name, limit in limits.items() if limit == 512} == {"transmil", "camil"}
+    assert limits["abmil"] == 2048
+    assert patch_limit(TrainSettings(max_patches=100)) == 100
+    assert patch_limit(TrainSettings(max_patches="all")) is None
+    # As runs of earlier versions wrote it.
+    assert TrainSettings.model_validate({"max_patches": None}).max_patches == "all"
+
+
 def test_the_two_readings_of_the_paper_differ_in_the_bridge_alone():
     free, constrained = RECIPES["paper"], RECIPES["paper_constrained"]
     assert (free.evidence.bridge, constrained.evidence.bridge) == ("free", "proximal")
@@ -145,7 +155,7 @@ def test_published_settings_are_valid_and_their_options_exist(host):
     assert TrainSettings.model_validate(settings.model_dump(mode="json")) == settings
     assert settings.host.name == host
     assert settings.optimizer != "adamw"
-    assert settings.max_patches is None
+    assert settings.max_patches == "all"
     create_host(host, in_dim=8, n_outputs=2, options=settings.host.options)
 
 

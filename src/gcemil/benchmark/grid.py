@@ -347,7 +347,13 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     changes += grid.variants[key.variant].items() if key.variant else []
     settings = with_overrides(settings, assignments(changes))
     if key.arm == "host_long":
-        return settings.model_copy(update={"epochs": LONG * settings.epochs})
+        # Whichever of the three says how long training takes.
+        longer = {
+            name: LONG * value
+            for name in ("epochs", "min_steps", "min_epochs")
+            if (value := getattr(settings, name))
+        }
+        return settings.model_copy(update=longer)
     if key.arm == "gce_random_anchors":
         return with_overrides(settings, ["evidence.anchors=random"])
     return settings

@@ -45,7 +45,7 @@ from gcemil.benchmark.results import Results, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.config import HostSettings
 from gcemil.errors import printable
-from gcemil.hosts.table import host_cost, host_spec
+from gcemil.hosts.table import host_cost, host_spec, patch_limit
 from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
 
 Clock = Callable[[], float]
@@ -248,10 +248,11 @@ def training_seconds(grid: Grid, run: RunKey, shape: Shape) -> float:
     """Expected seconds of one fold."""
     settings = run_settings(grid, run)
     train, validation, test = shape.parts
-    trained = train * shape.bags * min(shape.patches, settings.max_patches or math.inf)
+    trained = train * shape.bags * min(shape.patches, patch_limit(settings) or math.inf)
     validated = validation * shape.bags * shape.patches
     evaluated = (validation + test) * shape.bags * shape.patches
-    steps = settings.epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
+    epochs = settings.count_epochs(round(train * shape.bags), survival=False)
+    steps = epochs * (trained + NO_GRADIENT * validated) + NO_GRADIENT * evaluated
     cost = host_cost(run.host, wrapped=not run.is_plain) * _options_factor(settings.host)
     return cost * 1e-6 * _width_factor(shape) * steps
 

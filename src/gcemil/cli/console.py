@@ -44,6 +44,12 @@ def say(text: object, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
+def warn_of_model(warning: str | None) -> None:
+    """Says before anything else that a model has not learned."""
+    if warning is not None:
+        say(f"warning: {warning}")
+
+
 def print_json(value: object) -> None:
     """For scripts: sorted keys, so that equal results are equal text."""
     print(json.dumps(value, indent=2, sort_keys=True, default=str))

@@ -15,8 +15,6 @@ from gcemil.cli.options import seed_option
 PROFILE = "nsclc"
 SLIDES = 100
 FOLDS = (0, 1)
-EPOCHS = 15
-TOTAL_EPOCHS = EPOCHS * len(FOLDS)
 RIVALS = ["attention", "contribution", "occlusion", "single"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"attributions": RIVALS},
@@ -42,7 +40,7 @@ def demo(
     from gcemil.config import EvidenceSettings, TrainSettings
     from gcemil.report.run_report import write_report
     from gcemil.simulation.simulate import simulate
-    from gcemil.training.run import train_run
+    from gcemil.training.run import planned_epochs, train_run
 
     started = time.monotonic()
     cohort_folder = out / "cohort"
@@ -54,11 +52,11 @@ def demo(
     guards.refuse_errors(cohort_folder, guards.validate(cohort_folder))
     say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 
-    plain = TrainSettings(evidence=None, epochs=EPOCHS, seed=seed)
-    wrapped = TrainSettings(evidence=EvidenceSettings(), epochs=EPOCHS, seed=seed)
+    plain = TrainSettings(evidence=None, seed=seed)
+    wrapped = TrainSettings(evidence=EvidenceSettings(), seed=seed)
     for name, settings in (("host", plain), ("host_gce", wrapped)):
         with progress(f"training {name}") as advance:
-            report = _count_epochs(advance)
+            report = _count_epochs(advance, planned_epochs(cohort, settings, FOLDS))
             train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
         say(f"trained   {out / name}")
     _print_predictions(out)
@@ -89,14 +87,14 @@ def _diagnose(out: Path, seed: int) -> None:
         represent_runs([run, host], on_bag=advance)
 
 
-def _count_epochs(advance: Advance) -> Callable[[int, dict[str, Any]], None]:
+def _count_epochs(advance: Advance, total: int) -> Callable[[int, dict[str, Any]], None]:
     """Counts epochs of all folds towards the total."""
     done = 0
 
     def report(_fold: int, _record: dict[str, Any]) -> None:
         nonlocal done
         done += 1
-        advance(done, TOTAL_EPOCHS)
+        advance(done, total)
 
     return report
 

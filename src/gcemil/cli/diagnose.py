@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.console import print_json, print_table, progress, say
+from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
 from gcemil.errors import UsageError
 
@@ -44,6 +44,7 @@ def diagnose(
     """
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
+    from gcemil.runs.folder import read_model_warning
 
     comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
     with progress("diagnosing") as advance:
@@ -58,6 +59,7 @@ def diagnose(
     if as_json:
         print_json(without_nan({finding.name: finding.to_json() for finding in found}))
         return
+    warn_of_model(read_model_warning(runs[0]))
     for finding in found:
         if finding.name == "snr":
             print_answer(runs[0])

@@ -72,7 +72,9 @@ CONFIG: Any = typer.Option(
 SETTING: Any = typer.Option(
     [], "--set", metavar="KEY=VALUE", help="One setting, such as evidence.budget=0.1; may be repeated."
 )
-EPOCHS: Any = typer.Option(None, min=1, help="In place of the settings' epochs.")
+EPOCHS: Any = typer.Option(
+    None, min=1, help="Passes over the training slides, in place of the number that the settings give."
+)
 FOLDS: Any = typer.Option("all", metavar="NUMBERS", help="all, or numbers such as 0,2.")
 DEVICE: Any = typer.Option(
     None,

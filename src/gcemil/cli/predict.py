@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gcemil.cli.console import print_json, print_table, progress, say
+from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit, seed_option
 from gcemil.errors import UsageError
 
@@ -96,6 +96,7 @@ def predict(
         ]
         print_json([{**record, **one.values} for record, one in zip(records, found, strict=True)])
     else:
+        warn_of_model(opened.model_warning)
         _print_predictions(f"{run}, {mode.value}", [one for one in found if one.status != "failed"])
         if before := [one for one in found if one.status == "already done"]:
             say(

@@ -69,9 +69,10 @@ def train(
 
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
+    from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import fold_indices
     from gcemil.cli.training_progress import print_summary, show_training, suggest_next
-    from gcemil.training.run import train_run
+    from gcemil.training.run import planned_epochs, train_run
 
     refuse_beside_config(context, config)
     chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
@@ -82,7 +83,8 @@ def train(
         settings = settings.model_copy(update={"keep_epochs": True})
     settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = parse_folds(folds) or fold_indices(cohort)
-    with show_training(chosen, settings, out) as watch:
+    n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
+    with show_training(chosen, n_epochs, out) as watch:
         summary = train_run(
             cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=watch.epoch, on_bag=watch.bag
         )

@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars
-from gcemil.config import TrainSettings
+from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars, warn_of_model
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
 from gcemil.runs.folder import RunFolder, read_history
@@ -30,11 +29,11 @@ class TrainingWatch:
     """Told of every epoch and every few bags: moves the bar or prints a line, and keeps the log of the run."""
 
     def __init__(
-        self, folds: Sequence[int], settings: TrainSettings, out: Path, bar: Progress, *, has_bar: bool
+        self, folds: Sequence[int], n_epochs: int, out: Path, bar: Progress, *, has_bar: bool
     ) -> None:
         self._out, self._bar, self._has_bar = out, bar, has_bar
         self._before = _count_epochs(out, folds)
-        self._total = max(settings.epochs * len(folds), self._before)
+        self._total = max(n_epochs, self._before)
         self._task = bar.add_task(printable(f"training {out}"), total=self._total, completed=self._before)
         self._started, self._seen = time.monotonic(), 0
         self._partial: dict[int, float] = {}
@@ -87,13 +86,13 @@ class TrainingWatch:
 
 
 @contextmanager
-def show_training(folds: Sequence[int], settings: TrainSettings, out: Path) -> Iterator[TrainingWatch]:
-    """What is to be told of every epoch and of bags in between."""
+def show_training(folds: Sequence[int], n_epochs: int, out: Path) -> Iterator[TrainingWatch]:
+    """What is to be told of every epoch and of bags in between; `n_epochs` are those of all folds together."""
     has_bar = shows_bars()
     console = Console(stderr=True, highlight=False)
     is_hidden = is_set(QUIET) or not has_bar
     with Progress(*bar_columns(), console=console, transient=True, disable=is_hidden) as bar:
-        yield TrainingWatch(folds, settings, out, bar, has_bar=has_bar)
+        yield TrainingWatch(folds, n_epochs, out, bar, has_bar=has_bar)
 
 
 def _count_epochs(out: Path, folds: Sequence[int]) -> int:
@@ -120,7 +119,8 @@ def _draw_sparkline(shares: Sequence[float]) -> str:
 
 
 def print_summary(out: Path, summary: dict[str, Any]) -> None:
-    """Mean and deviation over folds, a row per mode."""
+    """Whether the model has learned; then mean and deviation over folds, a row per mode."""
+    warn_of_model(summary["model_warning"])
     modes = [mode for mode in ("full", "soft", "discrete") if mode in summary]
     names = list(summary[modes[0]]) if modes else []
     rows = [(mode, *(_format_mean(summary[mode].get(name)) for name in names)) for mode in modes]

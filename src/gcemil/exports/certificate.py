@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
-from gcemil.records import RegionVerdict, describe_verdict
+from gcemil.records import NOT_CERTIFIED, RegionVerdict, describe_verdict
 
 NEW = "new"
 """The part of a slide that no fold of the cohort knows."""
@@ -156,10 +156,14 @@ class Certificate:
     notes: tuple[str, ...] = ()
     regions: tuple[RegionVerdict, ...] = ()
     """Connected regions of the patches by score mass, where they were asked for."""
+    model_warning: str | None = None
+    """Why evidence of this model is not certified; None where the model has learned."""
 
     @property
     def verdict(self) -> str:
         """Whether the patches are evidence at all; of a whole bag nothing is left to compare with."""
+        if self.model_warning is not None:
+            return NOT_CERTIFIED
         necessary = self.verdicts["necessary"]
         is_necessary = None if necessary.change is None else necessary.held
         return describe_verdict(self.verdicts["sufficient"].held, is_necessary)
@@ -168,14 +172,16 @@ class Certificate:
     def headline(self) -> str:
         """The three verdicts in one line; that there is no evidence comes first."""
         found = [self.verdicts[name].sentence(name) for name in CRITERIA]
-        return "; ".join([self.verdict, *found] if self.verdict.startswith("no evidence") else found)
+        comes_first = self.verdict.startswith(("no evidence", NOT_CERTIFIED))
+        return "; ".join([self.verdict, *found] if comes_first else found)
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain values."""
         value: dict[str, Any] = without_nan(asdict(self))
         value["headline"] = self.headline
         value["verdict"] = self.verdict
-        value["notes"] = [*self.subject.notes, *self.notes]
+        warning = [] if self.model_warning is None else [self.model_warning]
+        value["notes"] = [*warning, *self.subject.notes, *self.notes]
         value["subject"]["fraction"] = self.subject.fraction
         for entry, anchor in zip(value["anchors"], self.anchors, strict=True):
             entry["covered"] = anchor.covered
@@ -193,4 +199,5 @@ def read_certificate(path: Path) -> Certificate:
     found = read_record(path, Certificate, error=RunError, remedy=remedy)
     if missing := [name for name in CRITERIA if name not in found.verdicts]:
         raise RunError(f"{path} has no verdict '{missing[0]}'. {remedy}")
-    return replace(found, notes=tuple(note for note in found.notes if note not in found.subject.notes))
+    derived = (*found.subject.notes, found.model_warning)
+    return replace(found, notes=tuple(note for note in found.notes if note not in derived))

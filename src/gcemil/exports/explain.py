@@ -39,7 +39,7 @@ from gcemil.files import remove_leftovers
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import FoldFolder, RunFolder
+from gcemil.runs.folder import FoldFolder, RunFolder, read_model_warning
 from gcemil.runs.predict import FoldModel
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
@@ -292,6 +292,7 @@ def _certify(
         provenance=_describe_origin(asked),
         notes=notes,
         regions=judged,
+        model_warning=read_model_warning(network.run),
     )
 
 

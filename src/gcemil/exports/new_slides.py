@@ -29,8 +29,9 @@ from gcemil.features.loaders import WeightSource
 from gcemil.files import read_record, working_in, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
-from gcemil.records import write_evidence
+from gcemil.records import NOT_CERTIFIED, SlideEvidence, write_evidence
 from gcemil.runs.environment import one_thread
+from gcemil.runs.folder import read_model_warning
 from gcemil.runs.predict import (
     FoldModel,
     Mode,
@@ -199,13 +200,15 @@ class NewSlides:
     options: PredictOptions
     source: WeightSource | None = None
     """Where the encoder's weights are, for slide files."""
+    model_warning: str | None = None
+    """Why evidence of this run is not certified."""
     _predictor: SlidePredictor | GcemilError | None = None
 
     @classmethod
     def open(cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None) -> NewSlides:
         """The folds are loaded now, the encoder when the first slide file is met."""
         models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode != "full")
-        return cls(run, models, options, source)
+        return cls(run, models, options, source, read_model_warning(run))
 
     def predict(
         self,
@@ -269,7 +272,7 @@ class NewSlides:
             status="done",
             values=answer.values,
             per_fold=answer.per_fold,
-            verdict="" if evidence is None else evidence.verdict,
+            verdict=self._describe_verdict(evidence),
             evidence=None if evidence is None else evidence.indices.tolist(),
             evidence_coords=None if coords is None else coords.tolist(),
             n_patches=len(bag or ()),
@@ -286,6 +289,12 @@ class NewSlides:
             certified=answer.certified,
             seconds=answer.seconds,
         )
+
+    def _describe_verdict(self, evidence: SlideEvidence | None) -> str:
+        """What keeping and removing showed, unless the model itself has not learned."""
+        if evidence is None:
+            return ""
+        return evidence.verdict if self.model_warning is None else NOT_CERTIFIED
 
     def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""

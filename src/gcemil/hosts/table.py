@@ -34,6 +34,10 @@ class HostSpec:
     class_name: str
     default_gate_mode: GateMode | None = None
     """The mode that was measured to be the better one (docs/hosts.md); None: what the constructor says."""
+    learning_rate: float = 5e-4
+    """By default; the same at every feature width (docs/training.md)."""
+    max_patches: int = 2048
+    """Patches sampled from a training bag by default. Transformers take fewer, since a step of theirs costs twenty times as much."""
     temperature_end: float = 0.1
     """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
     cost_us: tuple[float, float] | None = None
@@ -64,7 +68,7 @@ ONE_BAG_A_STEP: Changes = {
     "schedule": "constant",
     "clip": None,
     "bags_per_step": 1,
-    "max_patches": None,
+    "max_patches": "all",
 }
 """What all publications share."""
 
@@ -85,7 +89,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "transmil": HostSpec(
-        "gcemil.hosts.transmil", "TransMil", "deletion", cost_us=(900, 1900), cost_width=512, parameters=2_672_146,
+        "gcemil.hosts.transmil", "TransMil", "deletion", learning_rate=2e-4, max_patches=512, cost_us=(900, 1900), cost_width=512, parameters=2_672_146,
         published={
             "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10, "bags_per_step": 2,
@@ -123,7 +127,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "camil": HostSpec(
-        "gcemil.hosts.camil", "Camil", "deletion", cost_us=(1000, 1900), cost_width=512, parameters=2_231_178,
+        "gcemil.hosts.camil", "Camil", "deletion", learning_rate=2e-4, max_patches=512, cost_us=(1000, 1900), cost_width=512, parameters=2_231_178,
         published={
             "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,
@@ -193,6 +197,13 @@ def host_cost(name: str, *, wrapped: bool) -> float:
     from statistics import median
 
     return median(spec.cost_us[wrapped] for spec in HOSTS.values() if spec.cost_us is not None)
+
+
+def patch_limit(settings: TrainSettings) -> int | None:
+    """Patches that are sampled from a training bag; None takes all."""
+    if settings.max_patches == "host":
+        return host_spec(settings.host.name).max_patches
+    return None if settings.max_patches == "all" else settings.max_patches
 
 
 def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> TrainSettings:

@@ -19,7 +19,15 @@ from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.records import MODES, SlideEvidence, read_evidence
-from gcemil.runs.folder import FoldFolder, RunCard, RunFolder, read_history, read_metrics, read_run
+from gcemil.runs.folder import (
+    FoldFolder,
+    RunCard,
+    RunFolder,
+    read_history,
+    read_metrics,
+    read_model_warning,
+    read_run,
+)
 
 Record = dict[str, Any]
 
@@ -108,6 +116,11 @@ class RunData:
         if self.settings.evidence is None:
             raise RunError(f"{self.folder} was trained without evidence.")
         return self.settings.evidence
+
+    @cached_property
+    def model_warning(self) -> str | None:
+        """Why its evidence is not certified; None where the model has learned."""
+        return read_model_warning(self.folder)
 
     @property
     def host(self) -> str:

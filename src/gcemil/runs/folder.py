@@ -40,6 +40,7 @@ from gcemil.files import (
 )
 from gcemil.findings import Figures, join_folds, mean_and_deviation, read_finding
 from gcemil.records import MODES
+from gcemil.runs.learning import Learning, describe_learning
 from gcemil.wording import is_there, near_path
 
 Record = dict[str, Any]
@@ -262,6 +263,7 @@ class FoldDetails(BaseModel):
     anchors: str | None = None
     risk_mean: float = 0.0
     risk_deviation: float = Field(1.0, gt=0)
+    learning: Learning | None = None
 
 
 class FoldMetrics(BaseModel):
@@ -338,6 +340,20 @@ def read_history(fold: Path) -> list[Record]:
         # Losses may be NaN where training went wrong, which is what the file is there to show.
         checked(record, _EpochLine, f"{path}, line {number}", error=RunError, remedy=remedy, finite=False)
     return records
+
+
+def read_model_warning(run: Path) -> str | None:
+    """Why evidence of this run is not certified, and what to try next; None where its model has learned."""
+    folds = [read_metrics(fold.path).details.learning for fold in RunFolder(run).finished_folds()]
+    warning = describe_learning([one for one in folds if one is not None])
+    if warning is None or not RunFolder(run).is_begun:
+        return warning
+    card = read_run(run)
+    if card.settings.host.weights is not None:
+        return f"{warning} Its weights came trained: check that features and classes are those it was trained on."
+    longer = f"--set min_steps={2 * card.settings.min_steps}"
+    again = f"gcemil train {card.cohort} --host {card.settings.host.name} {longer} --out {run}_longer"
+    return f"{warning} Check labels and features, or train longer: {again}"
 
 
 # Its cohort
@@ -440,6 +456,7 @@ def summarise(run: Path) -> dict[str, Any]:
         summary[mode] = {
             name: measure_spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
         }
+    summary["model_warning"] = read_model_warning(run)
     summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
     summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
     if found := _summarise_findings(run):

@@ -38,15 +38,25 @@ from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
+from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
-from gcemil.tasks.task import Task, create_task, stacked_targets, training_task
+from gcemil.tasks.task import (
+    ClassificationTask,
+    SurvivalTask,
+    Task,
+    create_task,
+    stacked_targets,
+    training_task,
+)
 from gcemil.training.directions import meet_prompts
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
+MOST_FITTED = 200
+"""Training bags that are predicted to see how far the model fits them."""
 PAIRS_FILE = "anchor_pairs.h5"
 FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
 
@@ -275,16 +285,48 @@ def evaluate_fold(
     metrics: dict[str, Any] = {
         mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
     }
-    if cohort.card.task == "survival":
-        risks = evaluate_bags(loaded, cohort, parts.train, modes=("full",))["full"].flatten()
+    survival = cohort.card.task == "survival"
+    plain = LoadedNetwork(loaded.host, None, None)
+    fitted = parts.train if survival else parts.train[:: -(-len(parts.train) // MOST_FITTED)]
+    train_logits = evaluate_bags(plain, cohort, fitted, modes=("full",))["full"]
+    if survival:
+        risks = train_logits.flatten()
         details = {
             **details,
             "risk_mean": float(risks.mean()),
             "risk_deviation": float(risks.std().clamp_min(1e-12)),
         }
+    test_values = task.prediction(logits["full"][len(parts.val) :])
+    learning = measure_learning(task, targets, test_values, stacked_targets(fitted), train_logits)
+    details = {**details, "learning": learning.model_dump()}
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
     check_cohort(run, cohort, begun_with)
     write_json(folder.metrics, metrics)
+
+
+def measure_learning(
+    task: Task, targets: Tensor, predictions: Tensor, train_targets: Tensor, train_logits: Tensor
+) -> Learning:
+    """How the model does on test bags, with its error, and on the training bags it should have fitted."""
+    figure = "c_index" if isinstance(task, SurvivalTask) else "auc"
+
+    def measure(rows: np.ndarray) -> float:
+        return task.metrics(targets[rows], predictions[rows])[figure]
+
+    explained = None
+    if isinstance(task, ClassificationTask):
+        shares = torch.bincount(train_targets).double() / len(train_targets)
+        entropy = float(torch.special.entr(shares).sum())
+        loss = float(torch.nn.functional.cross_entropy(train_logits.double(), train_targets.long()))
+        explained = 1 - loss / entropy if entropy > 0 else None
+    return Learning(
+        figure=figure,
+        value=task.metrics(targets, predictions)[figure],
+        error=bootstrap_error(measure, len(targets)),
+        n_test=len(targets),
+        train_value=task.metrics(train_targets, task.prediction(train_logits))[figure],
+        explained=explained,
+    )
 
 
 def check_parts(parts: FoldParts, task: Task, index: int) -> None:

@@ -31,7 +31,7 @@ from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
 from gcemil.files import checked, write_text
 from gcemil.hosts.host import Stage
-from gcemil.hosts.table import AnyHost
+from gcemil.hosts.table import AnyHost, host_spec, patch_limit
 from gcemil.model import Evidence
 from gcemil.records import write_representations
 from gcemil.runs.checkpoint import (
@@ -53,7 +53,6 @@ from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, fin
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (
     annealed_temperature,
-    base_learning_rate,
     clip_gradients,
     create_optimizer,
     evidence_weight,
@@ -102,19 +101,20 @@ def train(
     device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}
-    base_rate = settings.learning_rate or base_learning_rate(cohort.card.feature_dim)
+    base_rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
     resume_file = FoldFolder(folder).resume
     progress, best, saved = _resume(resume_file, modules)
 
     stages = training_stages(loaded.host, settings)
+    n_windows = len(epoch_windows(cohort, parts, task, settings, 0, 0))
+    n_epochs = settings.count_epochs(len(parts.train), survival=cohort.card.task == "survival")
     for number, stage in enumerate(stages[progress.stage :], start=progress.stage):
         if progress.finished:
             break
         if progress.epoch == 0:
             # Weights, dropout and every other draw of torch's global generator.
             torch.manual_seed(stream_seed(settings.seed, fold, number))
-            n_steps = settings.epochs * len(epoch_windows(cohort, parts, task, settings, number, 0))
-            begin_stage(loaded.host, stage, settings, cohort, parts, n_steps)
+            begin_stage(loaded.host, stage, settings, cohort, parts, n_epochs * n_windows)
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
         loaded.network.zero_grad(set_to_none=True)
         if settings.host.is_frozen:
@@ -126,22 +126,25 @@ def train(
                 load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
             saved = None
-        for epoch in range(progress.epoch, settings.epochs):
+        for epoch in range(progress.epoch, n_epochs):
             record = train_epoch(
                 loaded, null, cohort, parts, task, settings, optimizer,
-                stage=stage, stage_number=number, epoch=epoch, on_bag=on_bag,
+                stage=stage, stage_number=number, epoch=epoch, n_epochs=n_epochs, on_bag=on_bag,
             )  # fmt: skip
             is_last_stage = number == len(stages) - 1
             if is_last_stage or stage.keeps_best:
-                # The wrapper has no part in a preparing stage.
-                judged = LoadedNetwork(loaded.host, None, None) if stage.prepares else loaded
+                # The wrapper has no part in a preparing stage, nor in the choice of an epoch where it leaves the host alone.
+                is_taught = loaded.model is not None and loaded.model.settings.teaches_host
+                judged = (
+                    loaded if is_taught and not stage.prepares else LoadedNetwork(loaded.host, None, None)
+                )
                 record |= validate(judged, cohort, parts.val, task)
                 if settings.keep_epochs and is_last_stage:
                     _keep_epoch(loaded, cohort, parts, folder, epoch)
-                if epoch + 1 >= math.ceil(settings.chosen_from * settings.epochs):
+                if epoch + 1 >= math.ceil(settings.chosen_from * n_epochs):
                     best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
-            done = epoch + 1 == settings.epochs or stops
+            done = epoch + 1 == n_epochs or stops
             progress.history.append(record)
             progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
             progress.finished = done and is_last_stage
@@ -208,13 +211,14 @@ def train_epoch(
     stage: Stage,
     stage_number: int,
     epoch: int,
+    n_epochs: int,
     on_bag: OnBag | None = None,
 ) -> EpochRecord:
     """Every training bag once, one optimiser step per window."""
     network, model = loaded.network, None if stage.prepares else loaded.model
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
-    rule = SampleRule(settings.max_patches, settings.sampling, stream_seed(settings.seed, stage_number))
+    rule = SampleRule(patch_limit(settings), settings.sampling, stream_seed(settings.seed, stage_number))
     bags = load_bags(
         cohort,
         [parts.train[i] for window in windows for i in window],
@@ -231,7 +235,7 @@ def train_epoch(
     sums, gates, norms = LossMeans(), GateStatistics(), GradientNorms()
     done = 0
     for position, window in enumerate(windows):
-        progress = (epoch + position / len(windows)) / settings.epochs
+        progress = (epoch + position / len(windows)) / n_epochs
         for group in optimizer.param_groups:
             group["lr"] = scheduled_rate(settings, group["base_rate"], progress)
         if model is not None:
@@ -294,8 +298,7 @@ def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], tas
     A host that is not taught is chosen as the plain one is, or it would not be the same. Of a taught one both predictions
     are wanted, and a dozen validation bags judged twice choose more steadily than judged once.
     """
-    is_taught = loaded.model is not None and loaded.model.settings.teaches_host
-    modes: tuple[Mode, ...] = ("soft", "full") if is_taught else ("full",)
+    modes: tuple[Mode, ...] = ("full",) if loaded.model is None else ("soft", "full")
     logits = evaluate_bags(loaded, cohort, bags, modes=modes)
     targets = stacked_targets(bags)
     losses = [task.loss(logits[mode], targets) for mode in modes]

@@ -23,8 +23,8 @@ from gcemil.config import TrainSettings
 from gcemil.hosts.table import host_spec
 from gcemil.runs.checkpoint import LoadedNetwork
 
-LOWEST_RATE, HIGHEST_RATE = 2e-4, 2e-3
-WIDTH_OF_HIGHEST_RATE = 128
+NARROW_RATE = 2e-3
+"""For weights that read anchors and scores: there are few of them, and they move by whole units."""
 STEP = 0.2
 """What a step schedule leaves of the rate."""
 NARROW = ("utility.", "selector.attention_weight", "selector.contribution_weight", "selector.presence_weight")
@@ -35,15 +35,6 @@ LOOKAHEAD_STEPS, LOOKAHEAD_SHARE = 6, 0.5
 def stream_seed(seed: int, *path: int) -> int:
     """A seed for one place in a run, such as (fold, stage)."""
     return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint32)[0])
-
-
-def base_learning_rate(feature_dim: int) -> float:
-    """2e-3 at width 128 falling to the paper's 2e-4 from width 1280 on.
-
-    An Adam step moves every weight by about the rate, so a pre-activation moves by about rate x width: equal steps
-    in function space need a rate that falls as the width grows.
-    """
-    return min(HIGHEST_RATE, max(LOWEST_RATE, HIGHEST_RATE * WIDTH_OF_HIGHEST_RATE / feature_dim))
 
 
 def scheduled_rate(settings: TrainSettings, base: float, progress: float) -> float:
@@ -89,13 +80,12 @@ def final_temperature(settings: TrainSettings) -> float:
 def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -> torch.optim.Optimizer:
     """The optimiser the settings name; the fused step walks the weights once instead of once per operation.
 
-    The rate of a group is its `base_rate` bent by the schedule. What reads anchors and scores is as narrow at any
-    feature width, so a rate that was lowered for wide features is not for it.
+    The rate of a group is its `base_rate` bent by the schedule.
     """
     learned = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     narrow = [weight for name, weight in learned.items() if name.startswith(NARROW)]
     wide = [weight for name, weight in learned.items() if not name.startswith(NARROW)]
-    groups = [{"params": wide, "base_rate": rate}, {"params": narrow, "base_rate": max(rate, HIGHEST_RATE)}]
+    groups = [{"params": wide, "base_rate": rate}, {"params": narrow, "base_rate": max(rate, NARROW_RATE)}]
     groups = [group for group in groups if group["params"]]
     decay, betas = settings.weight_decay, settings.betas
     if settings.optimizer == "lookahead_radam":

@@ -179,6 +179,12 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{path}: {before} then, {after} now"]
 
 
+def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> int:
+    """Epochs of all these folds together; hosts with a preparing stage have more."""
+    sizes = [len(fold_parts(cohort, read_fold(cohort, index)).train) for index in folds]
+    return sum(settings.count_epochs(size, survival=cohort.card.task == "survival") for size in sizes)
+
+
 def _default_jobs(settings: TrainSettings) -> int:
     """A fold per core; one at a time where folds would share an accelerator."""
     return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1

@@ -13,7 +13,7 @@ from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.claim import describe_claim, read_judged_slides
 from gcemil.report.run_data import FoldData, find_predicted_class
-from gcemil.runs.folder import FoldFolder
+from gcemil.runs.folder import FoldFolder, read_model_warning
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
@@ -39,9 +39,14 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "slides": list(session.specs),
         "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
         "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
-        "claim": describe_claim(
-            records, rule="attention" if fold.model is None else "evidence", is_same_network=is_same_network
-        ),
+        "claim": [
+            *([] if (warning := read_model_warning(fold.run)) is None else [warning]),
+            *describe_claim(
+                records,
+                rule="attention" if fold.model is None else "evidence",
+                is_same_network=is_same_network,
+            ),
+        ],
     }
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from gcemil.cli import training_progress
 from gcemil.cli.training_progress import show_training, suggest_next
-from gcemil.config import TrainSettings
 from gcemil.runs.folder import RunFolder
 from gcemil.training.epochs import find_failures, merge_warnings
 
@@ -24,7 +23,7 @@ def record(epoch, warnings=()):
 
 
 def test_time_left_is_known_before_the_first_epoch_ends(tmp_path, capsys, clock):
-    with show_training([0], TrainSettings(epochs=10), tmp_path) as watch:
+    with show_training([0], 10, tmp_path) as watch:
         clock[0] = 20.0
         watch.bag(0, 20, 80)
         # A quarter of one of ten epochs took 20 s: 80 s each.
@@ -38,14 +37,14 @@ def test_a_run_that_goes_on_counts_what_is_left(tmp_path, capsys, clock):
     fold = tmp_path / "fold_0"
     fold.mkdir()
     (fold / "history.jsonl").write_text(f"{json.dumps(record(0))}\n" * 8)
-    with show_training([0], TrainSettings(epochs=10), tmp_path) as watch:
+    with show_training([0], 10, tmp_path) as watch:
         clock[0] = 5.0
         watch.epoch(0, record(8))
     assert "about 5 s left" in capsys.readouterr().err
 
 
 def test_the_run_keeps_a_log_and_says_a_warning_once(tmp_path, capsys, clock):
-    with show_training([0], TrainSettings(epochs=2), tmp_path) as watch:
+    with show_training([0], 2, tmp_path) as watch:
         for epoch in range(2):
             clock[0] += 1
             watch.epoch(0, record(epoch, ["gates are all open"]))

@@ -7,7 +7,6 @@ from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.training.optimizer import (
     READ_TEMPERATURE,
     annealed_temperature,
-    base_learning_rate,
     evidence_weight,
     final_temperature,
     reading_temperature,
@@ -16,10 +15,20 @@ from gcemil.training.optimizer import (
 
 
 @pytest.mark.parametrize(
-    ("width", "rate"), [(48, 2e-3), (128, 2e-3), (256, 1e-3), (1024, 2.5e-4), (2560, 2e-4)]
+    ("settings", "n_bags", "survival", "epochs"),
+    [
+        ({}, 30, False, 67),
+        ({}, 90, False, 23),
+        ({}, 400, False, 15),
+        ({"bags_per_step": 4}, 90, False, 87),
+        # A survival window counts once per bag, whatever the setting for classes.
+        ({"bags_per_step": 4}, 90, True, 23),
+        ({"min_steps": 90, "min_epochs": 3}, 30, False, 3),
+        ({"epochs": 2}, 30, False, 2),
+    ],
 )
-def test_the_rate_falls_with_the_width_down_to_the_papers(width, rate):
-    assert base_learning_rate(width) == pytest.approx(rate)
+def test_small_cohorts_take_more_epochs_so_that_the_steps_are_as_many(settings, n_bags, survival, epochs):
+    assert TrainSettings(**settings).count_epochs(n_bags, survival=survival) == epochs
 
 
 @pytest.mark.parametrize(

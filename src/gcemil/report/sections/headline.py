@@ -46,6 +46,7 @@ def render_lead(context: Context) -> Markup:
             paragraph("Evidence report", kind="eyebrow"),
             element("h1", run.folder.name or str(run.folder)),
             paragraph(facts, kind="facts"),
+            *([] if run.model_warning is None else [paragraph(run.model_warning, kind="answer warning")]),
             element("h2", "Does the evidence hold?"),
             _render_answer(context),
             *[paragraph(text, kind="caution") for text in list_cautions(context)],

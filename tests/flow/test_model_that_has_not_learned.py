@@ -1,0 +1,84 @@
+"""A model at chance is announced before its evidence, by every command that shows evidence; one that has learned is not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from builders import make_cohort
+from gcemil.bags.folds import make_parts, write_folds
+from gcemil.cli.main import app
+from gcemil.records import NOT_CERTIFIED
+from gcemil.runs.folder import read_model_warning
+
+PARTS = (30, 10, 30)
+AT_CHANCE = "no better than chance"
+
+
+def run_command(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def make_split_cohort(folder: Path, *, shuffles: bool) -> Path:
+    """A class that every patch shows, and perhaps labels that have nothing to do with it."""
+    cohort = make_cohort(folder, n_cases=sum(PARTS), n_patches=20, dim=8)
+    if shuffles:
+        labels = np.random.default_rng(1).permutation([str(row.label) for row in cohort.slides])
+        rows = tuple(replace(row, label=str(label)) for row, label in zip(cohort.slides, labels, strict=True))
+        cohort = replace(cohort, slides=rows)
+        cohort.save()
+    write_folds(cohort, [make_parts(cohort, PARTS, generator=np.random.default_rng(0))], kind="official")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run on shuffled labels, and what its training printed."""
+    folder = tmp_path_factory.mktemp("shuffled")
+    cohort = make_split_cohort(folder / "cohort", shuffles=True)
+    said = run_command("train", cohort, "--epochs", "8", "--out", folder / "run")
+    return folder / "run", said
+
+
+def test_training_on_shuffled_labels_says_so_and_what_to_try(shuffled):
+    run, said = shuffled
+    assert AT_CHANCE in said
+    assert "--set min_steps=" in said
+    assert json.loads((run / "summary.json").read_text())["model_warning"] == read_model_warning(run)
+
+
+def test_diagnose_and_report_say_it_before_the_evidence(shuffled):
+    run, _ = shuffled
+    said = run_command("diagnose", run, "--only", "snr")
+    assert said.index(AT_CHANCE) < said.index("does the evidence hold?")
+    run_command("report", run)
+    page = (run / "report.html").read_text()
+    assert page.index(AT_CHANCE) < page.index("Does the evidence hold?")
+
+
+def test_evidence_of_a_model_at_chance_gets_no_certificate(shuffled):
+    run, _ = shuffled
+    slide = next((run / "fold_0" / "evidence").glob("*.h5")).stem
+    said = json.loads(CliRunner().invoke(app, ["explain", str(run), "--slide", slide, "--json"]).stdout)[
+        "certificate"
+    ]
+    assert said["verdict"] == NOT_CERTIFIED
+    assert said["headline"].startswith(NOT_CERTIFIED)
+    assert AT_CHANCE in said["notes"][0]
+    features = next((run.parent / "cohort" / "features").glob("*.h5"))
+    predicted = run_command("predict", run, features)
+    assert AT_CHANCE in predicted
+    assert "not certified" in predicted
+
+
+def test_a_model_that_has_learned_is_not_warned_of(tmp_path):
+    cohort = make_split_cohort(tmp_path / "cohort", shuffles=False)
+    said = run_command("train", cohort, "--epochs", "15", "--out", tmp_path / "run")
+    assert "has not learned" not in said
+    assert AT_CHANCE not in said
+    assert read_model_warning(tmp_path / "run") is None
