@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from run_builders import TrainedRuns
 
 CHECKED = (
-    "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "model", "records",
+    "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "model", "predictor", "records",
     "recovery", "row_blocks", "runs", "slides", "tasks", "training",
 )  # fmt: skip
 install_import_hook([f"gcemil.{name}" for name in CHECKED], "shape_checks.typechecked")

@@ -105,7 +105,7 @@ class RunFolder:
         """metrics.json, tables of predictions and evidence files; every slide is predicted as the first class."""
         folder = self.folder / f"fold_{number}"
         folder.mkdir(parents=True)
-        modes = ("full", "soft", "discrete") if wrapped else ("full",)
+        modes = ("full", "gce", "soft", "discrete") if wrapped else ("full",)
         metrics = {mode: {"accuracy": value, "macro_f1": value, "auc": value} for mode in modes}
         details = {
             "best_epoch": 3,
@@ -120,7 +120,7 @@ class RunFolder:
             dict(zip(columns, [slide_id, slide_id, "test", target, *shares], strict=True))
             for slide_id in slide_ids
         ]
-        main = "soft" if wrapped else "full"
+        main = "gce" if wrapped else "full"
         for mode in modes:
             write_table(
                 folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv"), columns, rows

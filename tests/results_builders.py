@@ -77,10 +77,11 @@ def host_folds(*values: float, metric: str = "macro_f1") -> list[dict[str, Metri
 
 
 def gce_folds(*values: float, metric: str = "macro_f1") -> list[dict[str, Metrics]]:
-    """Folds of a wrapped host: soft as given, full and discrete a tenth below."""
+    """Folds of a wrapped host: gce and soft as given, full and discrete a tenth below."""
     return [
         {
             "full": task_metrics(value - 0.1, metric),
+            "gce": task_metrics(value, metric),
             "soft": task_metrics(value, metric),
             "discrete": task_metrics(value - 0.1, metric),
         }

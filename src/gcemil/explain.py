@@ -20,14 +20,23 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import BagError, UsageError
-from gcemil.evidence.checking import Check, check_subset, compare_answers
+from gcemil.evidence.checking import (
+    Ask,
+    Candidate,
+    Check,
+    Tolerances,
+    check_subset,
+    choose_evidence,
+    compare_answers,
+)
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
-from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
+from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag, shortcut
 from gcemil.model import EvidenceOutput, GceMil
+from gcemil.predictor import GceEmbedded
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import Recovery, StopReason, ranking, recover, subset_size
 from gcemil.row_blocks import is_large
-from gcemil.shapes import LogGates, Logits
+from gcemil.shapes import LogGates, Logits, Selected
 
 UNREPAIRED_GATES = {"sigmoid_threshold", "top_k"}
 """Rows of the paper's selector table that are a threshold, or a number of patches, and nothing else."""
@@ -58,44 +67,149 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
 
 @torch.no_grad()
 def explain_bag(model: GceMil, bag: Bag) -> Explanation:
-    """Gates, recovered subset, and the host on that subset alone."""
+    """The evidence of a bag, and what keeping and removing it does to the prediction that it explains."""
     if model.training:
         raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
     features, coords = bag_tensors(bag, model.anchors.device)
-    output = model(features, coords, step=bag.patch_size)
+    output = read_evidence_output(model, features, coords, bag.patch_size)
     recovery = recover_evidence(model, output, coords)
-    asked = Interventions(model.host, features, coords, embedded=output.embedded)
+    asked = Interventions(model.explained, features, coords, embedded=output.embedded)
     kept, removed = asked.kept(recovery.selected), asked.removed(recovery.selected)
     check = compare_answers(
-        output.full_logits, kept.logits, None if removed is None else removed.logits, model.tolerances
+        output.answer.logits, kept.logits, None if removed is None else removed.logits, model.tolerances
     )
     return Explanation(output, recovery, kept, check)
 
 
+@torch.no_grad()
+def read_evidence_output(
+    model: GceMil, features: Tensor, coords: Tensor | None, step: int | None
+) -> EvidenceOutput:
+    """The model's output on a bag; around a given host, with the gates of the set that the host itself rests on."""
+    output = model(features, coords, step=step)
+    return find_what_the_host_rests_on(model, output, coords) if model.explains_host else output
+
+
+def find_what_the_host_rests_on(
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None
+) -> EvidenceOutput:
+    """The smallest set along the host's own rankings that is sufficient and necessary, without patches that do not count.
+
+    Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone. Anchors have no part
+    in this; they only name what the patches show. The search is stricter than the verdict that is reported.
+    """
+    ask = ask_subsets(model.host, output.embedded, coords)
+    rankings = _own_rankings(model, output, coords)
+    n_patches = len(output.scores)
+    sizes = sorted({subset_size(n_patches, share) for share in SEARCHED_SHARES})
+    tolerances = replace(
+        model.tolerances,
+        sufficiency=STRICTER * model.tolerances.sufficiency,
+        necessity=model.tolerances.necessity / STRICTER,
+    )
+    found = choose_evidence(rankings, sizes, ask, output.full_logits, tolerances)
+    selected = _drop_patches_that_do_not_count(found, ask, output.full_logits, tolerances)
+    # Scores under which exactly these patches open, in the order of their ranking.
+    spread = (found.scores.max() - found.scores.min()).clamp_min(torch.finfo(found.scores.dtype).tiny)
+    scores = torch.where(selected, found.scores + 2 * spread, found.scores)
+    evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
+    soft = model.host.aggregate(output.embedded, coords, log_gates=evidence.log_gates)
+    return replace(output, **vars(evidence), soft=soft)
+
+
+SEARCHED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
+STRICTER = 0.4
+"""The search keeps the output within this share of the tolerance that is reported, and removal moves it by as much more."""
+
+
+def _own_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> dict[str, Tensor]:
+    """How the host itself ranks the patches of a bag, where it can."""
+    full, index = output.full, int(output.full_logits.argmax())
+    found = {"attention": full.scores}
+    if (shares := model.patch_shares(full, output.embedded, coords)) is not None:
+        found["contribution"] = shares
+    closed_form = shortcut(model.host, "closed_form")
+    form = None if closed_form is None or len(full.scores) < 2 else closed_form()
+    if form is not None:
+        found["occlusion"] = -form.without(output.embedded, coords, index)
+        found["alone"] = form.alone(output.embedded, index)
+    return found
+
+
+def _drop_patches_that_do_not_count(
+    found: Candidate, ask: Ask, full: Logits, tolerances: Tolerances
+) -> Selected:
+    """Drop the last patches of the ranking, many at first, as long as the set stays as good."""
+    selected, chunk = found.selected, int(found.selected.sum()) // 2
+    if not found.check.is_faithful:
+        return selected
+    while chunk:
+        order = ranking(found.scores)
+        last = order[selected[order]][-chunk:]
+        smaller = selected.index_fill(0, last, False)
+        if bool(smaller.any()) and check_subset(ask, full, smaller, tolerances).is_faithful:
+            selected = smaller
+            chunk = min(chunk, int(selected.sum()) // 2)
+        else:
+            chunk //= 2
+    return selected
+
+
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
-    """The discrete evidence under the model's own recovery settings; what repair adds must not change what it says."""
+    """The discrete evidence: the patches that the gates open, repaired where the settings ask for it, without free riders."""
     found = _recover(model, output)
     if model.settings.recovery.until_sufficient:
         return _grow(model, output, coords, found)
-    if not model.settings.recovery.checked or len(found.added) == 0:
+    if not model.settings.recovery.drop_free_riders or model.explains_host:
         return found
-    confirmed = _count_confirmed(model, output, coords, found)
-    return found if confirmed == len(found.added) else _recover(model, output, max_added=confirmed)
+    selected = found.selected & counts_for_prediction(model, output)
+    if not bool(selected.any()):
+        return found
+    coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
+    is_kept = selected[found.added]
+    return replace(
+        found, selected=selected, coverage=coverage, added=found.added[is_kept], gains=found.gains[is_kept]
+    )
+
+
+def counts_for_prediction(model: GceMil, output: EvidenceOutput) -> Selected:
+    """Which patches may be evidence: those that speak for the prediction more than an average patch of the slide does.
+
+    To the head, a patch counts that shows an anchor of the predicted class beyond what slides without it show: it would take the place of a stronger
+    one. To the host, one whose contribution is above the mean; where the host has no contributions, one whose attention is.
+    """
+    full, head = output.full, model.head
+    shares = full.scores if full.contributions is None else full.contributions
+    if model.n_outputs == 1 and full.contributions is not None:
+        shares = (full.contributions - full.contributions.mean()).abs()
+    counts = shares > shares.mean()
+    if not isinstance(output.embedded, GceEmbedded):
+        return counts
+    if model.n_outputs > 1:
+        index = int(output.answer.logits.argmax())
+        # What the host says of another class than the predicted one is no evidence for this one.
+        counts = counts if int(full.logits.argmax()) == index else torch.zeros_like(counts)
+        speaks = head.weights[index] > head.weights.mean(dim=0)
+    else:
+        speaks = head.weights[0] != 0
+    shown = output.embedded.responses > head.absent.clamp_min(torch.finfo(head.absent.dtype).tiny)
+    return counts | (shown & speaks).any(dim=1)
 
 
 def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
     """The recovered set with patches added by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is met."""
-    ask = ask_subsets(model.host, output.embedded, coords)
+    ask = ask_subsets(model.explained, output.embedded, coords)
     tolerance = model.settings.recovery.recoverability_tolerance
     order, n_patches = ranking(output.scores), len(output.scores)
     waiting = order[~found.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum()))
-    for count in range(room + 1):
+    # A hundred questions at most, however large the slide.
+    for count in [*range(0, room + 1, max(1, n_patches // 100)), room]:
         grown = found.selected.index_fill(0, waiting[:count], True)
         if _gap_to_gated(output, ask(grown), model.tolerances.unit) <= tolerance:
             break
-    weights, gains, selected = model.anchor_weights(output.full_logits), [], found.selected.clone()
+    weights, gains, selected = model.anchor_weights(output.answer.logits), [], found.selected.clone()
     for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
@@ -109,11 +223,11 @@ def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: R
     )
 
 
-def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = None) -> Recovery:
+def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
     settings, gate = model.settings.recovery, model.settings.gate
-    weights = model.anchor_weights(output.full_logits)
+    weights = model.anchor_weights(output.answer.logits)
     repairs = settings.repair and gate not in UNREPAIRED_GATES and model.is_grounded
-    return recover(
+    found = recover(
         output.gates,
         output.responses,
         weights,
@@ -123,55 +237,21 @@ def _recover(model: GceMil, output: EvidenceOutput, *, max_added: int | None = N
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
         shortlist=None if repairs else torch.zeros_like(output.opened),
-        max_added=max_added,
     )
+    return found if repairs or settings.repair else replace(found, stop_reason=StopReason.GATES)
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
     """The largest share of the bag that evidence may be; never below what the gates were meant to open."""
     settings, n_patches = model.settings, len(output.gates)
-    # The check goes beyond the cap where nothing within it keeps the class.
-    n_meant = (
-        settings.min_patches if output.check is None else max(settings.min_patches, int(output.opened.sum()))
-    )
-    return min(1.0, max(settings.recovery.max_fraction, n_meant / n_patches))
-
-
-def _count_confirmed(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> int:
-    """How many of the patches that repair added may stay: all, or half as many until gates and set agree."""
-    ask = ask_subsets(model.host, output.embedded, coords)
-    # What the gates alone open is as far from X_pi as it is; repair must not lead further away.
-    without = found.selected.index_fill(0, found.added, False)
-    tolerance = max(
-        model.settings.recovery.recoverability_tolerance,
-        _gap_to_gated(output, ask(without), model.tolerances.unit),
-    )
-    before, count = output.check, len(found.added)
-    while count:
-        selected = without.index_fill(0, found.added[:count], True)
-        if _gap_to_gated(output, ask(selected), model.tolerances.unit) <= tolerance and (
-            before is None
-            or _is_as_good(check_subset(ask, output.full_logits, selected, model.tolerances), before)
-        ):
-            return count
-        count //= 2
-    return count
-
-
-def _is_as_good(after: Check, before: Check) -> bool:
-    """Whether evidence that was faithful remains so, and evidence that kept the class, or the risk near, keeps it."""
-    return (
-        after.is_faithful >= before.is_faithful
-        and after.keeps_class >= before.keeps_class
-        and after.excess <= before.excess
-    )
+    return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / n_patches))
 
 
 def _gap_to_gated(output: EvidenceOutput, kept: Logits, unit: float) -> float:
     """|Phi(X_pi) - Phi(X_S)| for the class predicted on X, or the risk."""
     if len(kept) == 1:
         return abs(float(output.logits[0]) - float(kept[0])) / unit
-    predicted = int(output.full_logits.argmax())
+    predicted = int(output.answer.logits.argmax())
     return abs(class_probability(output.logits, predicted) - class_probability(kept, predicted))
 
 
@@ -190,7 +270,7 @@ def slide_evidence(
 ) -> list[SlideEvidence]:
     """The evidence of a bag written back to each of its slides."""
     output, recovery = explanation.output, explanation.recovery
-    weights = model.anchor_weights(output.full_logits)
+    weights = model.anchor_weights(output.answer.logits)
     gains = marginal_gains(recovery.selected.to(output.responses.dtype), output.responses, weights)
     per_patch = {
         "selected": recovery.selected,
@@ -207,7 +287,7 @@ def slide_evidence(
             coords=bag.slide_coords(span.slide_id),
             coverage=recovery.coverage.cpu().numpy(),
             stop_reason=StopReason(recovery.stop_reason).value,
-            ranking=output.ranking,
+            ranking="host" if model.explains_host else "gce",
             is_sufficient=explanation.check.is_sufficient,
             is_necessary=explanation.check.is_necessary,
             prompts=model.bank.prompts,

@@ -1,21 +1,19 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
   r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
-  s = selector(host's ungated view, r, coords)  one score per patch; outside training the first of a few rankings, and the
-                                                smallest size, that the host itself confirms by keeping and removing
+  s = selector(F's ungated view, r, coords)     one score per patch
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
   v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
-  f(X_pi), f(X)                                 the host's prediction, gated and ungated
+  F(X), F(X_pi)                                 host and evidence head together (evidence/head.py), ungated and gated
+  f(X)                                          the host's own prediction
 
-`model(...)` gives both predictions; the host embeds a bag once and pools it twice. `model.gated(...)` gives f(X_pi)
-alone, and asks the host for X only where the score reads its answer.
+`model(...)` is a pure function: no search, and the same in training and evaluation but for dropout and the temperature of the gates. Which patches
+are the evidence, and whether they hold, is decided in explain.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,32 +22,23 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
-from gcemil.evidence.checking import Answer, Check, Tolerances, choose_evidence
+from gcemil.evidence.checking import Tolerances
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
-from gcemil.evidence.gates import budget_count, create_gate
-from gcemil.evidence.selector import (
-    FEW_SHARES,
-    GROWTHS,
-    LIKENESS_ALONE,
-    MIXTURE,
-    SHARES,
-    Selector,
-    class_likeness,
-    exchanged_rankings,
-)
+from gcemil.evidence.gates import create_gate
+from gcemil.evidence.head import EvidenceHead
+from gcemil.evidence.selector import LIKENESS_ALONE, Selector, class_likeness
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (
     Embedded,
     Host,
     HostOutput,
-    answers_subsets_cheaply,
-    ask_subsets,
     check_bag,
     check_finite,
     embedded_bag,
     not_finite_error,
     shortcut,
 )
+from gcemil.predictor import GcePredictor
 from gcemil.row_blocks import plain_fold, unfolded
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
@@ -67,10 +56,6 @@ class Evidence:
     responses: Responses
     coverage: Coverage
     """v_m of the gates."""
-    ranking: str
-    """Which ranking the scores are: the selector's mixture, or one led by the host's own."""
-    check: Check | None
-    """What keeping and removing the opened patches did; None where it was not asked."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class GatedOutput(Evidence):
     """Evidence, and the prediction under it."""
 
     soft: HostOutput
-    """The host on the gated bag X_pi."""
+    """F on the gated bag X_pi."""
 
     @property
     def logits(self) -> Logits:
@@ -91,7 +76,14 @@ class EvidenceOutput(GatedOutput):
 
     full: HostOutput
     """The host on the ungated bag X."""
+    gce: HostOutput
+    """F on the ungated bag: host and evidence head together, or the host alone where the head has no vote."""
+    head_logits: Logits | None
+    """What the evidence head says alone; None before it is fitted."""
+    answer: HostOutput
+    """The ungated prediction that the evidence explains: F's, or that of a given host."""
     embedded: Embedded
+    """Of what is explained."""
 
     @property
     def full_logits(self) -> Logits:
@@ -107,8 +99,15 @@ class GceMil(nn.Module):
     class_directions: Tensor
 
     def __init__(
-        self, host: Host, anchors: AnchorBank, *, in_dim: int, settings: EvidenceSettings | None = None
+        self,
+        host: Host,
+        anchors: AnchorBank,
+        *,
+        in_dim: int,
+        settings: EvidenceSettings | None = None,
+        explains_host: bool = False,
     ) -> None:
+        """`explains_host`: the evidence is what the given host rests on; F is only a second opinion."""
         super().__init__()
         settings = settings or EvidenceSettings()
         if in_dim != host.in_dim:
@@ -116,6 +115,7 @@ class GceMil(nn.Module):
                 f"The host takes features of width {host.in_dim}, the wrapper was given in_dim={in_dim}."
             )
         self.host: Host = host
+        self.explains_host = explains_host
         self.settings = settings
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
@@ -142,6 +142,8 @@ class GceMil(nn.Module):
         self.gate = create_gate(
             settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
         )
+        n_read = anchors.n_anchors if self.is_grounded else max(1, host.n_outputs)
+        self.head = EvidenceHead(in_dim, n_read, host.n_outputs)
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)
             if host.n_outputs == 1
@@ -159,12 +161,39 @@ class GceMil(nn.Module):
         """One bag; `step` is the patch size in level-0 pixels, where it is known."""
         # The user's door: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
-        embedded = embedded_bag(self.host, features)
+        embedded: Embedded = embedded_bag(self.host, features)
         full = self.host.aggregate(embedded, coords, target=target)
         check_finite(full, features)
-        evidence = self.evidence(features, coords, full, step, embedded)
-        soft = self.host.gated(features, embedded, coords, evidence.log_gates, target=target)
-        return EvidenceOutput(**vars(evidence), soft=soft, full=full, embedded=embedded)
+        predictor, gce, of_gce, head_logits = self.predictor, full, embedded, None
+        if self.head.is_fitted:
+            of_gce = GcePredictor(self.host, self.head).join(embedded, features)
+            head_logits = self.head.utility(self.head.coverage(of_gce.responses, of_gce.n_patches))
+        if isinstance(predictor, GcePredictor):
+            gce = predictor.aggregate(of_gce, coords)
+        else:
+            of_gce = embedded
+        answer, embedded = (full, embedded) if self.explains_host else (gce, of_gce)
+        evidence = self.evidence(features, coords, answer, step)
+        soft = self.explained.gated(features, embedded, coords, evidence.log_gates, target=target)
+        return EvidenceOutput(
+            **vars(evidence),
+            soft=soft,
+            full=full,
+            gce=gce,
+            head_logits=head_logits,
+            answer=answer,
+            embedded=embedded,
+        )
+
+    @property
+    def explained(self) -> Host:
+        """What the evidence is evidence of: F, or a given host."""
+        return self.host if self.explains_host else self.predictor
+
+    @property
+    def predictor(self) -> Host:
+        """F: host and evidence head together, or the host itself where the head has no vote."""
+        return GcePredictor(self.host, self.head) if self.head.has_vote else self.host
 
     def gated(
         self, features: Tensor, coords: Tensor | None = None, *, step: int | None = None
@@ -222,12 +251,8 @@ class GceMil(nn.Module):
         coords: Tensor | None,
         full: HostOutput | None,
         step: int | None,
-        embedded: Embedded | None = None,
     ) -> Evidence:
-        """Gates, scores, responses and coverage; `full` is the host's ungated view, where the score reads it.
-
-        With the embedded bag at hand, and outside training, the ranking is checked by keeping and removing its patches.
-        """
+        """Gates, scores, responses and coverage; `full` is the ungated view of F, where the score reads it."""
         # One matrix product serves the selector and the bridge.
         folds = [*self.selector.folds(), self.bridge.fold(self.anchors)]
         n_hidden, likeness = len(folds) - 1, None
@@ -239,10 +264,10 @@ class GceMil(nn.Module):
             products = unfolded(features, folds)
         hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
         scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
-        ranking, check, count = MIXTURE, None, None
-        if self.settings.recovery.checked and not self.training and full is not None and embedded is not None:
-            chosen = self._choose_evidence(scores, coords, full, embedded)
-            scores, ranking, check, count = chosen.scores, chosen.name, chosen.check, chosen.size
+        return self.gate_scores(scores, responses)
+
+    def gate_scores(self, scores: Scores, responses: Responses, count: int | None = None) -> Evidence:
+        """Gates and coverage that follow from scores; `count` patches open in place of the budget's."""
         gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
             gate = gate.shut()
@@ -253,47 +278,7 @@ class GceMil(nn.Module):
             scores=scores,
             responses=responses,
             coverage=anchor_coverage(gate.gates, responses),
-            ranking=ranking,
-            check=check,
         )
-
-    @torch.no_grad()
-    def _choose_evidence(
-        self, scores: Scores, coords: Tensor | None, full: HostOutput, embedded: Embedded
-    ) -> Answer:
-        """The first ranking, and the smallest size, that the host itself calls sufficient and necessary."""
-        is_cheap = answers_subsets_cheaply(self.host)
-
-        @cache
-        def leads() -> dict[str, Scores | None]:
-            # What the host itself ranks by may cost a pass, so it waits until it is wanted.
-            return {"contribution": self.patch_shares(full, embedded, coords), "attention": full.scores}
-
-        def rankings(size: int) -> Iterator[tuple[str, Scores]]:
-            yield MIXTURE, scores
-            yield from exchanged_rankings(scores, size, leads(), SHARES if is_cheap else FEW_SHARES).items()
-
-        sizes, last_sizes = self._sizes(len(scores))
-        return choose_evidence(
-            rankings,
-            sizes,
-            ask_subsets(self.host, embedded, coords),
-            full.logits,
-            self.tolerances,
-            last_sizes=last_sizes,
-            seeks_change=is_cheap,
-        )
-
-    def _sizes(self, n_patches: int) -> tuple[list[int], list[int]]:
-        """The budget and what the evidence of a class may grow to within its cap; and, to keep the class, beyond it."""
-        size = self.gate.count_open(n_patches)
-        cap = budget_count(n_patches, budget=self.settings.recovery.max_fraction)
-        # A risk has no class to lose, and larger sets were led by the host away from where the evidence lies.
-        if self.n_outputs == 1 or cap <= size:
-            return [size], []
-        within = [grown for growth in GROWTHS if size < (grown := round(growth * size)) <= cap]
-        beyond = [grown for growth in GROWTHS if (grown := round(growth * cap)) < n_patches]
-        return [size, *within], beyond
 
     @property
     def tolerances(self) -> Tolerances:
@@ -355,9 +340,9 @@ class GceMil(nn.Module):
         Classes count by their probability on X. With the predicted class alone, one wrong prediction would point the
         evidence at the wrong concepts altogether.
         """
-        weights = self.utility.anchor_weights
+        weights = self._class_weights
         if weights.ndim == 2:
-            relative = weights / weights.amax(dim=1, keepdim=True)
+            relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
             weights = torch.softmax(logits.float(), dim=0) @ relative
         largest = weights.max().clamp_min(torch.finfo(weights.dtype).tiny)
         return patch_concept_presence(responses, weights / largest)
@@ -368,9 +353,15 @@ class GceMil(nn.Module):
 
     def anchor_weights(self, logits: Logits) -> AnchorWeights:
         """How much each anchor matters to the predicted class, or to the risk."""
-        if isinstance(self.utility, RiskPathways):
+        weights = self._class_weights
+        return weights if weights.ndim == 1 else weights[logits.argmax()]
+
+    @property
+    def _class_weights(self) -> Tensor:
+        """alpha_cm, or |beta_m|: those of the head where it votes on these anchors, else what training taught the utility."""
+        if not (self.head.has_vote and self.is_grounded):
             return self.utility.anchor_weights
-        return self.utility.anchor_weights[logits.argmax()]
+        return self.head.weights[0].abs() if self.n_outputs == 1 else self.head.weights
 
     def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
         """Fit the bridge on pairs: the same patches in feature space and in anchor space."""
@@ -394,5 +385,5 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
     if settings.bridge != "auto":
         return settings.bridge
     if anchors.is_examples or anchors.is_met:
-        return "frozen"
+        return "centred"
     return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"

@@ -22,7 +22,7 @@ from gcemil.bags import store
 from gcemil.errors import RunError
 from gcemil.files import checked, parse_json
 
-MODES = ("full", "soft", "discrete")
+MODES = ("full", "head", "gce", "soft", "discrete", "opinion")
 """How a bag is seen: all patches, all of them gated, the evidence alone."""
 REMEDY = "Make it again with 'gcemil evaluate'."
 OPTIONAL = ("coords", "anchor_weights")
@@ -47,8 +47,8 @@ class SlideEvidence:
     coverage: Float[np.ndarray, "m"]
     stop_reason: str
     prompts: tuple[str, ...]
-    ranking: str = "mixture"
-    """Which ranking the evidence was taken from: the selector's mixture, or one led by the host's own."""
+    ranking: str = "gce"
+    """gce: the evidence of host and head together; host: what a given host rests on."""
     is_sufficient: bool | None = None
     """Whether the patches alone keep the prediction; of a case with several slides, those of all of them. None: not asked."""
     is_necessary: bool | None = None

@@ -60,7 +60,7 @@ def test_a_run_folder_holds_what_is_promised(trained):
     for name in ("checkpoint.safetensors", "history.jsonl", "predictions.csv", "metrics.json"):
         assert (run / "fold_0" / name).is_file()
     metrics = json.loads((run / "fold_0" / "metrics.json").read_text())
-    assert set(metrics) == {"full", "soft", "discrete", "details"}
+    assert set(metrics) == {"full", "head", "gce", "soft", "discrete", "details"}
     assert set(metrics["soft"]) == {"accuracy", "macro_f1", "auc"}
     header = (run / "fold_0" / "predictions.csv").read_text().splitlines()[0]
     assert header == "slide_id,case_id,split,target,prob_benign,prob_malignant"

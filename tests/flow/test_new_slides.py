@@ -56,7 +56,7 @@ def slide(classification_runs):
     cohort = Cohort.load(classification_runs.cohort)
     name = read_fold(cohort, 0).slides("test")[0]
     path = cohort.feature_file(name)
-    with (classification_runs.gce / "fold_0" / "predictions_discrete.csv").open() as file:
+    with (classification_runs.gce / "fold_0" / "predictions.csv").open() as file:
         known = next(row for row in csv.DictReader(file) if row["slide_id"] == name)
     return name, path, float(known["prob_LUAD"])
 
@@ -125,7 +125,7 @@ class TestManyInputs:
             "objects": "failed",
         }
         assert float(found["good"]["prob_LUAD"]) == pytest.approx(known, abs=1e-4)
-        assert found["good"]["mode"] == "discrete"
+        assert found["good"]["mode"] == "gce"
         assert found["good"]["verdict"]
         assert "bad.h5" in found["bad"]["reason"]
         assert "holds a dict, not one tensor of features" in found["objects"]["reason"]

@@ -134,7 +134,7 @@ def changed(path, **changes):
 def test_a_slide_file_is_predicted_as_its_feature_file_is(drawn):
     cohort, run, _ = drawn
     slide = sorted((cohort / "slides").glob("*.tif"))[4]
-    from_slide = invoke(predict, run, slide, "--mode", "discrete", "--json")
+    from_slide = invoke(predict, run, slide, "--json")
     from_features = invoke(predict, run, cohort / "features" / f"{slide.stem}.h5", "--json")
     (one,), (other,) = json.loads(from_slide.stdout), json.loads(from_features.stdout)
     assert one["prob_tumor"] == pytest.approx(other["prob_tumor"], abs=1e-4)

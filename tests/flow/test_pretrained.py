@@ -155,7 +155,7 @@ DAMAGES = {
         path, lambda found: found.pop("temperature")
     ),
     "' has shape (": lambda path: edit_tensors(path, shorten),
-    "in the file and": lambda path: edit_network(path, in_dim=7),
+    "needs anchors as wide as the features": lambda path: edit_network(path, in_dim=7),
 }
 
 

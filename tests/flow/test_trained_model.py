@@ -57,7 +57,7 @@ def probabilities(path):
 def test_the_full_bag_predictions_are_those_of_the_given_model(story):
     folder, _ = story
     given = probabilities(folder / "clam" / "fold_0" / "predictions.csv")
-    assert given == probabilities(folder / "evidence" / "fold_0" / "predictions_full.csv")
+    assert given == probabilities(folder / "evidence" / "fold_0" / "predictions.csv")
     assert len(set(given)) == len(given) > 5
 
 
@@ -147,7 +147,7 @@ def test_the_story_holds_for_every_host(story, tmp_path, name):
     frozen = ("train", folder / "cohort", "--host-weights", tmp_path / "a", "--freeze-host", *fold)
     succeeded(*frozen, "--epochs", 1, "--jobs", 1, "--out", tmp_path / "b")
     given = probabilities(tmp_path / "a" / "fold_0" / "predictions.csv")
-    assert given == probabilities(tmp_path / "b" / "fold_0" / "predictions_full.csv")
+    assert given == probabilities(tmp_path / "b" / "fold_0" / "predictions.csv")
     for run in ("a", "b"):
         succeeded("diagnose", tmp_path / run, "--only", "snr", "--jobs", 1)
         succeeded("report", tmp_path / run, "--out", tmp_path / f"{run}.html")

@@ -113,7 +113,7 @@ def test_the_paper_recipe_trains_and_gates_every_host_as_the_paper_does(name):
     plain = TrainSettings(host=HostSettings(name=name))
     found = with_recipe(plain, "paper")
     assert found.host.gate_mode == "paper"
-    assert (found.learning_rate, found.epochs, found.schedule, found.clip) == (2e-4, 15, "cosine", 5.0)
+    assert (found.learning_rate, found.epochs, found.schedule, found.clip) == (None, 15, "cosine", 5.0)
     assert (found.sampling, found.max_patches, found.chosen_from) == ("patches", 512, 1.0)
     assert with_recipe(plain, "paper", plain=True) == found.model_copy(update={"evidence": None})
     assert with_recipe(plain, "default") == plain

@@ -26,7 +26,9 @@ def make_slide(n=60, slide_id="slide", seed=0, coords=True):
 
 
 def make_model(n_outputs=3, **settings):
-    return wrapped(prepared_host("abmil", n_outputs=n_outputs), **settings)
+    """With repair and without the rule on free riders, so that Algorithm 1 is seen as it is."""
+    recovery = {"repair": True, "drop_free_riders": False, **settings.pop("recovery", {})}
+    return wrapped(prepared_host("abmil", n_outputs=n_outputs), recovery=recovery, **settings)
 
 
 def test_the_discrete_prediction_is_the_host_on_the_selected_rows_alone():
@@ -48,7 +50,7 @@ def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
         "reachable": False,
         "min_weight_share": 0.9,
     }
-    model = make_model(n_outputs, recovery={**settings, "checked": False})
+    model = make_model(n_outputs, recovery=settings)
     with torch.no_grad():
         for parameter in model.utility.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -84,26 +86,19 @@ def test_every_recovery_setting_is_honoured(changed, value):
     assert differs
 
 
-def covering_model(**recovery):
-    """Repair has a lot to add: every anchor counts, and nearly all of its coverage is wanted."""
-    recovery = {"coverage_target": 1.0, "max_fraction": 0.5, "min_weight_share": 0.0, **recovery}
-    model = make_model(recovery=recovery)
-    # Gates that are 0 or 1: what repair adds, the gates do not know.
-    model.set_temperature(1e-3)
-    return model
-
-
-def test_checked_repair_adds_only_what_leaves_the_prediction_of_the_evidence_as_it_is():
-    unchecked = explain_bag(covering_model(checked=False), make_slide())
-    strict = explain_bag(covering_model(recoverability_tolerance=0.0), make_slide())
-    loose = explain_bag(
-        covering_model(recoverability_tolerance=1.0, sufficiency_tolerance=1.0, necessity_tolerance=0.0),
-        make_slide(),
+def test_a_patch_that_the_prediction_does_not_rest_on_is_no_evidence():
+    bag = make_slide(200)
+    with_riders, without = (
+        explain_bag(make_model(recovery={"repair": False, "drop_free_riders": drops}, budget=0.3), bag)
+        for drops in (False, True)
     )
-    assert len(unchecked.recovery.added) > 0
-    assert len(strict.recovery.added) < len(unchecked.recovery.added)
-    assert strict.recovery.stop_reason == "checked"
-    assert len(loose.recovery.added) == len(unchecked.recovery.added)
+    dropped = with_riders.recovery.selected & ~without.recovery.selected
+    assert bool(dropped.any())
+    assert bool((without.recovery.selected <= with_riders.recovery.selected).all())
+    shares = with_riders.output.full.contributions
+    # Around a host alone the rule is its contribution: above the mean of the slide or not.
+    assert bool((shares[dropped] <= shares.mean()).all())
+    assert bool((shares[without.recovery.selected] > shares.mean()).all())
 
 
 def test_the_verdict_of_the_evidence_is_that_of_its_own_interventions():
@@ -143,7 +138,7 @@ def test_prototypes_are_shown_but_do_not_repair():
 
 def test_evidence_grows_by_score_until_it_says_what_the_gates_say():
     # Warm gates leave much half open, so the thresholded set alone is far from what they say.
-    settings = {"repair": False, "max_fraction": 1.0, "checked": False, "recoverability_tolerance": 0.002}
+    settings = {"repair": False, "max_fraction": 1.0, "recoverability_tolerance": 0.002}
     grown, short = (
         make_model(budget=0.05, min_patches=1, recovery={**settings, "until_sufficient": grows})
         for grows in (True, False)

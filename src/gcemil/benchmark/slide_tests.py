@@ -57,7 +57,7 @@ def _pair_runs(measured: MeasuredResults) -> Iterator[tuple[Run, RunFolder, RunF
 def _read_folds(wrapped: RunFolder, plain: RunFolder, cohort: str) -> Iterator[SwappedBags]:
     """The folds that both sides have, with their tables of predictions."""
     for fold in wrapped.finished_folds():
-        ours = _prediction_file(fold, "soft")
+        ours = _prediction_file(fold, "gce") or _prediction_file(fold, "soft")
         theirs = _prediction_file(plain.fold(fold.number), "full")
         if ours is not None and theirs is not None:
             bags = _read_bags(ours, theirs, f"{cohort}, fold {fold.number}: ")

@@ -147,7 +147,7 @@ def _print_results(
     rows = []
     for row in summary["means"]:
         if row["cohort"] in grid.cohorts and row["host"] in grid.hosts:
-            mode = "soft" if "soft" in row["metrics"] else "full"
+            mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
             name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
             value = row["metrics"][mode][name]
             text = format_spread(value["mean"], value["std"])

@@ -107,8 +107,8 @@ def _print_predictions(out: Path) -> None:
     summaries = {name: read_json(RunFolder(out / name).summary) for name in ("host", "host_gce")}
     rows = [("host, all patches", *_format_metrics(summaries["host"]["full"]))]
     rows += [
-        ("host + GCE, all patches gated", *_format_metrics(summaries["host_gce"]["soft"])),
-        ("host + GCE, evidence alone", *_format_metrics(summaries["host_gce"]["discrete"])),
+        ("host + evidence (GCE)", *_format_metrics(summaries["host_gce"]["gce"])),
+        ("host + evidence, from the evidence alone", *_format_metrics(summaries["host_gce"]["discrete"])),
     ]
     print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
 

@@ -30,6 +30,7 @@ class Recipe(StrEnum):
     taught = "taught"
     paper = "paper"
     paper_constrained = "paper_constrained"
+    paper_budget = "paper_budget"
 
 
 class Preset(StrEnum):

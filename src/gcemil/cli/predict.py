@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """The modes of a run (records.MODES), and the prefilter for slide files."""
+    """The predictions of a run that new slides can have, and the prefilter for slide files."""
 
     full = "full"
+    gce = "gce"
     soft = "soft"
     discrete = "discrete"
     prefilter = "prefilter"
@@ -32,9 +33,10 @@ def predict(
     slides: list[Path] = typer.Argument(
         help="Slides (.svs, .tif ...), features (.h5 or .pt of gcemil, CLAM, TRIDENT or STAMP), folders of both, or patterns."
     ),
-    mode: Mode = typer.Option(
-        Mode.discrete,
-        help="All patches, all patches gated, or the evidence alone; prefilter: only promising patches of a slide file are encoded.",
+    mode: Mode | None = typer.Option(
+        None,
+        help="gce: host and evidence together; full: the host alone; soft, discrete: gce under gates, from the evidence alone; prefilter: only "
+        "promising patches of a slide file are encoded. By default the main prediction of the run: gce, or full for a plain or a given host.",
     ),
     fold: int | None = typer.Option(None, min=0, help="One fold instead of the mean over all."),
     out: Path | None = typer.Option(
@@ -75,7 +77,7 @@ def predict(
     if not explain and (heatmap or all_patches or unit is not Unit.patch):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
     options = PredictOptions(
-        mode=mode.value,
+        mode=None if mode is None else mode.value,
         fold=fold,
         mpp=mpp,
         explain=ExplainOptions(unit=unit.value) if explain else None,
@@ -97,7 +99,7 @@ def predict(
         print_json([{**record, **one.values} for record, one in zip(records, found, strict=True)])
     else:
         warn_of_model(opened.model_warning)
-        _print_predictions(f"{run}, {mode.value}", [one for one in found if one.status != "failed"])
+        _print_predictions(f"{run}, {opened.mode}", [one for one in found if one.status != "failed"])
         if before := [one for one in found if one.status == "already done"]:
             say(
                 f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."

@@ -16,13 +16,22 @@ from rich.progress import Progress
 from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars, warn_of_model
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
-from gcemil.runs.folder import RunFolder, read_history
+from gcemil.records import MODES
+from gcemil.runs.folder import RunFolder, describe_vote, read_history
 from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
 
 FIRST_WORD_S = 10.0
 """Seconds after which a training without a terminal says how long it will take, be the first epoch over or not."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
+MODE_WORDS = {
+    "full": "full: the host",
+    "head": "head: the evidence head alone",
+    "gce": "gce: host and evidence together",
+    "soft": "soft: the same, gated",
+    "discrete": "discrete: the same, evidence alone",
+    "opinion": "opinion: host and evidence together",
+}
 
 
 class TrainingWatch:
@@ -121,10 +130,12 @@ def _draw_sparkline(shares: Sequence[float]) -> str:
 def print_summary(out: Path, summary: dict[str, Any]) -> None:
     """Whether the model has learned; then mean and deviation over folds, a row per mode."""
     warn_of_model(summary["model_warning"])
-    modes = [mode for mode in ("full", "soft", "discrete") if mode in summary]
+    modes = [mode for mode in MODES if mode in summary]
     names = list(summary[modes[0]]) if modes else []
-    rows = [(mode, *(_format_mean(summary[mode].get(name)) for name in names)) for mode in modes]
+    rows = [(MODE_WORDS[mode], *(_format_mean(summary[mode].get(name)) for name in names)) for mode in modes]
     print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
+    if (said := describe_vote(summary.get("vote"))) is not None:
+        say(said)
     if summary["anchors"] != ["None"]:
         say(f"anchors: {', '.join(summary['anchors'])}")
     for text in summary["warnings"]:

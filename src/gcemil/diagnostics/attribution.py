@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -252,7 +252,7 @@ def _find_seam(bag: PredictedBag) -> _Seam:
 
         def pooled(tensors: Sequence[Tensor]) -> Logits:
             named = dict(zip(kind.present(), tensors, strict=True))
-            return host.aggregate(replace(kind, **named), bag.coords).logits
+            return host.aggregate(kind.with_tensors(named), bag.coords).logits
 
         return _Seam(embedded, pooled)
 

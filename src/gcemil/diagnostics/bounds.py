@@ -157,10 +157,10 @@ def _output_under_gates(
     model: GceMil, bench: FoldBag, fold: TrainedFold, explanation: Explanation
 ) -> OutputUnder:
     """F of one bag under the wrapped host; the class is the one predicted on X."""
-    embedded, predicted = explanation.output.embedded, int(explanation.output.full_logits.argmax())
+    embedded, predicted = explanation.output.embedded, int(explanation.output.answer.logits.argmax())
 
     def output_under(log_gates: LogGates) -> Float[Tensor, ""]:
-        logits: Logits = model.host.gated(bench.features, embedded, bench.coords, log_gates).logits
+        logits: Logits = model.explained.gated(bench.features, embedded, bench.coords, log_gates).logits
         if fold.task.n_outputs == 1:
             return (logits[0] - fold.scale.mean) / fold.scale.deviation
         return torch.softmax(logits, dim=0)[predicted]
@@ -172,7 +172,7 @@ def coverage_figures(
     model: GceMil, explanation: Explanation, outputs: BagOutputs, complete: Completeness | None
 ) -> dict[str, float | None]:
     """Residual, right-hand side and slack of the coverage bound for the evidence of one bag."""
-    weights = model.anchor_weights(explanation.output.full_logits)
+    weights = model.anchor_weights(explanation.output.answer.logits)
     residual = coverage_residual(explanation.recovery.selected, explanation.output.responses, weights)
     bound = None if complete is None else complete.bound(residual)
     slack = None if bound is None else bound - outputs.full_kept_gap

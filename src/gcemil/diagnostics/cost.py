@@ -59,7 +59,7 @@ from gcemil.diagnostics.trained_fold import (
     predict_bag,
 )
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import Interventions, recover_evidence
+from gcemil.explain import Interventions, read_evidence_output, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
@@ -185,11 +185,11 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
         )
 
         def evidence_found() -> Logits:
-            output = model(features, coords, step=step)
-            asked = Interventions(fold.host, features, coords, embedded=output.embedded)
+            output = read_evidence_output(model, features, coords, step)
+            asked = Interventions(fold.explained, features, coords, embedded=output.embedded)
             return asked.kept(recover_evidence(model, output, coords).selected).logits
 
-        yield build_subset_way("discrete", "wrapped", fold.host, bench, evidence, evidence_found)
+        yield build_subset_way("discrete", "wrapped", fold.explained, bench, evidence, evidence_found)
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
@@ -232,7 +232,7 @@ def list_prefiltered_way(bench: FoldBag, fold: TrainedFold, filtered: PrefilterC
             "Measure again with 'gcemil prefilter --measure'."
         )
     selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bench))
-    yield build_subset_way(PREFILTER_MODE, "wrapped", fold.host, bench, selected, None)
+    yield build_subset_way(PREFILTER_MODE, "wrapped", fold.explained, bench, selected, None)
 
 
 def build_subset_way(

@@ -24,7 +24,7 @@ import torch
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
 from gcemil.diagnostics.table import SIGNIFICANCE
-from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.diagnostics.trained_fold import TrainedFold, read_risk_scale
 from gcemil.errors import UsageError
 from gcemil.files import working_in
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding, write_finding
@@ -87,7 +87,7 @@ def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> 
     opened = TrainedFold.open(run, fold, seed=seed)
     if first.plain is None or not opened.settings.leaves_host_alone:
         return opened
-    return replace(opened, plain=opened.host, plain_scale=opened.scale)
+    return replace(opened, plain=opened.host, plain_scale=read_risk_scale(run, fold, of_host=True))
 
 
 def _hash_networks(run: Path, fold: int, against: Path | None, others: Sequence[Path]) -> dict[str, str]:

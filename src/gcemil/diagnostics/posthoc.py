@@ -41,7 +41,7 @@ from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
 from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
 from gcemil.errors import UsageError
-from gcemil.explain import recover_evidence
+from gcemil.explain import read_evidence_output, recover_evidence
 from gcemil.findings import Figures, Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
@@ -110,7 +110,9 @@ def _predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -
 def _time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
     before = _time_pass(bag, model.host, clock)
-    output, soft = _time_call(lambda: model(bag.features, bag.coords, step=bag.bag.patch_size), clock)
+    output, soft = _time_call(
+        lambda: read_evidence_output(model, bag.features, bag.coords, bag.bag.patch_size), clock
+    )
     _, recovery = _time_call(lambda: recover_evidence(model, output, bag.coords), clock)
     passes = [before, _time_pass(bag, model.host, clock)]
     return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}

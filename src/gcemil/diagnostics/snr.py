@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Interventions, bag_tensors, recover_evidence
+from gcemil.explain import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.model import GceMil
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
@@ -162,8 +162,8 @@ def snr(
     outcomes = []
     for bag in bags:
         features, coords = bag_tensors(bag, model.anchors.device)
-        output = model(features, coords, step=bag.patch_size)
-        bench = Interventions(model.host, features, coords, embedded=output.embedded)
+        output = read_evidence_output(model, features, coords, bag.patch_size)
+        bench = Interventions(model.explained, features, coords, embedded=output.embedded)
         outcomes.append(
             bag_outcome(bench, recover_evidence(model, output, coords).selected, output.log_gates)
         )

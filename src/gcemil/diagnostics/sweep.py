@@ -103,7 +103,7 @@ def recover_at(
     return recover(
         output.gates,
         output.responses,
-        model.anchor_weights(output.full_logits),
+        model.anchor_weights(output.answer.logits),
         threshold=threshold,
         coverage_target=settings.coverage_target if coverage_target is None else coverage_target,
         max_fraction=settings.max_fraction,
@@ -118,8 +118,8 @@ class SubsetCache:
 
     def __init__(self, model: GceMil, bag: FoldBag, explanation: Explanation) -> None:
         embedded = explanation.output.embedded
-        self._bench = Interventions(model.host, bag.features, bag.coords, embedded=embedded)
-        self._full = explanation.output.full.logits
+        self._bench = Interventions(model.explained, bag.features, bag.coords, embedded=embedded)
+        self._full = explanation.output.answer.logits
         self._gated = explanation.output.soft.logits
         self._seen: dict[bytes, BagOutcome] = {}
 

@@ -1,6 +1,6 @@
 """A trained fold, opened: its bags, one at a time, with everything a diagnostic asks of them.
 
-wrapped  the host inside the wrapper (or the run's own host, when it has no wrapper)
+wrapped  F, host and evidence head together (or the host: of a run without evidence, around a given host, where the head has no vote)
 plain    the host of another run on the same folds, trained without the wrapper
 
 A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly answers for every prefix in one pass down the ranking:
@@ -78,6 +78,11 @@ class FoldNetwork:
     scale: RiskScale
 
     @property
+    def explained(self) -> Host:
+        """What the evidence is evidence of: F, a given host, or the host of a run without evidence."""
+        return self.host if self.model is None else self.model.explained
+
+    @property
     def model_hash(self) -> str:
         """The fingerprint of the checkpoint."""
         return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
@@ -103,7 +108,7 @@ class NetworkBag:
     def wrapped(self) -> Interventions:
         """Questions to the host of the run."""
         embedded = None if self.explanation is None else self.explanation.output.embedded
-        return Interventions(self.network.host, self.features, self.coords, embedded=embedded)
+        return Interventions(self.network.explained, self.features, self.coords, embedded=embedded)
 
 
 class FoldBag(NetworkBag):
@@ -119,7 +124,7 @@ class FoldBag(NetworkBag):
         host = self._fold.host_of(network)
         if network == "wrapped" and self.explanation is not None:
             output = self.explanation.output
-            return PredictedBag(host, self.features, self.coords, output.embedded, output.full)
+            return PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
         return predict_bag(host, self.features, self.coords)
 
     @cached_property
@@ -183,15 +188,15 @@ class TrainedFold(FoldNetwork):
     @property
     def is_same_network(self) -> bool:
         """Whether the plain host has the very weights of the wrapped one, so that every rule of one is a rule of the other."""
-        if not isinstance(self.plain, nn.Module) or not isinstance(self.host, nn.Module):
+        if not isinstance(self.plain, nn.Module) or not isinstance(self.explained, nn.Module):
             return False
-        own, other = self.host.state_dict(), self.plain.state_dict()
+        own, other = self.explained.state_dict(), self.plain.state_dict()
         return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
 
     def host_of(self, network: NetworkName) -> Host:
         """The host of one of the two networks."""
         if network == "wrapped":
-            return self.host
+            return self.explained
         if self.plain is None:
             raise RunError("There is no plain host to compare with. Name its run with --against.")
         return self.plain
@@ -231,9 +236,11 @@ class TrainedFold(FoldNetwork):
             del bag
 
 
-def read_risk_scale(run: Path, fold: int) -> RiskScale:
-    """Mean and deviation of the training risks, as training wrote them; (0, 1) for classification."""
+def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale:
+    """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classification."""
     details = read_metrics(RunFolder(run).fold(fold).path).details
+    if of_host and details.host_risk_deviation is not None:
+        return RiskScale(details.host_risk_mean, details.host_risk_deviation)
     return RiskScale(details.risk_mean, details.risk_deviation)
 
 

@@ -6,15 +6,14 @@ ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a
 reduced rank  W_q = P P^T W, P the q leading principal directions of the fitted values
 Procrustes    min |Y_c - scale X_c Q^T|^2 with orthonormal Q: SVD of Y_c^T X_c
 
-An anchor from examples is the mean of a few patches of its concept, in whitened feature space:
+An anchor made of patches, whether somebody named them or a prompt found them, is the direction that sets their mean apart:
 
   mu, Sigma   mean and covariance of the reference patches of the training fold
-  B(h)        = (Lambda_q + lambda I)^(-1/2) U_q^T (h - mu),   Sigma = U Lambda U^T, the q leading axes, lambda = 3 tr(Sigma) / d
-  a_m         = B(mean of the examples of concept m)
+  B(h)        = h - mu
+  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu),   lambda = 3 tr(Sigma) / d
 
 Features of one encoder share a large mean, and most of their spread is common to all tissue; cosines of raw features see little
-else. Taking the mean off and evening the spread out leaves what sets a concept apart. The bridge is fixed: examples live in
-feature space, so nothing has to be learned to reach them.
+else. The bridge is fixed and costs nothing: anchors live in feature space.
 """
 
 from collections.abc import Mapping
@@ -107,33 +106,34 @@ def _centred_pairs(
 
 
 RIDGE = 3.0
-"""Of the mean variance; with fewer axes or less of it one example per concept is mostly its own noise."""
+"""Of the mean variance; with less of it one example per concept is mostly its own noise."""
 PROVENANCE = "examples"
 """How the provenance of a bank of examples begins."""
 
 
-def whitening_fit(reference: Float[Tensor, "p d"], *, rank: int, ridge: float = RIDGE) -> FactoredFit:
-    """The map B from reference patches, of at most this rank."""
+def directions_of_means(
+    means: Float[Tensor, "m d"], reference: Float[Tensor, "p d"], *, ridge: float = RIDGE
+) -> Float[Tensor, "m d"]:
+    """(Sigma + lambda I)^-1 (mean - mu): what sets each mean of patches apart from the reference patches."""
     wide = reference.double()
-    centre = wide.mean(dim=0)
-    _, singular, axes = torch.linalg.svd(wide - centre, full_matrices=False)
-    variance = singular.square() / len(wide)
-    if not bool(variance.sum() > 0):
+    centred = wide - wide.mean(dim=0)
+    covariance = centred.T @ centred / len(wide)
+    scale = covariance.diagonal().mean()
+    if not bool(scale > 0):
         raise InputError(
             f"The {len(reference)} reference patches are all alike, so nothing can be told apart by them."
         )
-    q = min(rank, int((variance > 1e-9 * variance[0]).sum()))
-    scale = (variance[:q] + ridge * variance.sum() / reference.shape[1]).rsqrt()
-    right = scale.unsqueeze(1) * axes[:q]
-    return FactoredFit(torch.eye(q), right.float(), -(right @ centre).float())
+    covariance.diagonal().add_(ridge * scale)
+    offsets = means.double() - wide.mean(dim=0)
+    return torch.linalg.solve(covariance, offsets.T).T.to(means.dtype)
 
 
 def bank_from_examples(
-    examples: Mapping[str, Float[Tensor, "_ d"]], fit: FactoredFit, *, source: str, note: str
+    examples: Mapping[str, Float[Tensor, "_ d"]], reference: Float[Tensor, "p d"], *, source: str, note: str
 ) -> AnchorBank:
-    """One anchor per concept in the space of the fit; the provenance says how many examples each has."""
+    """One anchor per concept in feature space; the provenance says how many examples each has."""
     means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
     counts = sorted({len(rows) for rows in examples.values()})
     per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     provenance = f"{PROVENANCE}: {per_concept} patches per concept, {source}{note}"
-    return AnchorBank(means @ fit.right.T + fit.bias, tuple(examples), provenance)
+    return AnchorBank(directions_of_means(means, reference), tuple(examples), provenance)

@@ -5,6 +5,7 @@
   frozen      the fit itself                                                                 "constrained"
   orthogonal  B(h) = scale Q (h - mean) + mean', Q orthonormal, turned by a Cayley rotation   "constrained"
   identity    B(h) = h, for anchors that live in feature space (prototypes)
+  centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (alignment.py)
 
 Folded: no bridge ever forms B(h) for a cosine. The M inner products need M folded vectors. The norm needs R h and the
 q x q Gram matrix of L (affine kinds; outside training its triangular root is folded into R); |h| alone (isometry:
@@ -98,6 +99,36 @@ class IdentityBridge(Bridge):
             return _quotient(inner, squared_norms())
 
         return Fold(directions, directions.new_zeros(len(directions)), finish)
+
+
+class CentredBridge(IdentityBridge):
+    """Anchors made of patches: features share a large mean, which cosines must not see."""
+
+    needs_fit = True
+    centre: Tensor
+
+    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
+        super().__init__(in_dim, anchor_dim, rank=rank)
+        self.register_buffer("centre", torch.zeros(in_dim))
+
+    def set_centre(self, centre: Float[Tensor, "d"]) -> None:
+        """Take the mean of reference patches."""
+        self.centre.copy_(centre)
+        self.fitted.fill_(True)
+
+    def forward(self, features: Features) -> Float[Tensor, "n a"]:
+        return features - self.centre
+
+    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+        rows = torch.cat([directions, self.centre.unsqueeze(0)])
+        m, squared_centre = len(directions), self.centre @ self.centre
+
+        def finish(products: Float[Tensor, "n r"], squared_norms: SquaredNorms) -> Responses:
+            # |h - mu|^2 = |h|^2 - 2 (h - mu) mu - |mu|^2; the offsets have taken mu off the products.
+            squared = squared_norms() - 2 * products[:, m] - squared_centre
+            return _quotient(products[:, :m], squared)
+
+        return Fold(rows, -(rows @ self.centre), finish)
 
 
 class FreeBridge(Bridge):
@@ -345,6 +376,7 @@ BRIDGES: dict[str, type[Bridge]] = {
     "frozen": FrozenBridge,
     "orthogonal": OrthogonalBridge,
     "identity": IdentityBridge,
+    "centred": CentredBridge,
 }
 
 

@@ -4,17 +4,14 @@
   removed_gap  |Phi(X_notS) - Phi(X)|    large: S is necessary
 Phi is the probability of the class predicted on X, or a risk in units of the training risks. Nothing here needs a label.
 
-Of rankings that open the same number of patches, the first is taken that is sufficient and necessary and without which
-another class is predicted; where none is, the first that is sufficient and necessary, then one that keeps the prediction,
-then one whose removal changes it. So the evidence is sufficient and necessary on every slide on which one of the rankings is.
-Where none of the budget's size is, larger sizes are tried, and larger ones still where none keeps the class. A risk is
-seldom kept within the tolerance: a ranking that keeps it within NEAR comes before one that does not, and of those that do not
-the nearest is taken.
+Used to find what a given model rests on (explain.py): among the model's own rankings, from the smallest size, the first is taken that is sufficient and
+necessary; where none is, one that keeps the prediction, then one whose removal changes it. A risk is seldom kept within the tolerance: a ranking that
+keeps it within NEAR comes before one that does not, and of those that do not the nearest is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,7 +99,7 @@ def _ask_without(ask: Ask, selected: Selected) -> Logits | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Candidate:
     """What is known of one ranking: all of it, or what keeping its first patches leaves to hope for."""
 
     name: str
@@ -117,7 +114,7 @@ class Answer:
         """How many patches were kept and removed."""
         return int(self.selected.sum())
 
-    def remove_patches(self, ask: Ask, full: Logits, tolerances: Tolerances) -> Answer:
+    def remove_patches(self, ask: Ask, full: Logits, tolerances: Tolerances) -> Candidate:
         """The same with nothing left to hope for."""
         without = _ask_without(ask, self.selected)
         return replace(self, check=compare_answers(full, self.kept, without, tolerances), is_known=True)
@@ -125,79 +122,53 @@ class Answer:
 
 @torch.no_grad()
 def choose_evidence(
-    rankings: Callable[[int], Iterable[tuple[str, Scores]]],
-    sizes: Iterable[int],
-    ask: Ask,
-    full: Logits,
-    tolerances: Tolerances,
-    *,
-    last_sizes: Iterable[int] = (),
-    seeks_change: bool = True,
-) -> Answer:
+    rankings: Mapping[str, Scores], sizes: Iterable[int], ask: Ask, full: Logits, tolerances: Tolerances
+) -> Candidate:
     """The best ranking of the first size, from the smallest, at which one is sufficient and necessary; else the best of all sizes.
 
-    Of equals the smaller one, so evidence grows only where that makes it more faithful. Where none of these keeps the
-    class, the last sizes are tried until one does.
+    Of equals the smaller one, so a set grows only where that makes it more faithful.
     """
-
-    def best_of(size: int) -> Answer:
-        return choose_ranking(rankings(size), size, ask, full, tolerances, seeks_change=seeks_change)
-
-    best: Answer | None = None
+    best: Candidate | None = None
     for size in sizes:
-        found = best_of(size)
+        found = choose_ranking(rankings, size, ask, full, tolerances)
         if best is None or found.check.merit > best.check.merit:
             best = found
         if best.check.is_faithful:
             break
     if best is None:
         raise ValueError("There is no size to choose from.")
-    for size in last_sizes:
-        if best.check.keeps_class:
-            break
-        best = max(best, best_of(size), key=lambda one: one.check.merit)
     return best
 
 
 @torch.no_grad()
 def choose_ranking(
-    rankings: Iterable[tuple[str, Scores]],
-    size: int,
-    ask: Ask,
-    full: Logits,
-    tolerances: Tolerances,
-    *,
-    seeks_change: bool = True,
-) -> Answer:
+    rankings: Mapping[str, Scores], size: int, ask: Ask, full: Logits, tolerances: Tolerances
+) -> Candidate:
     """The ranking to take, and what was found of its first `size` patches; of equals the earlier one.
 
-    Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide. `seeks_change`
-    goes on after a faithful ranking until one is found without which another class is predicted; a risk has no class.
+    Removing a few patches leaves nearly the whole bag to be read, so it is asked only where it can decide.
     """
-    wants_change = seeks_change and len(full) > 1
-    answers: list[Answer] = []
+    candidates: list[Candidate] = []
     for name, scores, selected in _first_patches(rankings, size):
         kept = ask(selected)
-        answer = Answer(name, scores, selected, kept, _assume_necessary(full, kept, tolerances))
-        if answer.check.is_faithful:
-            answer = answer.remove_patches(ask, full, tolerances)
-            if answer.check.is_faithful and (answer.check.changes_class or not wants_change):
-                return answer
-        answers.append(answer)
-    if not answers:
+        candidate = Candidate(name, scores, selected, kept, _assume_necessary(full, kept, tolerances))
+        if candidate.check.is_faithful:
+            candidate = candidate.remove_patches(ask, full, tolerances)
+            if candidate.check.is_faithful:
+                return candidate
+        candidates.append(candidate)
+    if not candidates:
         raise ValueError("There is no ranking to choose from.")
-    # What could still be best is asked, until nothing that is only hoped for ranks above what is known.
-    while not (best := max(answers, key=lambda one: one.check.merit)).is_known:
-        answers[answers.index(best)] = best.remove_patches(ask, full, tolerances)
+    # What could still be best is asked, until nothing that is only assumed ranks above what is known.
+    while not (best := max(candidates, key=lambda one: one.check.merit)).is_known:
+        candidates[candidates.index(best)] = best.remove_patches(ask, full, tolerances)
     return best
 
 
-def _first_patches(
-    rankings: Iterable[tuple[str, Scores]], size: int
-) -> Iterator[tuple[str, Scores, Selected]]:
+def _first_patches(rankings: Mapping[str, Scores], size: int) -> Iterator[tuple[str, Scores, Selected]]:
     """What each ranking opens; two rankings often open the same patches, and the host need not be asked twice."""
     seen: set[bytes] = set()
-    for name, scores in rankings:
+    for name, scores in rankings.items():
         selected = torch.zeros_like(scores, dtype=torch.bool)
         selected[scores.topk(size).indices] = True
         key = selected.cpu().numpy().tobytes()

@@ -10,9 +10,6 @@ patch; l how alike it is to the patches that decided the training slides of thes
 reads the host and the anchors, it does not pull them. The MLP is the paper's own score; with a hundred slides it learns the
 slides and not the concepts, so the default recipe leaves it out.
 
-A checked slide may be ranked otherwise: some of the first patches of this mixture are exchanged for those the host itself
-ranks first, by contribution or by attention, at last all of them (evidence/checking.py chooses).
-
 e comes from the low-rank residual adapter of the paper's section on anchor grounding:
 
   e = LayerNorm((I + U V^T) h),   U, V of shape (d, r), r = 32, near zero at the start
@@ -23,11 +20,10 @@ e comes from the low-rank residual adapter of the paper's section on anchor grou
 so L(e) is one narrow matrix product and a scale per patch.
 """
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
@@ -35,17 +31,8 @@ from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
 from gcemil.row_blocks import Fold, SquaredNorms
 from gcemil.shapes import Coords, Features, Logits, Scores
 
-MIXTURE = "mixture"
-"""The name of the selector's own ranking."""
 LIKENESS_ALONE = 3.0
 """How much likeness counts where no anchors act on the score; beside them it counts once. Chosen by what two trainings agree on."""
-SHARES = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-"""How many of the first patches may be exchanged for the host's own, tried in this order."""
-FEW_SHARES = (0.25, 0.5, 1.0)
-"""The same for a host that has to pool every subset anew."""
-GROWTHS = (1.5, 2.0)
-"""How many times the budget the evidence of a slide may take where the budget is not enough, tried in this order; then, where
-nothing within the cap keeps the class, how many times the cap."""
 
 
 class Selector(nn.Module):
@@ -101,43 +88,6 @@ class Selector(nn.Module):
         if self.smoothing == 0 or neighbourhood is None:
             return scores
         return smoothed(scores, neighbourhood, share=self.smoothing)
-
-
-@torch.no_grad()
-def exchanged_rankings(
-    scores: Scores, size: int, leads: Mapping[str, Scores | None], shares: Sequence[float] = SHARES
-) -> dict[str, Scores]:
-    """The mixture whose last patches within `size` are exchanged for the first ones of a lead, a few at first.
-
-    What stays keeps its order before what comes in, so a ranking changes no more than its check demands.
-    """
-    found: dict[str, Scores] = {}
-    order = scores.argsort(descending=True, stable=True)
-    orders = {
-        name: lead.argsort(descending=True, stable=True) for name, lead in leads.items() if lead is not None
-    }
-    for share in shares:
-        for name, lead_order in orders.items():
-            n_new = max(1, round(share * size))
-            found[f"{name} {share:.0%}"] = _exchange_last(scores, order, lead_order, size, n_new)
-    return found
-
-
-def _exchange_last(
-    scores: Scores, order: Int[Tensor, "n"], lead_order: Int[Tensor, "n"], size: int, n_new: int
-) -> Scores:
-    """Scores under which the first patches are `size - n_new` of the mixture and then `n_new` of the lead."""
-    stays = order[: size - n_new]
-    is_chosen = torch.zeros_like(scores, dtype=torch.bool)
-    is_chosen[stays] = True
-    comes = lead_order[~is_chosen[lead_order]][:n_new]
-    # A whole spread apart, so that gates tell the chosen from the others as clearly as anywhere.
-    spread = scores.std(correction=0).clamp_min(torch.finfo(scores.dtype).tiny)
-    floor = scores[order[size - n_new :]].max() + spread
-    exchanged = scores.clone()
-    exchanged[stays] += 2 * spread
-    exchanged[comes] = floor + spread * torch.linspace(0.9, 0.0, len(comes), device=scores.device)
-    return exchanged
 
 
 @torch.no_grad()

@@ -205,7 +205,7 @@ def _choose_evidence(model: GceMil, found: Explanation) -> ChosenSet:
         selected=found.recovery.selected,
         scores=found.output.scores,
         raw_scores=found.output.full.scores,
-        full=found.output.full_logits,
+        full=found.output.answer.logits,
         rule=EVIDENCE_RULE,
         settings=model.settings.model_dump(mode="json"),
     )
@@ -299,7 +299,7 @@ def _certify(
 def _list_anchors(model: GceMil | None, found: Explanation | None) -> tuple[AnchorCoverage, ...]:
     if model is None or found is None:
         return ()
-    weights = model.anchor_weights(found.output.full_logits).detach()
+    weights = model.anchor_weights(found.output.answer.logits).detach()
     columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
     return tuple(AnchorCoverage(*row) for row in zip(model.bank.prompts, *columns, strict=True))
 

@@ -31,21 +31,23 @@ from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePre
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.records import NOT_CERTIFIED, SlideEvidence, write_evidence
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import read_model_warning
+from gcemil.runs.folder import main_mode, read_model_warning
 from gcemil.runs.predict import (
     FoldModel,
     Mode,
     SlidePrediction,
+    available_modes,
     load_fold_models,
     predict_new_bag,
     read_new_slide,
+    value_names,
 )
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
 KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
-FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "soft": "soft", "discrete": "discrete"}
+FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "gce": "gce", "soft": "soft", "discrete": "discrete"}
 WILDCARDS = "*?["
 LAST_COLUMNS = ("mode", "verdict", "n_patches", "n_selected", "n_encoded", "status", "reason")
 
@@ -62,7 +64,8 @@ class FoundInputs:
 class PredictOptions:
     """What is asked of every slide."""
 
-    mode: FileMode = "discrete"
+    mode: FileMode | None = None
+    """None is the main prediction of the run: host and evidence together, or the host alone where it is plain or given."""
     fold: int | None = None
     """None is the mean over all."""
     mpp: float | None = None
@@ -207,8 +210,16 @@ class NewSlides:
     @classmethod
     def open(cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None) -> NewSlides:
         """The folds are loaded now, the encoder when the first slide file is met."""
-        models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode != "full")
+        models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode not in (None, "full"))
+        if options.mode is None:
+            main = main_mode(available_modes(models[0].loaded))
+            options = replace(options, mode="gce" if main == "gce" else "full")
         return cls(run, models, options, source, read_model_warning(run))
+
+    @property
+    def mode(self) -> FileMode:
+        """How every slide is predicted."""
+        return self.options.mode or "full"
 
     def predict(
         self,
@@ -229,13 +240,11 @@ class NewSlides:
                     Exception
                 ) as error:  # A format can break a library in ways no list foresees; the others must be done.
                     reason = describe_failure(error, path)
-                    found.append(
-                        NewPrediction(slide_id, str(path), self.options.mode, "failed", reason=reason)
-                    )
+                    found.append(NewPrediction(slide_id, str(path), self.mode, "failed", reason=reason))
                     errors.append(error)
                 if on_slide:
                     on_slide(len(found), len(files))
-            names = self.models[0].task.prediction_names
+            names = value_names(self.models, self.mode)
             write_table(
                 out / "predictions.csv",
                 ("slide_id", "file", *names, *LAST_COLUMNS),
@@ -268,7 +277,7 @@ class NewSlides:
         found = NewPrediction(
             slide_id=answer.slide_id,
             file=str(path),
-            mode=self.options.mode,
+            mode=self.mode,
             status="done",
             values=answer.values,
             per_fold=answer.per_fold,
@@ -308,14 +317,14 @@ class NewSlides:
                 "Give the slide itself, or predict with --mode discrete."
             )
         bag, note = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
-        return bag, predict_new_bag(self.models, bag, FEATURE_MODES[options.mode]), note
+        return bag, predict_new_bag(self.models, bag, FEATURE_MODES[self.mode]), note
 
     def _require_predictor(self) -> SlidePredictor:
         """The encoder, loaded once; where that fails every slide file fails for the same reason."""
         if self._predictor is None:
             try:
                 self._predictor = SlidePredictor.open(
-                    self.run, mode=self.options.mode, source=self.source, folds=self.models
+                    self.run, mode=self.mode, source=self.source, folds=self.models
                 )
             except GcemilError as error:
                 self._predictor = error

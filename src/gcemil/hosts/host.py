@@ -47,7 +47,11 @@ class Embedded:
 
     def rows(self: E, index: Tensor) -> E:
         """The same tensors for the chosen patches alone."""
-        return replace(self, **{name: value[index] for name, value in self.present().items()})
+        return self.with_tensors({name: value[index] for name, value in self.present().items()})
+
+    def with_tensors(self: E, tensors: Mapping[str, Tensor]) -> E:
+        """The same with other tensors in place of those that are present, by name."""
+        return replace(self, **tensors)
 
     def present(self) -> dict[str, Tensor]:
         """The tensors by name, without those this host leaves out."""
@@ -250,6 +254,9 @@ class Embeds(Protocol[E_co]):
 
 def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = None) -> E:
     """The embedding of a whole bag, each row times its factor; outside training in blocks of rows."""
+    if (embed_bag := getattr(host, "embed_bag", None)) is not None:
+        found: E = embed_bag(features)
+        return found
     pieces: list[E] = []
 
     def tensors(rows: Tensor, *factor: Tensor) -> list[Tensor]:
@@ -257,17 +264,12 @@ def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = No
         return list(pieces[0].present().values())
 
     whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
-    return replace(pieces[0], **dict(zip(pieces[0].present(), whole, strict=True)))
+    return pieces[0].with_tensors(dict(zip(pieces[0].present(), whole, strict=True)))
 
 
 def shortcut(host: object, name: str) -> Any:
     """What the host's own class offers under this name beyond the protocol, or None."""
     return getattr(host, name) if name in vars(type(host)) else None
-
-
-def answers_subsets_cheaply(host: Host) -> bool:
-    """Whether a subset costs a few numbers per patch, not a pass over its patches."""
-    return any(shortcut(host, name) is not None for name in ("linear_form", "subset_form"))
 
 
 def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:

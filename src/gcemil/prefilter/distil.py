@@ -235,7 +235,7 @@ def _try_rates(
 ) -> BagTrial:
     bag, deviation = taught.cohort.read_bag(spec), taught.risk_deviation
     whole = explain_bag(taught.model, bag)
-    full, evidence = whole.output.full_logits, whole.recovery.selected.numpy()
+    full, evidence = whole.output.answer.logits, whole.recovery.selected.numpy()
     scores = {name: score_crops(student, taught.crops(name, settings)) for name in spec.slide_ids}
     answers = [
         answer_from_kept(taught.model, bag, _keep_rows_of_bag(bag, scores, rate), deviation=deviation)

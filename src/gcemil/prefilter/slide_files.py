@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +57,7 @@ from gcemil.units import LevelZeroPx
 Clock = Callable[[], float]
 
 
-FileMode = Literal["full", "soft", "discrete", "prefilter"]
+FileMode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 
 
 @dataclass(eq=False)
@@ -220,8 +220,12 @@ class SlidePredictor:
         bag = source.bag(slide_id)
         with watch.part("prediction"):
             answers = [one.answer(bag, mode) for one in self.folds]
-        found, evidence = [logits for logits, _ in answers], answers[0][1]
-        return self._prediction(slide_id, found, evidence, everyone, source, watch, certified=certified)
+        logits = [answer.logits for answer in answers]
+        found = self._prediction(
+            slide_id, logits, answers[0].evidence, everyone, source, watch, certified=certified
+        )
+        hosts = [answer.host for answer in answers] if mode == "gce" else []
+        return replace(found, values=average_folds(self.folds, found.per_fold, hosts))
 
     def _prediction(
         self,

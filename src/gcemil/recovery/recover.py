@@ -49,9 +49,9 @@ class StopReason(StrEnum):
     NO_GAIN = "no_gain"
     """A target is missed, and no remaining patch would add anything."""
     EXHAUSTED = "exhausted"
-    """A target is missed, and no patch is left that repair may add; where repair is off there never was one."""
-    CHECKED = "checked"
-    """A target is missed, and the patches that repair would add change what the evidence says."""
+    """A target is missed, and no patch is left that repair may add."""
+    GATES = "gates"
+    """Repair is off: the evidence is what the gates open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +87,10 @@ def recover(
     reachable: bool = False,
     min_weight_share: float = 0.0,
     shortlist: Tensor | None = None,
-    max_added: int | None = None,
 ) -> Recovery:
     """The thresholded gates, repaired until every anchor is covered.
 
-    `shortlist` marks the patches repair may add, `max_added` says how many of them a check has let pass.
+    `shortlist` marks the patches repair may add.
     """
     # Users call this with tensors of their own: a message says more than a failed annotation.
     _check_bag_tensors(gates, responses, anchor_weights, shortlist)
@@ -111,7 +110,7 @@ def recover(
     room = cap - int(thresholded.sum())
     start = thresholded if room >= 0 else top_k(gates, cap)
     greedy = LazyGreedy(responses, weights * counts, selected=start, candidates=candidates)
-    added, gains, stop_reason = _repair(greedy, targets, room=room, max_added=max_added)
+    added, gains, stop_reason = _repair(greedy, targets, room=room)
 
     return Recovery(
         selected=start.index_fill(0, torch.tensor(added, dtype=torch.long), True).to(device),
@@ -123,9 +122,7 @@ def recover(
     )
 
 
-def _repair(
-    greedy: LazyGreedy, targets: Coverage, *, room: int, max_added: int | None
-) -> tuple[list[int], list[float], StopReason]:
+def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[int], list[float], StopReason]:
     """Add the best candidate until something stops it: the patches, their gains, and what that was."""
     added: list[int] = []
     gains: list[float] = []
@@ -136,8 +133,6 @@ def _repair(
             return added, gains, StopReason.EXHAUSTED
         if len(added) == room:
             return added, gains, StopReason.CAPPED
-        if len(added) == max_added:
-            return added, gains, StopReason.CHECKED
         patch, gain = greedy.best()
         if gain <= 0.0:
             return added, gains, StopReason.NO_GAIN

@@ -23,6 +23,7 @@ from gcemil.runs.folder import (
     FoldFolder,
     RunCard,
     RunFolder,
+    describe_vote,
     read_history,
     read_metrics,
     read_model_warning,
@@ -121,6 +122,12 @@ class RunData:
     def model_warning(self) -> str | None:
         """Why its evidence is not certified; None where the model has learned."""
         return read_model_warning(self.folder)
+
+    @property
+    def vote(self) -> str | None:
+        """How much the evidence decides, in words; None where it was never fitted."""
+        votes = [fold.metrics["details"].get("vote") for fold in self.folds]
+        return describe_vote([vote["weight"] for vote in votes if vote is not None])
 
     @property
     def host(self) -> str:

@@ -33,6 +33,9 @@ NAMES = {
     "evidence scores": "GCE scores",
     "confirmed evidence": "GCE evidence, confirmed",
     "full": "all patches",
+    "head": "evidence head alone",
+    "gce": "host and evidence",
+    "opinion": "host and evidence, second opinion",
     "soft": "all patches, gated",
     "discrete": "evidence alone",
     "occlusion_closed_form": "occlusion, closed form",
@@ -79,7 +82,14 @@ WIDTH = 7.2
 MOST_LETTERS = 44
 P = ParamSpec("P")
 T = TypeVar("T")
-MODE_NAMES = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+MODE_NAMES = {
+    "full": "all patches",
+    "head": "evidence head",
+    "gce": "host and evidence",
+    "soft": "gated",
+    "discrete": "evidence alone",
+    "opinion": "second opinion",
+}
 """What a prediction of each mode is made from."""
 
 

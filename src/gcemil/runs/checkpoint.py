@@ -187,7 +187,10 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     if settings.evidence is None or record.bank is None:
         return LoadedNetwork(host, None, None)
     bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
-    return LoadedNetwork(host, GceMil(host, bank, in_dim=record.in_dim, settings=settings.evidence), None)
+    model = GceMil(
+        host, bank, in_dim=record.in_dim, settings=settings.evidence, explains_host=settings.host.is_frozen
+    )
+    return LoadedNetwork(host, model, None)
 
 
 def _load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:

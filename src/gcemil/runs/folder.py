@@ -123,9 +123,8 @@ class FoldFolder(_Folder):
         return self.metrics.is_file()
 
     def predictions(self, mode: str, modes: Collection[str]) -> Path:
-        """One line per bag. predictions.csv is the gated bag of a wrapped host and the full bag of a plain one."""
-        main = "soft" if "soft" in modes else "full"
-        return self.path / ("predictions.csv" if mode == main else f"predictions_{mode}.csv")
+        """One line per bag. predictions.csv is the main prediction: that of F, or of a plain or a given host."""
+        return self.path / ("predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv")
 
     def evidence(self, slide_id: str) -> Path:
         """The recovered evidence of a test slide."""
@@ -153,6 +152,11 @@ class FoldFolder(_Folder):
     def adapter(self) -> Path:
         """How far the feature adapter moves patches, where the selector has one."""
         return self.path / "adapter.h5"
+
+
+def main_mode(modes: Collection[str]) -> str:
+    """The prediction that counts: F's of a wrapped host, and the host's own of a plain or a given one."""
+    return "gce" if "gce" in modes else "full"
 
 
 class RunFolder(_Folder):
@@ -263,7 +267,12 @@ class FoldDetails(BaseModel):
     anchors: str | None = None
     risk_mean: float = 0.0
     risk_deviation: float = Field(1.0, gt=0)
+    host_risk_mean: float = 0.0
+    host_risk_deviation: float | None = Field(None, gt=0)
+    """Of the host alone, where the evidence has a vote beside it."""
     learning: Learning | None = None
+    vote: dict[str, Any] | None = None
+    """How much the evidence head decides: its weight, and what it reads."""
 
 
 class FoldMetrics(BaseModel):
@@ -272,8 +281,11 @@ class FoldMetrics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     full: Figures = Field(min_length=1)
+    head: Figures | None = None
+    gce: Figures | None = None
     soft: Figures | None = None
     discrete: Figures | None = None
+    opinion: Figures | None = None
     details: FoldDetails = FoldDetails()
 
     @property
@@ -457,11 +469,26 @@ def summarise(run: Path) -> dict[str, Any]:
             name: measure_spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
         }
     summary["model_warning"] = read_model_warning(run)
+    weights = [fold.details.vote["weight"] for fold in loaded if fold.details.vote is not None]
+    summary["vote"] = weights or None
     summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
     summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
     if found := _summarise_findings(run):
         summary["diagnostics"] = found
     return summary
+
+
+def describe_vote(weights: Sequence[float] | None) -> str | None:
+    """How much the evidence decides, in words; None where it was never fitted."""
+    if not weights:
+        return None
+    mean = sum(weights) / len(weights)
+    if mean == 0:
+        return "The evidence has no vote: on validation slides the host alone does at least as well, so gce is the host."
+    if mean == 1:
+        return "The evidence decides alone: the host has no say in gce."
+    spread = "" if len(weights) == 1 else f" (folds {min(weights):.0%} to {max(weights):.0%})"
+    return f"The evidence carries {mean:.0%} of the gce prediction{spread}, the host the rest."
 
 
 def _summarise_findings(run: Path) -> dict[str, Any]:

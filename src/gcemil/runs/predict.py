@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.hosts.host import HostOutput
+from gcemil.model import EvidenceOutput
 from gcemil.records import (
     AdapterFigures,
     Representations,
@@ -33,8 +34,20 @@ from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
 
-Mode = Literal["full", "soft", "discrete"]
+Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
+"""full: the host on all patches; head: the evidence head alone; gce: F, both together; soft and discrete: F under gates and on the evidence
+alone, or the same of a given host, beside which F is a second opinion."""
 OnBag = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldAnswer:
+    """What one fold says of a bag."""
+
+    logits: Logits
+    host: Logits
+    """Of the host alone, on all patches."""
+    evidence: SlideEvidence | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +73,13 @@ class FoldModel:
         """prob_<class>, or the risk."""
         return self.task.prediction(logits).double().reshape(-1).tolist()
 
-    def answer(self, bag: Bag, mode: Mode) -> tuple[Logits, SlideEvidence | None]:
+    def answer(self, bag: Bag, mode: Mode) -> FoldAnswer:
         """What the fold says of a bag of one slide, and on what evidence."""
         outputs, explanation = _predict_bag(self.loaded, bag)
-        if explanation is None or self.loaded.model is None:
-            return outputs[mode].logits, None
-        return outputs[mode].logits, slide_evidence(self.loaded.model, bag, explanation)[0]
+        evidence = None
+        if explanation is not None and self.loaded.model is not None:
+            evidence = slide_evidence(self.loaded.model, bag, explanation)[0]
+        return FoldAnswer(outputs[mode].logits, outputs["full"].logits, evidence)
 
 
 def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
@@ -77,10 +91,22 @@ def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tu
     return models
 
 
-def average_folds(models: Sequence[FoldModel], per_fold: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The prediction of a run: the mean over its folds, by name."""
+def average_folds(
+    models: Sequence[FoldModel], per_fold: Sequence[Sequence[float]], hosts: Sequence[Logits] = ()
+) -> dict[str, float]:
+    """The prediction of a run: the mean over its folds, by name; that of the hosts beside it where it is another."""
     means = torch.tensor(per_fold, dtype=torch.float64).mean(dim=0).tolist()
-    return dict(zip(models[0].task.prediction_names, means, strict=True))
+    found = dict(zip(models[0].task.prediction_names, means, strict=True))
+    if hosts:
+        alone = average_folds(models, [one.values(host) for one, host in zip(models, hosts, strict=True)])
+        found |= {f"host_{name}": value for name, value in alone.items()}
+    return found
+
+
+def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
+    """The columns that a prediction has."""
+    names = models[0].task.prediction_names
+    return (*names, *(f"host_{name}" for name in names)) if mode == "gce" else names
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +123,9 @@ class SlidePrediction:
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
     """A bag of one slide through every fold; the evidence is that of the first."""
     answers = [one.answer(bag, mode) for one in models]
-    per_fold = [one.values(logits) for one, (logits, _) in zip(models, answers, strict=True)]
-    return SlidePrediction(bag.bag_id, average_folds(models, per_fold), per_fold, answers[0][1])
+    per_fold = [one.values(answer.logits) for one, answer in zip(models, answers, strict=True)]
+    hosts = [answer.host for answer in answers] if mode == "gce" else []
+    return SlidePrediction(bag.bag_id, average_folds(models, per_fold, hosts), per_fold, answers[0].evidence)
 
 
 def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:
@@ -131,7 +158,13 @@ def _compare_encoders(stated: str, trained: str) -> str:
 
 def available_modes(loaded: LoadedNetwork) -> tuple[Mode, ...]:
     """How this network can see a bag."""
-    return ("full",) if loaded.model is None else ("full", "soft", "discrete")
+    if loaded.model is None:
+        return ("full",)
+    head: tuple[Mode, ...] = ("head",) if loaded.model.head.is_fitted else ()
+    if not loaded.model.explains_host:
+        return ("full", *head, "gce", "soft", "discrete")
+    opinion: tuple[Mode, ...] = ("opinion",) if loaded.model.head.has_vote else ()
+    return ("full", *head, "soft", "discrete", *opinion)
 
 
 def evaluate_bags(
@@ -166,9 +199,16 @@ def _predict_bag(
         return {"full": loaded.host(*bag_tensors(bag, device))}, None
     if not recovers:
         output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
-        return {"full": output.full, "soft": output.soft}, None
+        return _list_outputs(output), None
     found = explain_bag(loaded.model, bag)
-    return {"full": found.output.full, "soft": found.output.soft, "discrete": found.discrete}, found
+    return {**_list_outputs(found.output), "discrete": found.discrete}, found
+
+
+def _list_outputs(output: EvidenceOutput) -> dict[Mode, HostOutput]:
+    found: dict[Mode, HostOutput] = {"full": output.full, "gce": output.gce, "opinion": output.gce}
+    if output.head_logits is not None:
+        found["head"] = replace(output.full, logits=output.head_logits)
+    return {**found, "soft": output.soft}
 
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
@@ -202,7 +242,11 @@ def represent_bags(
     loaded.network.eval()
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
-        for mode, output in _predict_bag(loaded, bag, recovers=recovers)[0].items():
+        outputs, _ = _predict_bag(loaded, bag, recovers=recovers)
+        # Host and F pool the same feature, so it is kept once.
+        for mode, output in outputs.items():
+            if mode in ("head", "gce", "opinion"):
+                continue
             rows.setdefault(mode, []).append(output.bag_feature.flatten().float().cpu().numpy())
         if on_bag:
             on_bag(done)

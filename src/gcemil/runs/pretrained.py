@@ -206,7 +206,14 @@ def write_card(config: Mapping[str, Any]) -> str:
 
 def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
-    words = {"full": "all patches", "soft": "gated", "discrete": "evidence alone"}
+    words = {
+        "full": "host, all patches",
+        "head": "evidence head alone",
+        "gce": "host and evidence",
+        "soft": "gated",
+        "discrete": "evidence alone",
+        "opinion": "second opinion",
+    }
     rows = [
         (words[mode], *(_figure(name, figures.get(name)) for name in names))
         for mode, figures in modes.items()

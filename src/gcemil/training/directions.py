@@ -3,7 +3,7 @@
 Before training, the patches that answer most to each prompt, which then stand for it:
   1. the bridge is fitted on pairs                       where a prompt lies, as well as pairs can say
   2. of every training slide, the first patches by smoothed cosine; of these, the first over all slides
-  3. their mean, in whitened feature space               the anchor, as if somebody had named these patches (alignment.py)
+  3. the direction of their mean                         the anchor, as if somebody had named these patches (alignment.py)
 A prompt and a patch meet through a text encoder and a map from one encoder to another, and both blur; the patches found are
 tissue of the cohort's own encoder. A few of a slide and no more, so that no slide speaks alone. No label is read.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,22 +28,24 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.evidence.alignment import FactoredFit, whitening_fit
+from gcemil.evidence.alignment import directions_of_means
 from gcemil.evidence.anchors import MET, AnchorBank
-from gcemil.evidence.bridge import Bridge
+from gcemil.evidence.bridge import Bridge, CentredBridge
+from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import bag_tensors
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil
-from gcemil.row_blocks import widened
+from gcemil.row_blocks import mapped_rows, widened
+from gcemil.runs.folder import FoldParts
 from gcemil.shapes import Scores
+from gcemil.tasks.task import stacked_targets
 
 FIRST_SHARE = 0.01
 FEWEST_PATCHES = 4
 """Of a slide that stand for it; on the choosing worlds 0.5 to 2 % did alike."""
 MOST_PATCHES = 4096
 """Of a slide that are read: a gradient through a whole slide would not fit, and prompts cost about an epoch of reading."""
-MOST_AXES = 128
 
 PROMPT_PATCHES_PER_SLIDE = 2
 """That may stand for a prompt."""
@@ -54,7 +57,7 @@ Directions = Float[Tensor, "c d"]
 def meet_prompts(
     bank: AnchorBank,
     bridge: Bridge,
-    fit: FactoredFit,
+    reference: Float[Tensor, "p d"],
     cohort: Cohort,
     bags: Sequence[BagSpec],
     *,
@@ -74,7 +77,7 @@ def meet_prompts(
             torch.cat([cosines, best.values]), torch.cat([patches, widened(features[best.indices])]), count
         )
     provenance = f"{bank.provenance}, {MET}, {len(cosines)} per prompt"
-    return AnchorBank(patches.mean(dim=0) @ fit.right.T + fit.bias, bank.prompts, provenance)
+    return AnchorBank(directions_of_means(patches.mean(dim=0), reference), bank.prompts, provenance)
 
 
 def _keep_first(
@@ -100,8 +103,9 @@ def find_class_directions(
             sums[spec.target] += found.mean(dim=0) - centre
             counts[spec.target] += 1
     means = sums / torch.tensor(counts, device=sums.device).clamp_min(1).unsqueeze(1)
-    whitening = whitening_fit(reference.cpu(), rank=MOST_AXES).right.to(means)
-    return (means @ whitening.T) @ whitening
+    directions = directions_of_means(means + centre, reference)
+    found = torch.tensor(counts, device=sums.device).unsqueeze(1) > 0
+    return torch.where(found, directions, 0.0)
 
 
 def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k d"] | None:
@@ -128,3 +132,65 @@ def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, 
         logit = host.aggregate(replace(embedded, tokens=tokens), coords).logits[index]
         (gradient,) = torch.autograd.grad(logit, tokens)
     return (gradient * tokens.detach()).sum(dim=1)
+
+
+# The vote of the evidence
+
+
+@torch.no_grad()
+def fit_head(
+    model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]
+) -> dict[str, float] | None:
+    """Fit the evidence head on training slides and its vote on validation slides; None where there is nothing to read.
+
+    It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
+    """
+    centred = isinstance(model.bridge, CentredBridge)
+    directions = model.anchors if model.is_grounded else model.class_directions
+    if (model.is_grounded and not centred) or not bool(directions.any()):
+        return None
+    model.eval()
+    model.head.set_anchors(directions, reference)
+    coverage, logits = {}, {}
+    for name, bags in (("train", parts.train), ("val", parts.val)):
+        coverage[name], logits[name] = _read_coverage(model, cohort, bags)
+    absent = np.quantile(coverage["train"], ABSENT_QUANTILE, axis=0)
+    model.head.absent.copy_(torch.from_numpy(absent))
+    seen = {name: np.maximum(values, absent) for name, values in coverage.items()}
+    train, val = (stacked_targets(bags).numpy() for bags in (parts.train, parts.val))
+    if cohort.card.task == "survival":
+        fit = fit_risk_head(
+            seen["train"], train[:, 0], train[:, 1], logits["train"][:, 0],
+            seen["val"], val[:, 0], val[:, 1], logits["val"][:, 0],
+        )  # fmt: skip
+    else:
+        fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
+    model.head.set_fit(fit)
+    if model.head.has_vote and model.n_outputs == 1 and not model.explains_host:
+        # Risks are compared in units of what F says of the training slides.
+        host, head = (
+            (values - scale[0]) * scale[1]
+            for values, scale in (
+                (logits["train"][:, 0], fit.host_scale),
+                (seen["train"] @ fit.weights[0], fit.head_scale),
+            )
+        )
+        spread = float(((1 - fit.weight) * host + fit.weight * head).std())
+        model.risk_spread.fill_(max(spread, 1e-12))
+    return {
+        "weight": fit.weight,
+        "host_scale": float(fit.host_scale[1]),
+        "head_scale": float(fit.head_scale[1]),
+    }
+
+
+def _read_coverage(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage of the head's anchors and the host's logits, a row per bag."""
+    rows, logits = [], []
+    for _, bag in load_bags(cohort, bags, rule=SampleRule()):
+        features, coords = bag_tensors(bag, model.anchors.device)
+        (responses,) = mapped_rows(lambda part: [model.head.responses(part)], features)
+        rows.append(model.head.coverage(responses, len(features)).double().cpu().numpy())
+        full = model.host.aggregate(embedded_bag(model.host, features), coords)
+        logits.append(full.logits.double().cpu().numpy())
+    return np.stack(rows), np.stack(logits)

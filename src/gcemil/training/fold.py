@@ -27,9 +27,9 @@ from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError, ConfigError
-from gcemil.evidence.alignment import FactoredFit, bank_from_examples, whitening_fit
+from gcemil.evidence.alignment import bank_from_examples
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.evidence.bridge import FreeBridge, create_bridge
+from gcemil.evidence.bridge import CentredBridge, create_bridge
 from gcemil.explain import Explanation, slide_evidence
 from gcemil.files import working_in, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
@@ -37,9 +37,16 @@ from gcemil.processes import LAST_WORDS_S
 from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import pick_device
-from gcemil.runs.folder import FoldFolder, FoldParts, check_cohort, fold_parts, read_training_cohort
+from gcemil.runs.folder import (
+    FoldFolder,
+    FoldParts,
+    check_cohort,
+    fold_parts,
+    main_mode,
+    read_training_cohort,
+)
 from gcemil.runs.learning import Learning, bootstrap_error
-from gcemil.runs.predict import available_modes, evaluate_bags
+from gcemil.runs.predict import Mode, available_modes, evaluate_bags
 from gcemil.runs.weights import given_host_of_fold
 from gcemil.tasks.task import (
     ClassificationTask,
@@ -104,6 +111,8 @@ def train_fold(
             "warnings": merge_warnings(progress.history),
             "anchors": None if loaded.model is None else loaded.model.bank.provenance,
         }
+        if loaded.model is not None and (vote := describe_vote(loaded.model)) is not None:
+            details["vote"] = vote
         if given is not None:
             details["weights"] = given.record
         evaluate_fold(loaded, cohort, parts, task, fold, details)
@@ -127,10 +136,20 @@ def create_network(
     if settings.evidence is None:
         return LoadedNetwork(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
-    bank, fit = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed)
-    model = GceMil(host, bank, in_dim=cohort.card.feature_dim, settings=settings.evidence)
-    if fit is not None:
-        _set_bridge(model, fit)
+    bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed)
+    model = GceMil(
+        host,
+        bank,
+        in_dim=cohort.card.feature_dim,
+        settings=settings.evidence,
+        explains_host=settings.host.is_frozen,
+    )
+    if isinstance(model.bridge, CentredBridge):
+        model.bridge.set_centre(reference.mean(dim=0))
+    elif bank.is_examples:
+        raise ConfigError(
+            f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
+        )
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.fit_bridge(*read_pairs(cohort))
     model.calibrate(reference)
@@ -139,25 +158,23 @@ def create_network(
 
 def create_anchors(
     cohort: Cohort, train_bags: Sequence[BagSpec], settings: EvidenceSettings, reference: Tensor, *, seed: int
-) -> tuple[AnchorBank, FactoredFit | None]:
-    """The bank, and the map of features that patches in it were averaged under, where it is made of patches."""
+) -> AnchorBank:
+    """The bank the settings ask for; prompts are read through training patches unless the settings say otherwise."""
     if _takes_examples(cohort, settings):
-        return create_example_bank(cohort, train_bags, reference, rank=settings.bridge_rank)
+        return create_example_bank(cohort, train_bags, reference)
     bank = create_bank(cohort, settings, reference, seed=seed)
     is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
     if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
-        return bank, None
+        return bank
     bridge = create_bridge("frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
     bridge.fit(*read_pairs(cohort))
-    fit = whitening_fit(reference, rank=settings.bridge_rank)
-    count = settings.prompt_examples
-    return meet_prompts(bank, bridge, fit, cohort, train_bags, count=count, seed=seed), fit
+    return meet_prompts(
+        bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
+    )
 
 
-def create_example_bank(
-    cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor, *, rank: int
-) -> tuple[AnchorBank, FactoredFit]:
-    """Anchors of examples on these training slides and on slides outside the cohort, and the bridge that reaches them."""
+def create_example_bank(cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor) -> AnchorBank:
+    """Anchors of examples on these training slides and on slides outside the cohort."""
     examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
     train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
     held_out = {row.slide_id for row in cohort.slides} - train
@@ -168,24 +185,14 @@ def create_example_bank(
             f"cohort ({chosen.n_held_out} examples lie on slides it validates or tests on). Name patches on more slides with "
             "'gcemil anchors from-examples'."
         )
-    fit = whitening_fit(reference, rank=rank)
     left_out = f", {chosen.n_held_out} on held-out slides left out" if chosen.n_held_out else ""
     rows = {name: torch.from_numpy(examples.features[own]) for name, own in chosen.rows.items()}
-    return bank_from_examples(rows, fit, source=examples.source, note=left_out), fit
+    return bank_from_examples(rows, reference, source=examples.source, note=left_out)
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
     """Whether the anchors are examples: by the settings, or by the card where the settings leave it open."""
     return settings.anchors == EXAMPLES or (settings.anchors == "auto" and cohort.card.anchors == EXAMPLES)
-
-
-def _set_bridge(model: GceMil, fit: FactoredFit) -> None:
-    """Anchors made of patches are reached by the map they were made with."""
-    if not isinstance(model.bridge, FreeBridge):
-        raise ConfigError(
-            f"evidence.bridge is '{model.settings.bridge}', but anchors from examples take auto, frozen, proximal or free."
-        )
-    model.bridge.set_fit(fit)
 
 
 def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int) -> AnchorBank:
@@ -286,22 +293,35 @@ def evaluate_fold(
         mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
     }
     survival = cohort.card.task == "survival"
-    plain = LoadedNetwork(loaded.host, None, None)
+    main = next(mode for mode in modes if mode == main_mode(modes))
     fitted = parts.train if survival else parts.train[:: -(-len(parts.train) // MOST_FITTED)]
-    train_logits = evaluate_bags(plain, cohort, fitted, modes=("full",))["full"]
+    asked: tuple[Mode, ...] = (main,) if main == "full" else ("full", main)
+    trained_on = evaluate_bags(loaded, cohort, fitted, modes=asked)
+    train_logits = trained_on[main]
     if survival:
-        risks = train_logits.flatten()
-        details = {
-            **details,
-            "risk_mean": float(risks.mean()),
-            "risk_deviation": float(risks.std().clamp_min(1e-12)),
-        }
-    test_values = task.prediction(logits["full"][len(parts.val) :])
+        for prefix, risks in (
+            ("risk", train_logits),
+            *([("host_risk", trained_on["full"])] if main != "full" else []),
+        ):
+            details = {
+                **details,
+                f"{prefix}_mean": float(risks.mean()),
+                f"{prefix}_deviation": float(risks.std().clamp_min(1e-12)),
+            }
+    test_values = task.prediction(logits[main][len(parts.val) :])
     learning = measure_learning(task, targets, test_values, stacked_targets(fitted), train_logits)
     details = {**details, "learning": learning.model_dump()}
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
     check_cohort(run, cohort, begun_with)
     write_json(folder.metrics, metrics)
+
+
+def describe_vote(model: GceMil) -> dict[str, Any] | None:
+    """How much the evidence head decides, and what it reads; None where it was never fitted."""
+    if not model.head.is_fitted:
+        return None
+    reads = "anchors" if model.is_grounded else "class directions"
+    return {"weight": float(model.head.weight), "reads": reads, "opinion": model.explains_host}
 
 
 def measure_learning(

@@ -4,8 +4,8 @@ The common recipe: AdamW, cosine rate, clipped gradients; at most 512 sampled pa
 validation. The epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike. A
 preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
 
-A host that comes with weights has its preparing stages behind it. A frozen one stays in evaluation mode and is not touched:
-no stage of its own, no dropout, no step, nothing after a step.
+A host that comes with weights has its preparing stages behind it, and a frozen one is not trained at all. Around a host that the wrapper leaves alone, which is
+the default, nothing of the evidence is trained either: it is fitted once the host is (training/directions.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from gcemil.runs.checkpoint import (
 from gcemil.runs.folder import FoldFolder, FoldParts
 from gcemil.runs.predict import Mode, evaluate_bags, represent_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
-from gcemil.training.directions import find_class_directions
+from gcemil.training.directions import find_class_directions, fit_head
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (
@@ -117,9 +117,6 @@ def train(
             begin_stage(loaded.host, stage, settings, cohort, parts, n_epochs * n_windows)
         # What a stage freezes must not keep the gradient of the stage before: clipping would count it.
         loaded.network.zero_grad(set_to_none=True)
-        if settings.host.is_frozen:
-            # Here, since a host may free some of its weights when it loads them.
-            loaded.host.requires_grad_(False)
         optimizer = create_optimizer(loaded.network, base_rate, settings)
         if saved is not None:
             with refuse_misfit(resume_file):
@@ -160,9 +157,10 @@ def train(
                 on_epoch(record)
             if done:
                 break
-    if best is None:
+    if best is None and stages:
         raise RunError(f"{folder}: training ended without a chosen epoch.")
-    loaded.network.load_state_dict(best)
+    if best is not None:
+        loaded.network.load_state_dict(best)
     if loaded.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
         loaded.model.set_temperature(reading_temperature(settings))
@@ -176,13 +174,15 @@ def train(
                 loaded.model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
             )
             loaded.model.set_class_directions(found)
+        if loaded.model.settings.head and loaded.reference is not None:
+            fit_head(loaded.model, cohort, parts, loaded.reference)
     return progress
 
 
 def training_stages(host: AnyHost, settings: TrainSettings) -> tuple[Stage, ...]:
-    """All stages of a fresh host, the last of one that comes trained, one of their own for the gates of a frozen one."""
+    """Stages to run: all for a new host, only the last for a pretrained one, none for a frozen one."""
     if settings.host.is_frozen:
-        return (Stage("evidence"),)
+        return ()
     stages: tuple[Stage, ...] = host.stages()
     return stages if settings.host.weights is None else stages[-1:]
 
@@ -191,8 +191,6 @@ def begin_stage(
     host: AnyHost, stage: Stage, settings: TrainSettings, cohort: Cohort, parts: FoldParts, n_steps: int
 ) -> None:
     """Let a host prepare for a stage; one that comes trained sets its counters, and keeps its weights."""
-    if settings.host.is_frozen:
-        return
     given = {name: one.clone() for name, one in host.state_dict().items() if one.is_floating_point()}
     host.begin_stage(stage, lambda: bag_features(host, cohort, parts.train), n_steps)
     if settings.host.weights is not None:
@@ -215,7 +213,10 @@ def train_epoch(
     on_bag: OnBag | None = None,
 ) -> EpochRecord:
     """Every training bag once, one optimiser step per window."""
-    network, model = loaded.network, None if stage.prepares else loaded.model
+    network = loaded.network
+    # Around a host that is left alone nothing of the evidence is trained: it is fitted once the host is.
+    is_taught = loaded.model is not None and loaded.model.settings.teaches_host
+    model = loaded.model if is_taught and not stage.prepares else None
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
     rule = SampleRule(patch_limit(settings), settings.sampling, stream_seed(settings.seed, stage_number))
@@ -229,9 +230,6 @@ def train_epoch(
     if model is not None and loaded.reference is not None:
         model.calibrate(loaded.reference)
     network.train()
-    frozen = settings.host.is_frozen
-    if frozen:
-        loaded.host.eval()
     sums, gates, norms = LossMeans(), GateStatistics(), GradientNorms()
     done = 0
     for position, window in enumerate(windows):
@@ -250,12 +248,11 @@ def train_epoch(
                 terms = host_terms(loaded.host, task, drawn)
             else:
                 weight = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
-                terms, outputs = evidence_terms(model, null, task, drawn, weight=weight, frozen=frozen)  # type: ignore[arg-type]
+                terms, outputs = evidence_terms(model, null, task, drawn, weight=weight)  # type: ignore[arg-type]
         done += len(window)
         if on_bag:
             on_bag(done, len(parts.train))
-        # A frozen host has no task of its own; what its evidence learns from is the utility.
-        if not terms.keys() & {"task", "utility"}:
+        if "task" not in terms:
             sums.eventless += 1
             continue
         loss = torch.stack([term.float() for term in terms.values()]).sum()
@@ -263,8 +260,7 @@ def train_epoch(
         loss.backward()  # type: ignore[no-untyped-call]
         norms.add(clip_gradients(loaded, settings.clip), settings.clip)
         optimizer.step()
-        if not frozen:
-            loaded.host.after_step()
+        loaded.host.after_step()
         sums.add(terms)
         gates.add(outputs)
     if any(True for _ in bags):
@@ -349,7 +345,7 @@ def _keep_best(
 ) -> dict[str, Tensor]:
     """The weights of the better epoch: by the task metric, equal ones by the loss, or the other way round."""
     now, before = (record["val"], -record["val_loss"]), (progress.best, -progress.best_loss)
-    # Of equals the later one: around a frozen host every epoch predicts alike, and the evidence goes on learning.
+    # Of equals the later one.
     better = now >= before if chosen_by == "metric" else now[::-1] >= before[::-1]
     if best is not None and not better:
         progress.stale += 1

@@ -6,9 +6,7 @@
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
   necessity   distance of f(X_notS) from what no evidence says
   bridge      what holds the bridge near its fit
-The plain host has the first line alone, on X. By default the wrapped one has no more (`teaches_host` off): nothing of the
-evidence reaches it, so its weights are those of the plain host, and sufficiency and necessity, which could only teach the
-host, are left out. A frozen host has not even the first line.
+The plain host has the first line alone, on X, and so has a host that the wrapper leaves alone: its evidence is fitted after it was trained.
 A taught host begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
 the host) grows from 0 to 1.
 """
@@ -63,14 +61,11 @@ def evidence_terms(
     bags: Sequence[TrainingBag],
     *,
     weight: float = 1.0,
-    frozen: bool = False,
 ) -> tuple[Terms, Sequence[Evidence]]:
     """The wrapped host on a window: every weighted term by name, and what the bags looked like.
 
     `weight` in [0, 1] is how much the evidence acts on a host that it teaches.
     """
-    if frozen or not model.settings.teaches_host:
-        return untaught_terms(model, task, bags, frozen=frozen)
     settings = model.settings
     outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
@@ -89,23 +84,6 @@ def evidence_terms(
         terms |= {
             name: weight * term for name, term in subset_terms(model, null, task, outputs, bags).items()
         }
-    return terms, outputs
-
-
-def untaught_terms(
-    model: GceMil, task: Task, bags: Sequence[TrainingBag], *, frozen: bool
-) -> tuple[Terms, Sequence[Evidence]]:
-    """The host learns from X alone, exactly as without a wrapper, or not at all; the evidence learns around it."""
-    full = [model.host(bag.features, bag.coords, target=None if frozen else bag.target) for bag in bags]
-    outputs = [
-        model.evidence(bag.features, bag.coords, output, bag.step)
-        for bag, output in zip(bags, full, strict=True)
-    ]
-    terms: Terms = (
-        {} if frozen else {**task_terms(model.host.task_weights, task, full, bags), **mean_losses(full)}
-    )
-    terms |= evidence_shape_terms(model, outputs)
-    terms |= grounding_terms(model, task, outputs, bags)
     return terms, outputs
 
 

@@ -191,7 +191,7 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
     if fold.model is not None and (found := bench.explanation) is not None:
-        full, chosen = found.output.full, found.recovery.selected
+        full, chosen = found.output.answer, found.recovery.selected
         gated = bench.wrapped.gated(found.output.log_gates).logits
         records = slide_evidence(fold.model, bench.bag, found)
         evidence = next(record for record in records if record.slide_id == slide_id)

@@ -9,7 +9,7 @@ from gcemil.cli import benchmark, main, options, predict, simulate, train
 from gcemil.config import RECIPES
 from gcemil.exports.explain import Unit
 from gcemil.exports.slide_export import HEATMAPS
-from gcemil.runs.folder import MODES
+from gcemil.prefilter.slide_files import FileMode
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import FORMATS
 
@@ -20,7 +20,7 @@ from gcemil.tables import FORMATS
         (train.Recipe, RECIPES),
         (simulate.Size, SIZES),
         (benchmark.Format, FORMATS),
-        (predict.Mode, (*MODES, "prefilter")),
+        (predict.Mode, get_args(FileMode)),
         (options.HeatMapName, HEATMAPS),
         (options.Unit, get_args(Unit)),
     ],

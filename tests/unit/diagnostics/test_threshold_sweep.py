@@ -22,14 +22,14 @@ def first_bag(classification_runs: TrainedRuns):
     return fold, next(iter(fold.bags()))
 
 
-def test_the_runs_own_settings_give_its_evidence_before_repair_is_checked(first_bag):
+def test_the_runs_own_settings_give_its_evidence_with_repair_and_free_riders(first_bag):
     fold, bag = first_bag
     own = fold.model.settings.recovery
     found = recover_at(
         fold.model, bag.explanation, threshold=own.threshold, coverage_target=own.coverage_target
     )
-    unchecked = own.model_copy(update={"checked": False})
-    fold.model.settings = fold.model.settings.model_copy(update={"recovery": unchecked})
+    repaired = own.model_copy(update={"repair": True, "drop_free_riders": False})
+    fold.model.settings = fold.model.settings.model_copy(update={"recovery": repaired})
     expected = recover_evidence(fold.model, bag.explanation.output, bag.coords)
     assert found.selected.equal(expected.selected)
 

@@ -9,6 +9,7 @@ from gcemil.evidence.alignment import ridge_fit
 from gcemil.evidence.bridge import (
     BRIDGES,
     Bridge,
+    CentredBridge,
     FreeBridge,
     FrozenBridge,
     OrthogonalBridge,
@@ -17,7 +18,14 @@ from gcemil.evidence.bridge import (
 )
 from gcemil.row_blocks import unfolded
 
-WIDTHS = [("free", 12, 9), ("proximal", 12, 9), ("proximal", 9, 12), ("frozen", 12, 9), ("identity", 10, 10)]
+WIDTHS = [
+    ("free", 12, 9),
+    ("proximal", 12, 9),
+    ("proximal", 9, 12),
+    ("frozen", 12, 9),
+    ("identity", 10, 10),
+    ("centred", 10, 10),
+]
 WIDTHS += [("orthogonal", 9, 12), ("orthogonal", 10, 10), ("orthogonal", 12, 9), ("orthogonal", 12, 4)]
 
 
@@ -31,7 +39,9 @@ def pairs(in_dim: int, anchor_dim: int, *, noise: float = 0.1) -> tuple[Tensor, 
 def ready_bridge(kind: str, in_dim: int, anchor_dim: int, dtype: torch.dtype = torch.float64) -> Bridge:
     """A bridge with its fit, then pushed away from it as training would."""
     bridge = create_bridge(kind, in_dim, anchor_dim).to(dtype)
-    if bridge.needs_fit:
+    if isinstance(bridge, CentredBridge):
+        bridge.set_centre(torch.randn(in_dim, dtype=dtype))
+    elif bridge.needs_fit:
         features, anchor_space = pairs(in_dim, anchor_dim)
         bridge.fit(features.to(dtype), anchor_space.to(dtype))
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_integer_weights_are_weights():
 
 def test_stop_reasons_are_plain_words():
     assert [str(reason) for reason in StopReason] == [
-        "covered", "capped", "no_gain", "exhausted", "checked",
+        "covered", "capped", "no_gain", "exhausted", "gates",
     ]  # fmt: skip
 
 

@@ -434,6 +434,9 @@ def test_figures_need_neither_pyplot_nor_torch():
 def test_the_method_is_drawn_from_the_parts_that_a_run_has():
     ours, paper = dict(describe_method(EvidenceSettings(), "abmil")), dict(describe_method(PAPER, "dsmil"))
     assert ours["selector"] == "attention + contribution + concepts + likeness"
-    assert ours["recovery"] == "threshold, repair, checked by the host"
+    assert ours["recovery"] == "threshold"
     assert paper["selector"] == "adapted features (MLP)"
-    assert (paper["gate"], paper["recovery"]) == ("consecutive, centre 0", "threshold, repair")
+    assert (paper["gate"], paper["recovery"]) == (
+        "consecutive, centre 0",
+        "threshold, repair, until sufficient",
+    )

@@ -213,6 +213,7 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
     assert rows == {
         "plain host, all patches": 0.5,
         "host + GCE, all patches": 0.8,
+        "host + GCE, host and evidence": 0.8,
         "host + GCE, gated": 0.8,
         "host + GCE, evidence alone": 0.8,
     }

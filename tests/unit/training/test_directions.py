@@ -76,9 +76,6 @@ def test_likeness_ranks_the_deciding_patches_first_once_it_is_known(cohort):
 def test_likeness_counts_three_times_where_no_anchors_act(anchors_act, weight):
     model = reading_model()
     model.is_grounded = anchors_act
-    model.settings = model.settings.model_copy(
-        update={"recovery": model.settings.recovery.model_copy(update={"checked": False})}
-    )
     features = torch.randn(30, DIM)
     without = model(features)
     model.set_class_directions(torch.eye(2, DIM))

@@ -8,7 +8,7 @@ from builders import PATCH, make_cohort, write_slide
 from gcemil.bags import store
 from gcemil.bags.arrays import write_anchors
 from gcemil.config import TAUGHT, EvidenceSettings, HostSettings, TrainSettings
-from gcemil.evidence.bridge import FrozenBridge, ProximalBridge
+from gcemil.evidence.bridge import CentredBridge, ProximalBridge
 from gcemil.training.directions import PROMPT_PATCHES_PER_SLIDE
 from gcemil.training.fold import PAIRS_FILE, create_network
 
@@ -55,7 +55,7 @@ def test_a_prompt_becomes_the_patches_that_answer_to_it(cohort):
     met, read = model_of(cohort, bags, prompt_examples=6), model_of(cohort, bags, prompt_examples=0)
     assert met.bank.prompts == read.bank.prompts == ("tumour nests", "other")
     assert met.bank.provenance == "file anchors.h5, met in training patches, 6 per prompt"
-    assert isinstance(met.bridge, FrozenBridge)
+    assert isinstance(met.bridge, CentredBridge)
     assert isinstance(read.bridge, ProximalBridge)
     assert met.is_grounded
     assert concept_cosine(met) > 0.95 > concept_cosine(read)

@@ -188,7 +188,7 @@ def pair_hosts(means: list[Record], metric: str, alone: Collection[Pair] = ()) -
     }
     for row in means:
         key = (row["cohort"], row["host"])
-        found = _read_mean(row, "soft", metric)
+        found = _read_mean(row, "gce" if "gce" in row["metrics"] else "soft", metric)
         before = plain.get(key, _read_mean(row, "full", metric) if key in alone else None)
         if (row["arm"], row["variant"]) == ("gce", None) and before is not None and found is not None:
             yield HostGain(row["host"], row["cohort"], before, found)

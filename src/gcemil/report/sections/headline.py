@@ -47,6 +47,7 @@ def render_lead(context: Context) -> Markup:
             element("h1", run.folder.name or str(run.folder)),
             paragraph(facts, kind="facts"),
             *([] if run.model_warning is None else [paragraph(run.model_warning, kind="answer warning")]),
+            *([] if (vote := run.vote) is None else [paragraph(vote)]),
             element("h2", "Does the evidence hold?"),
             _render_answer(context),
             *[paragraph(text, kind="caution") for text in list_cautions(context)],

@@ -124,8 +124,7 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
     }
     gate = "0" if evidence.centre == "zero" else f"per slide, {100 * evidence.budget:g} %"
     recovery = evidence.recovery
-    ends = ["checked by the host"] if recovery.checked else []
-    ends += ["until sufficient"] if recovery.until_sufficient else []
+    ends = ["until sufficient"] if recovery.until_sufficient else []
     return [
         ("patches", "features h, positions"),
         ("host", f"{host}, f(X)"),

@@ -1,0 +1,309 @@
+"""The evidence head, and the prediction F in which host and evidence decide together.
+
+  z_im = (cos(h_i - mu, a_m) - delta_m) / s_m       excess of patch i over what 95 % of training patches show of anchor m
+  r_im = max(0, z_im)                               response of the head
+  v_m(S) = max(nu_m, (1/k) sum of the k largest r_im, i in S)     coverage that does not saturate; k = max(4, 0.5 % of the patches)
+  U_c(S) = sum_m alpha_cm v_m(S) + b_c, alpha >= 0  class utility (Eq. 5), trained on slide labels
+  h(S)   = sum_m beta_m v_m(S)                      for survival: risk pathways, beta signed
+  F_c(S) = (1 - w) log p_host(c | S) / T_h  +  w log p_head(c | S) / T_g,    one weight w in [0, 1]
+
+v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only lower it. nu_m is the lower quartile of v_m over
+the training slides: an anchor of which S holds nothing counts as on a slide that does not show it, not as less than any slide.
+Noisy-OR coverage saturates on slides of hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor. Learned offsets
+cure that on simulated slides and overfit on tissue (docs/method.md has the comparison).
+
+w is chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
+the host alone explains the validation labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+from torch import Tensor, nn
+
+from gcemil.shapes import Features, Gates
+
+QUANTILE = 0.95
+TOP_SHARE, FEWEST_TOP = 0.005, 4
+ABSENT_QUANTILE = 0.25
+"""Of the coverage of training slides: what an anchor that is not shown counts as."""
+RIDGE = 0.03
+"""Of standardised coverage; cross-validation on training slides picks too little, since anchors are made of their patches."""
+WEIGHTS = np.linspace(0.0, 1.0, 21)
+TEMPERATURES = np.exp(np.linspace(-2.0, 2.5, 46))
+
+Coverages = Float[np.ndarray, "_ m"]
+
+
+class EvidenceHead(nn.Module):
+    """Reads coverage off a bag and mixes its verdict with the host's; `weight` 0 until it is fitted.
+
+    Args:
+        in_dim: Width of the features.
+        n_anchors: Number of anchors the head reads.
+        n_outputs: Classes, or 1 for a risk.
+    """
+
+    centre: Tensor
+    directions: Tensor
+    offset: Tensor
+    scale: Tensor
+    absent: Tensor
+    weights: Tensor
+    bias: Tensor
+    host_scale: Tensor
+    head_scale: Tensor
+    weight: Tensor
+
+    def __init__(self, in_dim: int, n_anchors: int, n_outputs: int) -> None:
+        super().__init__()
+        self.n_outputs = n_outputs
+        self.register_buffer("centre", torch.zeros(in_dim))
+        self.register_buffer("directions", torch.zeros(n_anchors, in_dim))
+        self.register_buffer("offset", torch.zeros(n_anchors))
+        self.register_buffer("scale", torch.ones(n_anchors))
+        self.register_buffer("absent", torch.zeros(n_anchors))
+        self.register_buffer("weights", torch.zeros(n_outputs, n_anchors))
+        self.register_buffer("bias", torch.zeros(n_outputs))
+        # Classes: inverse temperatures. Risks: mean and inverse deviation over the training slides.
+        self.register_buffer("host_scale", torch.tensor([0.0, 1.0]))
+        self.register_buffer("head_scale", torch.tensor([0.0, 1.0]))
+        self.register_buffer("weight", torch.zeros(()))
+        # Read often and set once, so they are kept beside the buffers and not read off the device for every bag.
+        self._known: tuple[bool, float] | None = None
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether the head takes part in the prediction."""
+        return self._state()[1] > 0
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the head has anchors and weights, with or without a vote."""
+        return self._state()[0]
+
+    def _state(self) -> tuple[bool, float]:
+        if self._known is None:
+            self._known = bool(self.directions.any() and self.weights.any()), float(self.weight)
+        return self._known
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self._known = None
+
+    @torch.no_grad()
+    def set_anchors(self, directions: Tensor, reference: Features) -> None:
+        """Take the anchors, and the centre, offsets and scales from reference patches."""
+        self.centre.copy_(reference.mean(dim=0))
+        self.directions.copy_(nn.functional.normalize(directions, dim=1))
+        self.offset.zero_()
+        self.scale.fill_(1.0)
+        self.absent.zero_()
+        cosines = self._standardised(reference).double().cpu().numpy()
+        self.offset.copy_(torch.from_numpy(np.quantile(cosines, QUANTILE, axis=0)))
+        # An anchor to which every patch responds alike says nothing, and must not be divided by zero.
+        self.scale.copy_(torch.from_numpy(np.maximum(cosines.std(axis=0), 1e-6)))
+
+    def responses(self, features: Features) -> Float[Tensor, "n m"]:
+        """r_im of every patch."""
+        return self._standardised(features).clamp_min(0)
+
+    def _standardised(self, features: Features) -> Float[Tensor, "n m"]:
+        # |h - mu|^2 = |h|^2 - 2 h mu + |mu|^2, so that the centred bag is never held.
+        products = features @ torch.cat([self.directions, self.centre.unsqueeze(0)]).T
+        norms = torch.linalg.vector_norm(features, dim=1).square() - 2 * products[:, -1]
+        norms = (norms + self.centre.square().sum()).clamp_min(1e-12).sqrt()
+        cosines = (products[:, :-1] - self.directions @ self.centre) / norms.unsqueeze(1)
+        return (cosines - self.offset) / self.scale
+
+    def coverage(
+        self, responses: Float[Tensor, "n m"], n_patches: int, gates: Gates | None = None
+    ) -> Float[Tensor, "m"]:
+        """v_m of these patches of a slide of `n_patches`."""
+        k = top_count(n_patches)
+        gated = responses if gates is None else gates.unsqueeze(1) * responses
+        return torch.maximum(gated.topk(min(k, len(gated)), dim=0).values.sum(dim=0) / k, self.absent)
+
+    def utility(self, coverage: Float[Tensor, "*n m"]) -> Float[Tensor, "*n c"]:
+        """U_c, or the risk, of one coverage or of several."""
+        return coverage @ self.weights.T + self.bias
+
+    def mix(self, host: Float[Tensor, "*n c"], utility: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
+        """F from the logits, or the risks, of host and head; the host's own where the head has no vote."""
+        if not self.has_vote:
+            return host
+        if self.n_outputs == 1:
+            parts = [
+                (value - scale[0]) * scale[1]
+                for value, scale in ((host, self.host_scale), (utility, self.head_scale))
+            ]
+        else:
+            parts = [
+                torch.log_softmax(value * scale[1], dim=-1)
+                for value, scale in ((host, self.host_scale), (utility, self.head_scale))
+            ]
+        return (1 - self.weight) * parts[0] + self.weight * parts[1]
+
+    def marginals(
+        self, responses: Float[Tensor, "n m"], n_patches: int, anchor_weights: Float[Tensor, "m"]
+    ) -> Gates:
+        """What the utility loses without each patch, for one row of weights: its excess over the patch that takes its place."""
+        k = top_count(n_patches)
+        top = responses.topk(min(k + 1, len(responses)), dim=0).values
+        follower = top[k] if len(top) > k else torch.zeros_like(top[0])
+        gains = (responses - follower).clamp_min(0) / k
+        return gains @ anchor_weights
+
+    def coverage_without_each(self, responses: Float[Tensor, "n m"], n_patches: int) -> Float[Tensor, "n m"]:
+        """v_m without each patch in turn."""
+        k = top_count(n_patches)
+        top = responses.topk(min(k + 1, len(responses)), dim=0).values
+        follower = top[k] if len(top) > k else torch.zeros_like(top[0])
+        lost = (responses - follower).clamp_min(0) / k
+        return torch.maximum(top[:k].sum(dim=0) / k - lost, self.absent)
+
+    def set_fit(self, fit: HeadFit) -> None:
+        """Take what was fitted."""
+        for name, value in vars(fit).items():
+            getattr(self, name).copy_(torch.as_tensor(value))
+        self._known = None
+
+
+def top_count(n_patches: int) -> int:
+    """k: how many patches show that an anchor is there."""
+    return max(FEWEST_TOP, round(TOP_SHARE * n_patches))
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """Everything that is learned from slide labels."""
+
+    weights: Float[np.ndarray, "c m"]
+    bias: Float[np.ndarray, "c"]
+    host_scale: Float[np.ndarray, "2"]
+    head_scale: Float[np.ndarray, "2"]
+    weight: float
+
+
+def fit_class_head(
+    train: Coverages,
+    labels: Int[np.ndarray, "n"],
+    val: Coverages,
+    val_labels: Int[np.ndarray, "k"],
+    val_host: Float[np.ndarray, "k c"],
+) -> HeadFit:
+    """Class weights from training slides; temperatures and the weight of the vote from validation slides."""
+    weights, bias = fit_class_weights(train, labels, val_host.shape[1])
+    utility = val @ weights.T + bias
+    scales = [find_inverse_temperature(logits, val_labels) for logits in (val_host, utility)]
+    calibrated = [
+        log_softmax(one * scale, axis=1) for one, scale in zip((val_host, utility), scales, strict=True)
+    ]
+    log_likelihoods = np.array(
+        [-_surprise((1 - w) * calibrated[0] + w * calibrated[1], val_labels) for w in WEIGHTS]
+    )
+    return HeadFit(
+        weights, bias, np.array([0.0, scales[0]]), np.array([0.0, scales[1]]), choose_weight(log_likelihoods)
+    )
+
+
+def fit_class_weights(
+    coverage: Coverages, labels: Int[np.ndarray, "n"], n_classes: int
+) -> tuple[Float[np.ndarray, "c m"], Float[np.ndarray, "c"]]:
+    """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
+    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
+    inputs, n_anchors = (coverage - mean) / deviation, coverage.shape[1]
+    wanted = np.eye(n_classes)[labels]
+
+    def loss(flat: Float[np.ndarray, "p"]) -> tuple[float, Float[np.ndarray, "p"]]:
+        weights = flat[: n_classes * n_anchors].reshape(n_classes, n_anchors)
+        logs = log_softmax(inputs @ weights.T + flat[n_classes * n_anchors :], axis=1)
+        slope = (np.exp(logs) - wanted) / len(labels)
+        value = -(wanted * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
+        return value, np.concatenate([(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)])
+
+    n_weights = n_classes * n_anchors
+    bounds = [(0.0, None)] * n_weights + [(None, None)] * n_classes
+    found = minimize(loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds)
+    weights = found.x[:n_weights].reshape(n_classes, n_anchors) / deviation
+    return weights, found.x[n_weights:] - weights @ mean
+
+
+def fit_risk_head(
+    train: Coverages,
+    times: Float[np.ndarray, "n"],
+    events: Float[np.ndarray, "n"],
+    train_host: Float[np.ndarray, "n"],
+    val: Coverages,
+    val_times: Float[np.ndarray, "k"],
+    val_events: Float[np.ndarray, "k"],
+    val_host: Float[np.ndarray, "k"],
+) -> HeadFit:
+    """Pathway effects by ridged Cox on training slides; the weight by the Cox likelihood of validation slides."""
+    effects = fit_risk_effects(train, times, events)
+    scales = []
+    for risks in (train_host, train @ effects):
+        scales.append(np.array([risks.mean(), 1 / max(float(risks.std()), 1e-12)]))
+    host, head = (
+        (risks - scale[0]) * scale[1] for risks, scale in zip((val_host, val @ effects), scales, strict=True)
+    )
+    log_likelihoods = np.array(
+        [-_cox_surprise((1 - w) * host + w * head, val_times, val_events)[0] for w in WEIGHTS]
+    )
+    return HeadFit(effects[None], np.zeros(1), scales[0], scales[1], choose_weight(log_likelihoods))
+
+
+def fit_risk_effects(
+    coverage: Coverages, times: Float[np.ndarray, "n"], events: Float[np.ndarray, "n"]
+) -> Float[np.ndarray, "m"]:
+    """beta by ridged partial likelihood (Breslow)."""
+    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
+    inputs = (coverage - mean) / deviation
+    n_events = max(1, int(events.sum()))
+
+    def loss(effects: Float[np.ndarray, "m"]) -> tuple[float, Float[np.ndarray, "m"]]:
+        value, slope = _cox_surprise(inputs @ effects, times, events)
+        value, slope = value / n_events, slope / n_events
+        return value + RIDGE / 2 * np.square(effects).sum(), inputs.T @ slope + RIDGE * effects
+
+    found = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
+    return np.asarray(found.x / deviation)
+
+
+def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:
+    """Posterior mean of w over WEIGHTS, or 0 where the host alone is the likelier account of the validation slides."""
+    likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
+    alone, mixed = likelihoods[0], likelihoods[1:]
+    if alone >= mixed.mean():
+        return 0.0
+    return float((mixed * WEIGHTS[1:]).sum() / mixed.sum())
+
+
+def find_inverse_temperature(logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]) -> float:
+    """1 / T that makes the validation labels least surprising."""
+    surprises = [_surprise(logits / temperature, labels) for temperature in TEMPERATURES]
+    return float(1 / TEMPERATURES[int(np.argmin(surprises))])
+
+
+def _surprise(logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]) -> float:
+    return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].sum())
+
+
+def _cox_surprise(
+    risks: Float[np.ndarray, "n"], times: Float[np.ndarray, "n"], events: Float[np.ndarray, "n"]
+) -> tuple[float, Float[np.ndarray, "n"]]:
+    """Negative log partial likelihood (Breslow) and its slope in the risks; n x n, for slides and never for patches."""
+    at_risk = times[None, :] >= times[:, None]
+    shifted = risks - risks.max()
+    sums = (at_risk * np.exp(shifted)).sum(axis=1)
+    happened = events.astype(bool)
+    value = float((np.log(sums[happened]) - shifted[happened]).sum())
+    shares = (at_risk * np.exp(shifted) / sums[:, None])[happened].sum(axis=0)
+    return value, shares - happened

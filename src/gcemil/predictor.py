@@ -1,0 +1,186 @@
+"""F behind the contract of a host: host and evidence head together, asked and explained like any host (evidence/head.py has the equations)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gcemil.errors import UsageError
+from gcemil.evidence.head import EvidenceHead, top_count
+from gcemil.hosts.attention import ClosedForm
+from gcemil.hosts.host import (
+    Embedded,
+    Host,
+    HostOutput,
+    Stage,
+    ask_subsets,
+    check_bag,
+    embedded_bag,
+    logarithm,
+    shortcut,
+)
+from gcemil.row_blocks import mapped_rows
+from gcemil.shapes import Logits, Scores, Selected
+
+
+@dataclass(frozen=True)
+class GceEmbedded(Embedded):
+    """A bag embedded for F: what the host pools, and what the head covers."""
+
+    host: Embedded
+    responses: Tensor
+    n_patches: int
+    """Of the whole slide, also for a part of it."""
+
+    def present(self) -> dict[str, Tensor]:
+        # The tokens are the host's own, and stand here once.
+        own = {f"host.{name}": one for name, one in self.host.present().items() if name != "tokens"}
+        return {"tokens": self.tokens, "responses": self.responses, **own}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> GceEmbedded:
+        of_host = {
+            name.removeprefix("host."): one for name, one in tensors.items() if name.startswith("host.")
+        }
+        host = self.host.with_tensors({**of_host, "tokens": tensors["tokens"]})
+        return replace(self, tokens=tensors["tokens"], responses=tensors["responses"], host=host)
+
+
+class GcePredictor:
+    """F behind the contract of a host: whatever can be asked of a host can be asked of host and evidence head together."""
+
+    task_weights: Mapping[str, float] = {"bag": 1.0}
+
+    def __init__(self, host: Host, head: EvidenceHead) -> None:
+        self.host, self.head = host, head
+        self.in_dim, self.n_outputs, self.gate_mode = host.in_dim, host.n_outputs, host.gate_mode
+
+    @property
+    def training(self) -> bool:
+        return bool(getattr(self.host, "training", False))
+
+    @property
+    def reweights_features(self) -> bool:
+        return self.host.reweights_features
+
+    def __call__(
+        self,
+        features: Tensor,
+        coords: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        check_bag(features, coords, in_dim=self.in_dim)
+        embedded = self.embed_bag(features)
+        if gates is None:
+            return self.aggregate(embedded, coords)
+        return self.gated(features, embedded, coords, logarithm(gates))
+
+    def embed(self, features: Tensor) -> GceEmbedded:
+        return self.join(self.host.embed(features), features)
+
+    def embed_bag(self, features: Tensor) -> GceEmbedded:
+        """The same in blocks of rows where the bag is large."""
+        return self.join(embedded_bag(self.host, features), features)
+
+    def join(self, embedded: Embedded, features: Tensor) -> GceEmbedded:
+        """What the host has embedded, with the responses of the head."""
+        (responses,) = mapped_rows(lambda rows: [self.head.responses(rows)], features)
+        return GceEmbedded(embedded.tokens, embedded, responses, len(features))
+
+    def aggregate(
+        self,
+        embedded: Embedded,
+        coords: Tensor | None,
+        *,
+        log_gates: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        found = _as_gce(embedded)
+        inner = replace(found.host, tokens=found.tokens)
+        return self._mix(self.host.aggregate(inner, coords, log_gates=log_gates), found, log_gates)
+
+    def gated(
+        self,
+        features: Tensor,
+        embedded: Embedded,
+        coords: Tensor | None,
+        log_gates: Tensor,
+        *,
+        target: Tensor | None = None,
+    ) -> HostOutput:
+        found = _as_gce(embedded)
+        return self._mix(self.host.gated(features, found.host, coords, log_gates), found, log_gates)
+
+    def subset_form(self, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
+        """What F says of any subset, at the cost of what the host needs for it."""
+        found = _as_gce(embedded)
+        ask = ask_subsets(self.host, found.host, coords)
+
+        def answer(selected: Selected) -> Logits:
+            coverage = self.head.coverage(found.responses[selected], found.n_patches)
+            return self.head.mix(ask(selected), self.head.utility(coverage))
+
+        return answer
+
+    def closed_form(self) -> ClosedForm | None:
+        """F without, and with only, each patch, where the host has this."""
+        of_host = shortcut(self.host, "closed_form")
+        form = None if of_host is None else of_host()
+        if form is None:
+            return None
+        outputs = range(self.n_outputs)
+
+        def without(embedded: Embedded, coords: Tensor | None, index: int) -> Scores:
+            found = _as_gce(embedded)
+            host = torch.stack([form.without(found.host, coords, one) for one in outputs], dim=1)
+            coverage = self.head.coverage_without_each(found.responses, found.n_patches)
+            return self.head.mix(host, self.head.utility(coverage))[:, index]
+
+        def alone(embedded: Embedded, index: int) -> Scores:
+            found = _as_gce(embedded)
+            host = torch.stack([form.alone(found.host, one) for one in outputs], dim=1)
+            coverage = torch.maximum(found.responses / top_count(found.n_patches), self.head.absent)
+            return self.head.mix(host, self.head.utility(coverage))[:, index]
+
+        return ClosedForm(without, alone)
+
+    def stages(self) -> tuple[Stage, ...]:
+        return self.host.stages()
+
+    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
+        raise UsageError("F is fitted after the host was trained; train the host itself.")
+
+    def after_step(self) -> None:
+        raise UsageError("F is fitted after the host was trained; train the host itself.")
+
+    def _mix(self, output: HostOutput, embedded: GceEmbedded, log_gates: Tensor | None) -> HostOutput:
+        gates = None if log_gates is None else log_gates.exp()
+        coverage = self.head.coverage(embedded.responses, embedded.n_patches, gates)
+        logits = self.head.mix(output.logits, self.head.utility(coverage))
+        return replace(output, logits=logits, contributions=self._contributions(output, embedded, logits))
+
+    def _contributions(self, output: HostOutput, embedded: GceEmbedded, logits: Logits) -> Scores | None:
+        """Share of each patch in what F predicts: the host's, where it predicts the same, and the head's marginal."""
+        if output.contributions is None:
+            return None
+        head, weight = self.head, self.head.weight
+        if self.n_outputs == 1:
+            rows = head.weights[0]
+            shares = output.contributions * head.host_scale[1]
+        else:
+            index = logits.argmax()
+            rows = head.weights.index_select(0, index.unsqueeze(0))[0] - head.weights.mean(dim=0)
+            agrees = (output.logits.argmax() == index).to(output.contributions.dtype)
+            shares = agrees * output.contributions * head.host_scale[1]
+        marginals = head.marginals(embedded.responses, embedded.n_patches, rows)
+        return (1 - weight) * shares + weight * head.head_scale[1] * marginals
+
+
+def _as_gce(embedded: Embedded) -> GceEmbedded:
+    if not isinstance(embedded, GceEmbedded):
+        raise UsageError("F pools bags that it has embedded itself. Call embed_bag first.")
+    return embedded

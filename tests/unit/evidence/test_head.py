@@ -1,0 +1,176 @@
+"""The evidence head and its vote, on bags and labels whose answer is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from gcemil.evidence.head import (
+    WEIGHTS,
+    EvidenceHead,
+    choose_weight,
+    fit_class_head,
+    fit_class_weights,
+    fit_risk_effects,
+    fit_risk_head,
+    top_count,
+)
+
+
+def make_head(n_anchors=3, dim=8, n_outputs=2):
+    generator = torch.Generator().manual_seed(0)
+    head = EvidenceHead(dim, n_anchors, n_outputs)
+    head.set_anchors(
+        torch.randn(n_anchors, dim, generator=generator), 5 + torch.randn(500, dim, generator=generator)
+    )
+    return head
+
+
+def test_a_response_is_the_centred_cosine_beyond_the_quantile_in_deviations():
+    head = make_head()
+    rows = 5 + torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
+    cosines = torch.nn.functional.cosine_similarity(
+        (rows - head.centre).unsqueeze(1), head.directions.unsqueeze(0), dim=2
+    )
+    expected = ((cosines - head.offset) / head.scale).clamp_min(0)
+    torch.testing.assert_close(head.responses(rows), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_one_reference_patch_in_twenty_responds():
+    head = make_head()
+    reference = 5 + torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    torch.randn(3, 8, generator=generator)
+    reference = 5 + torch.randn(500, 8, generator=generator)
+    assert float((head.responses(reference) > 0).float().mean()) == pytest.approx(0.05, abs=0.01)
+
+
+@pytest.mark.parametrize(("n_patches", "k"), [(10, 4), (800, 4), (2000, 10), (15_000, 75)])
+def test_half_a_percent_of_the_patches_and_no_fewer_than_four_show_an_anchor(n_patches, k):
+    assert top_count(n_patches) == k
+
+
+def test_coverage_is_the_mean_of_the_first_responses_and_that_of_a_part_counts_the_whole_slide():
+    head = make_head(n_anchors=1)
+    responses = torch.tensor([[8.0], [4.0], [2.0], [2.0], [1.0], [0.0]])
+    assert head.coverage(responses, 6).tolist() == [4.0]
+    assert head.coverage(responses[:1], 6).tolist() == [2.0]
+    gates = torch.tensor([0.0, 1.0, 1.0, 0.5, 1.0, 1.0])
+    assert head.coverage(responses, 6, gates).tolist() == [2.0]
+    head.absent.fill_(3.0)
+    assert head.coverage(responses[2:], 6).tolist() == [3.0]
+
+
+def test_removing_patches_never_raises_coverage():
+    head, generator = make_head(), torch.Generator().manual_seed(3)
+    responses = torch.rand(60, 3, generator=generator)
+    whole = head.coverage(responses, 60)
+    for share in (0.1, 0.5, 0.9):
+        kept = torch.rand(60, generator=generator) < share
+        assert bool((head.coverage(responses[kept], 60) <= whole).all())
+
+
+def test_a_marginal_is_what_the_utility_loses_without_the_patch():
+    head = make_head()
+    responses = torch.rand(30, 3, generator=torch.Generator().manual_seed(4))
+    row = torch.tensor([1.0, 0.0, 2.0])
+    found = head.marginals(responses, 30, row)
+    whole = head.coverage(responses, 30) @ row
+    for patch in range(30):
+        others = torch.arange(30) != patch
+        without = head.coverage(responses[others], 30) @ row
+        assert float(found[patch]) == pytest.approx(float(whole - without), abs=1e-6)
+
+
+def test_without_a_vote_the_mixture_is_the_host_to_the_bit():
+    head, host = make_head(), torch.tensor([0.3, -1.2])
+    assert head.mix(host, torch.tensor([5.0, 0.0])) is host
+
+
+def test_the_mixture_is_geometric_in_calibrated_probabilities():
+    head = make_head()
+    head.weight.fill_(0.25)
+    head.host_scale.copy_(torch.tensor([0.0, 0.5]))
+    head.head_scale.copy_(torch.tensor([0.0, 2.0]))
+    head._known = None
+    host, utility = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 1.0])
+    found = torch.softmax(head.mix(host, utility), dim=0)
+    product = torch.softmax(host * 0.5, 0) ** 0.75 * torch.softmax(utility * 2, 0) ** 0.25
+    torch.testing.assert_close(found, product / product.sum())
+
+
+def planted(n=60, seed=0, noise=0.2):
+    """Three classes, each shown by one of four anchors; the fourth says nothing."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(n) % 3
+    coverage = generator.uniform(0, noise, (n, 4))
+    coverage[np.arange(n), labels] += 1.0
+    return coverage, labels
+
+
+def test_weights_find_which_anchor_speaks_for_which_class_and_are_never_negative():
+    coverage, labels = planted()
+    weights, bias = fit_class_weights(coverage, labels, 3)
+    assert (weights >= 0).all()
+    assert weights[:, :3].argmax(axis=1).tolist() == [0, 1, 2]
+    assert ((coverage @ weights.T + bias).argmax(axis=1) == labels).all()
+
+
+def test_the_head_votes_where_the_host_does_not_know_and_has_no_vote_where_it_knows_nothing():
+    train, labels = planted()
+    val, val_labels = planted(30, seed=1)
+    generator = np.random.default_rng(2)
+    lost = fit_class_head(train, labels, val, val_labels, generator.normal(size=(30, 3)))
+    assert lost.weight > 0.5
+    sure = 6 * np.eye(3)[val_labels]
+    noise = generator.uniform(size=(60, 4)), generator.uniform(size=(30, 4))
+    assert fit_class_head(noise[0], labels, noise[1], val_labels, sure).weight == 0.0
+
+
+def test_the_same_slides_give_the_same_fit():
+    train, labels = planted()
+    host = np.random.default_rng(2).normal(size=(60, 3))
+    first, second = (fit_class_head(train, labels, train, labels, host) for _ in range(2))
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(vars(first).values(), vars(second).values(), strict=True)
+    )
+
+
+def test_a_weight_is_the_posterior_mean_unless_the_host_alone_is_likelier():
+    assert choose_weight(np.zeros(len(WEIGHTS))) == 0.0
+    peaked = np.where(np.isclose(WEIGHTS, 0.7), 50.0, 0.0)
+    assert choose_weight(peaked) == pytest.approx(0.7)
+    flat = np.where(WEIGHTS > 0, 5.0, 0.0)
+    assert choose_weight(flat) == pytest.approx(WEIGHTS[1:].mean())
+
+
+def survival(n=120, seed=0):
+    generator = np.random.default_rng(seed)
+    coverage = generator.uniform(size=(n, 3))
+    risk = 3 * coverage[:, 0] - 3 * coverage[:, 1]
+    times = generator.exponential(size=n) * np.exp(-risk)
+    return coverage, risk, times, (generator.uniform(size=n) < 0.8).astype(float)
+
+
+def test_effects_are_signed_and_lead_the_risk():
+    coverage, risk, times, events = survival()
+    effects = fit_risk_effects(coverage, times, events)
+    assert effects[0] > 0 > effects[1]
+    assert abs(effects[2]) < min(effects[0], -effects[1])
+    assert np.corrcoef(coverage @ effects, risk)[0, 1] > 0.9
+
+
+def test_pathways_vote_on_a_risk_that_the_host_does_not_see():
+    train, val = survival(), survival(60, seed=1)
+    generator = np.random.default_rng(5)
+    fit = fit_risk_head(
+        train[0],
+        train[2],
+        train[3],
+        generator.normal(size=120),
+        val[0],
+        val[2],
+        val[3],
+        generator.normal(size=60),
+    )
+    assert fit.weight > 0.5
