@@ -155,19 +155,20 @@ class EvidenceHead(nn.Module):
         self, responses: Float[Tensor, "n m"], n_patches: int, anchor_weights: Float[Tensor, "m"]
     ) -> Gates:
         """What the utility loses without each patch, for one row of weights: its excess over the patch that takes its place."""
-        k = top_count(n_patches)
-        top = responses.topk(min(k + 1, len(responses)), dim=0).values
-        follower = top[k] if len(top) > k else torch.zeros_like(top[0])
-        gains = (responses - follower).clamp_min(0) / k
-        return gains @ anchor_weights
+        return self._losses_without_each(responses, n_patches) @ anchor_weights
 
     def coverage_without_each(self, responses: Float[Tensor, "n m"], n_patches: int) -> Float[Tensor, "n m"]:
         """v_m without each patch in turn."""
         k = top_count(n_patches)
+        whole = responses.topk(min(k, len(responses)), dim=0).values.sum(dim=0) / k
+        return torch.maximum(whole - self._losses_without_each(responses, n_patches), self.absent)
+
+    def _losses_without_each(self, responses: Float[Tensor, "n m"], n_patches: int) -> Float[Tensor, "n m"]:
+        """What the mean of the first responses loses without each patch: its excess over the one that takes its place."""
+        k = top_count(n_patches)
         top = responses.topk(min(k + 1, len(responses)), dim=0).values
         follower = top[k] if len(top) > k else torch.zeros_like(top[0])
-        lost = (responses - follower).clamp_min(0) / k
-        return torch.maximum(top[:k].sum(dim=0) / k - lost, self.absent)
+        return (responses - follower).clamp_min(0) / k
 
     def set_fit(self, fit: HeadFit) -> None:
         """Take what was fitted."""

@@ -138,17 +138,15 @@ def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, 
 
 
 @torch.no_grad()
-def fit_head(
-    model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]
-) -> dict[str, float] | None:
-    """Fit the evidence head on training slides and its vote on validation slides; None where there is nothing to read.
+def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]) -> None:
+    """Fit the evidence head on training slides and its vote on validation slides, where there is something to read.
 
     It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
     """
     centred = isinstance(model.bridge, CentredBridge)
     directions = model.anchors if model.is_grounded else model.class_directions
     if (model.is_grounded and not centred) or not bool(directions.any()):
-        return None
+        return
     model.eval()
     model.head.set_anchors(directions, reference)
     coverage, logits = {}, {}
@@ -177,11 +175,6 @@ def fit_head(
         )
         spread = float(((1 - fit.weight) * host + fit.weight * head).std())
         model.risk_spread.fill_(max(spread, 1e-12))
-    return {
-        "weight": fit.weight,
-        "host_scale": float(fit.host_scale[1]),
-        "head_scale": float(fit.head_scale[1]),
-    }
 
 
 def _read_coverage(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> tuple[np.ndarray, np.ndarray]:

@@ -111,7 +111,7 @@ def train_fold(
             "warnings": merge_warnings(progress.history),
             "anchors": None if loaded.model is None else loaded.model.bank.provenance,
         }
-        if loaded.model is not None and (vote := describe_vote(loaded.model)) is not None:
+        if loaded.model is not None and (vote := record_vote(loaded.model)) is not None:
             details["vote"] = vote
         if given is not None:
             details["weights"] = given.record
@@ -316,7 +316,7 @@ def evaluate_fold(
     write_json(folder.metrics, metrics)
 
 
-def describe_vote(model: GceMil) -> dict[str, Any] | None:
+def record_vote(model: GceMil) -> dict[str, Any] | None:
     """How much the evidence head decides, and what it reads; None where it was never fitted."""
     if not model.head.is_fitted:
         return None
