@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
-CODE := src tests benchmarks docs/hooks.py docs/tutorials/run.py
+CODE := src tests paper benchmarks docs/hooks.py docs/tutorials/run.py
 
-.PHONY: install demo test test-all bench fuzz faults browser check docs docs-serve tutorials clean
+.PHONY: install demo test test-all bench fuzz faults golden browser check docs docs-serve tutorials clean
 
 install: $(INSTALLED)
 
@@ -31,6 +31,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+
+golden: install
+	GCEMIL_RECORD_GOLDEN=1 $(BIN)/python -m pytest -n 2 -m '' tests/golden
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search

@@ -161,11 +161,47 @@ def _attribute_docstrings(shape: Any) -> dict[str, str]:
     }
 
 
+FIRST_NAMES = (
+    "fit",
+    "explain",
+    "audit",
+    "wrap",
+    "save",
+    "load",
+    "FittedModel",
+    "Evidence",
+    "Bag",
+    "Cohort",
+    "AnchorBank",
+)
+"""Names that most scripts need, in the order in which they need them."""
+API_INTRODUCTION = """\
+# Python
+
+What `import gcemil` offers; everything else may change without notice. A [tutorial](../tutorials/python.md) goes through it.
+
+```python
+import gcemil
+
+model = gcemil.fit(bags, labels, host="abmil")      # tensors, arrays, Bags, a torchmil dataset or a Cohort
+evidence = gcemil.explain(model, bag)               # indices, scores, prediction, verdict; plot, to_frame, to_geojson
+table = gcemil.audit(my_module, bags, my_scores)    # any model, any explanation: a row per bag and rule
+```
+
+`gcemil.hosts` makes hosts (`gcemil.hosts.create_host`), `gcemil.anchors` is another name of `gcemil.AnchorBank`.
+
+## Main names
+"""
+
+
 def _api_page() -> Iterator[str]:
-    """Every public name of the package."""
-    yield "# Python\n\nWhat `import gcemil` offers. Everything else may change without notice.\n"
-    for name in gcemil.__all__:
-        yield f"::: {gcemil._HOME[name]}.{name}\n    options:\n      heading_level: 2\n"
+    """Every public name of the package, the main ones first."""
+    yield API_INTRODUCTION
+    others = [name for name in gcemil.__all__ if name in gcemil._HOME and name not in FIRST_NAMES]
+    for title, names in (("", FIRST_NAMES), ("## Building blocks\n", others)):
+        yield title
+        for name in names:
+            yield f"::: {gcemil._HOME[name]}.{name}\n    options:\n      heading_level: 3\n"
 
 
 def _notebook_page(path: Path) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from gcemil.benchmark.engines import run_grid
 from gcemil.benchmark.grid import CohortSettings, Grid, Key
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Outcome, execute
-from gcemil.processes import Ended
 
 
 def small_grid(**changes: Any) -> Grid:
@@ -41,19 +40,11 @@ class InlinePool:
 
     def __init__(self, grid: Grid, results: Results) -> None:
         self._grid, self._results = grid, results
-        self._ended: list[Ended[Key, Outcome]] = []
 
-    def has_room(self) -> bool:
-        return not self._ended
-
-    def submit(self, key: Key) -> None:
-        self._ended.append(Ended(key, execute(self._grid, self._results, key), None))
-
-    def ended(self, timeout: float) -> list[Ended[Key, Outcome]]:
-        if not self._ended:
-            time.sleep(timeout)
-        found, self._ended = self._ended, []
-        return found
+    def submit(self, key: Key) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        future.set_result(execute(self._grid, self._results, key))
+        return future
 
 
 def run_inline(grid: Grid, folder: Path) -> dict[Key, Outcome]:

@@ -11,9 +11,6 @@ from typing import Any
 import yaml
 
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.results import read_results
-from gcemil.benchmark.tables.comparison import paper_figures
-from gcemil.benchmark.tables.table import TABLES
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.tables import Table
@@ -112,7 +109,11 @@ def gce_run(results: ResultsFolder, cohort: str = "bracs") -> Path:
 
 
 def made_table(results: ResultsFolder, name: str) -> Table:
-    return TABLES[name](read_results(results.folder), paper_figures())
+    from paper.comparison import paper_figures
+    from paper.measured import read_measured
+    from paper.tables import TABLES
+
+    return TABLES[name](read_measured(results.folder), paper_figures())
 
 
 def texts(made: Table, *row_labels: str, origin: str = "ours") -> list[str]:

@@ -277,7 +277,9 @@ def _render_csv(tables: Sequence[Table]) -> str:
     writer.writerow(CSV_COLUMNS)
     for table in tables:
         for line in table.lines:
-            *row, figures = line.row_labels
+            row, figures = list(line.row_labels), str(line.origin)
+            if table.row_labels[-1] == "figures":
+                *row, figures = line.row_labels
             for column, cell in zip(table.columns, line.cells, strict=True):
                 numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
                 writer.writerow([

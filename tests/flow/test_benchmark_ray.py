@@ -23,10 +23,9 @@ CHILD = '''
 import json, sys, threading, time
 from pathlib import Path
 from ray.cluster_utils import Cluster
-from gcemil.benchmark.engines import RayPool
+from gcemil.benchmark.engines import RayPool, run_grid
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.results import Results, read_log
-from gcemil.benchmark.engines import run_grid
 
 grid, results = Grid.model_validate_json(sys.argv[1]), Results(Path(sys.argv[2]))
 node_settings = {"num_cpus": 1, "memory": 2**30, "include_dashboard": False}

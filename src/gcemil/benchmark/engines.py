@@ -1,47 +1,54 @@
-"""The order of work, and the two engines that do it: worker processes on this machine, or tasks on a Ray cluster.
+"""The order of work, and the two engines: worker processes on this machine, or tasks on a Ray cluster.
 
-What is ready goes to a free worker, what ended is written down, what is left waits. One loop for every engine; an engine is
-a pool: it takes keys, and says which ended and how.
+An engine takes a key and returns a future. A grid is executed in three stages, each parallel in itself: cohorts, folds to
+train, folds to diagnose.
 
-Local: as many worker processes as cores, memory and accelerators carry, each with one run at a time. A worker that dies
-takes its run with it and nothing else: the run is on record as failed, a new worker takes the place. Workers end with the
-process that started them, so that a killed grid leaves none behind.
+Local: processes of joblib's executor, as many as cores, memory and accelerators allow. When one dies, the executor ends
+the others too; the keys that were at work are then executed one at a time, and the one that loses its worker again is
+recorded as failed. Workers end with the process that started them.
 
-Ray: an existing cluster, or a local one started for the purpose. All nodes see the results folder under the same path. A run
-is one task with its share of a node; when a node dies, Ray starts its tasks again elsewhere, where they go on from the last
-epoch on disk. A node that is cut off rather than dead keeps its claim; its task waits for that instead of running twice.
+Ray: an existing cluster, or a local one. All nodes see the results folder under the same path. When a node dies, Ray starts
+its tasks again elsewhere, where they continue from the last epoch on disk.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import math
 import os
-import secrets
-import shutil
-import tempfile
+import re
 import time
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from multiprocessing import current_process
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
-from gcemil.benchmark.grid import Grid, Key, Resources, list_needs, plan_runs, plan_work, run_settings
-from gcemil.benchmark.progress import Board
-from gcemil.benchmark.results import Results, claim, read_cohort_record
+import joblib
+from joblib.externals.loky import get_reusable_executor
+
+from gcemil.benchmark.grid import (
+    CohortKey,
+    DiagnosisKey,
+    Grid,
+    Key,
+    Resources,
+    RunKey,
+    plan_runs,
+    plan_work,
+    run_settings,
+)
+from gcemil.benchmark.results import Results, claim, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome, execute, is_finished, record_failure
 from gcemil.benchmark.summary import write_summary
-from gcemil.errors import MissingExtraError, RunError, UsageError, WorkerError
-from gcemil.files import remove_leftovers, write_text
-from gcemil.processes import Ended, WorkerPool
+from gcemil.errors import MissingExtraError, RunError, UsageError
+from gcemil.files import write_text
+from gcemil.processes import end_with_parent
 from gcemil.runs.folder import RunFolder, read_run
 from gcemil.training.run import differences
 
-POLL_S = 0.5
 BUSY_S = 2.0
-"""How long to leave a key alone that another process is at."""
+"""How long to wait before a key is tried again that another process works on."""
 
 
 class Pool(Protocol):
@@ -49,32 +56,65 @@ class Pool(Protocol):
 
     workers: int
 
-    def has_room(self) -> bool: ...
-
-    def submit(self, key: Key) -> None: ...
-
-    def ended(self, timeout: float) -> Sequence[Ended[Key, Outcome]]:
-        """What ended since the last call; waits up to `timeout` seconds for something to end."""
-        ...
+    def submit(self, key: Key) -> Future[Outcome]: ...
 
 
-def run_grid(grid: Grid, results: Results, pool: Pool, watch: Board | None = None) -> dict[Key, Outcome]:
+def run_grid(
+    grid: Grid, results: Results, pool: Pool, on_end: Callable[[Key, Outcome], None] | None = None
+) -> dict[Key, Outcome]:
     """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
     enter_grid(grid, results)
     todo = list_unfinished(grid, results)
+    outcomes: dict[Key, Outcome] = {}
     try:
-        return dict(_execute_keys(grid, results, todo, pool, watch))
+        for kind in (CohortKey, RunKey, DiagnosisKey):
+            stage = [key for key in todo if isinstance(key, kind)]
+            for key, outcome in _execute_keys(results, stage, pool):
+                outcomes[key] = outcome
+                if on_end:
+                    on_end(key, outcome)
+        return outcomes
     finally:
-        # Workers that died or were stopped may have been writing.
-        remove_leftovers(results.folder)
         results.remove_empty_failures()
         write_summary(results)
 
 
+def _execute_keys(results: Results, keys: Sequence[Key], pool: Pool) -> Iterator[tuple[Key, Outcome]]:
+    """Each key once, as they end."""
+    left = dict.fromkeys(keys)
+    while left:
+        futures = {pool.submit(key): key for key in left}
+        lost = []
+        for future in as_completed(futures):
+            # A run itself never raises: its worker was lost.
+            if future.exception():
+                lost.append(futures[future])
+            elif (outcome := future.result()).ending is not Ending.busy:
+                del left[futures[future]]
+                yield futures[future], outcome
+        for key in _find_begun(results, lost) or lost:
+            future = pool.submit(key)
+            if error := future.exception():
+                reason = "Its worker process died, perhaps for want of memory."
+                yield key, record_failure(results, key, reason, detail=str(error))
+            elif future.result().ending is not Ending.busy:
+                yield key, future.result()
+            else:
+                continue
+            del left[key]
+        if left and not lost:
+            time.sleep(BUSY_S)
+
+
+def _find_begun(results: Results, keys: Sequence[Key]) -> list[Key]:
+    """The keys whose execution began and did not end."""
+    last = {record["key"]: record["event"] for record in read_log(results)}
+    return [key for key in keys if last.get(str(key.path)) == "start"]
+
+
 def enter_grid(grid: Grid, results: Results) -> None:
-    """Write the grid into the folder, which must not contradict it and is freed of what killed processes left."""
+    """Write the grid into the folder, which must not hold another grid's runs."""
     check_results(grid, results)
-    remove_leftovers(results.folder)
     with claim(results.lock("grids"), wait=True):
         write_text(results.folder / "grids" / f"{grid.name}.yaml", grid.to_yaml())
 
@@ -107,67 +147,57 @@ def check_results(grid: Grid, results: Results) -> None:
             )
 
 
-def _execute_keys(
-    grid: Grid, results: Results, todo: Sequence[Key], pool: Pool, watch: Board | None
-) -> Iterator[tuple[Key, Outcome]]:
-    """Each key once, in the order of the plan as far as needs and workers allow."""
-    waiting: dict[Key, float] = dict.fromkeys(todo, 0.0)
-    """Keys not yet with a worker, and the moment before which they are left alone."""
-    at_work: set[Key] = set()
-    while waiting or at_work:
-        for key in [key for key, moment in waiting.items() if moment <= time.monotonic()]:
-            if not pool.has_room():
-                break
-            if any(need in waiting or need in at_work for need in list_needs(grid, key)):
-                continue
-            del waiting[key]
-            at_work.add(key)
-            pool.submit(key)
-            if watch:
-                watch.started(key)
-        for one in pool.ended(POLL_S):
-            key, lost = one.job, one.error
-            # A run itself never raises: its worker was lost.
-            outcome = one.answer or record_failure(
-                results, key, str(lost), detail=str(getattr(lost, "__cause__", None) or "")
-            )
-            at_work.remove(key)
-            if watch:
-                watch.ended(key, outcome)
-            if outcome.ending is Ending.busy:
-                waiting[key] = time.monotonic() + BUSY_S
-            else:
-                yield key, outcome
-        if watch:
-            watch.tick()
-
-
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Numerical libraries read these when they are loaded; several workers with several threads each would only wait."""
 
 
-class LocalPool(WorkerPool[Key, Outcome]):
-    """Worker processes on this machine; a context manager, because they are to be ended."""
+class LocalPool:
+    """Worker processes on this machine; a context manager, which ends them."""
 
     def __init__(self, grid: Grid, results: Results, *, workers: int | None = None) -> None:
-        super().__init__(
-            partial(execute, grid, results),
-            workers or affordable_workers(grid.resources),
-            variables=lambda slot: {**ONE_THREAD, **visible_accelerators(slot, grid.resources)},
+        self.workers = workers or affordable_workers(grid.resources)
+        self._work = (grid, results)
+
+    def submit(self, key: Key) -> Future[Outcome]:
+        """Execute a key in a worker."""
+        grid, results = self._work
+        executor = get_reusable_executor(
+            self.workers,
+            timeout=None,
+            env=ONE_THREAD,
+            initializer=_prepare_worker,
+            initargs=(os.getpid(), self.workers, grid.resources),
         )
+        future: Future[Outcome] = executor.submit(execute, grid, results, key)
+        return future
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+
+
+def _prepare_worker(parent: int, workers: int, resources: Resources) -> None:
+    """Give the worker its accelerators, and end it when its parent ends, also when that is killed."""
+    # LokyProcess-2, or LokyProcess-1:2 where the parent is itself a worker.
+    number = int(re.split("[-:]", current_process().name)[-1])
+    slot = (number - 1) % workers
+    os.environ.update(visible_accelerators(slot, resources))
+    end_with_parent(parent)
 
 
 def affordable_workers(resources: Resources) -> int:
-    """What cores, memory and accelerators carry, and never less than one."""
+    """As many as cores, memory and accelerators allow, and never less than one."""
     limits = [usable_cores() / resources.cpus, available_memory() / (resources.memory_gb * 2**30)]
     if resources.gpus:
-        limits.append(accelerators() / resources.gpus)
+        limits.append(count_accelerators() / resources.gpus)
     return max(1, int(min(limits)))
 
 
 def usable_cores() -> int:
     """Cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(joblib.cpu_count())
 
 
 def available_memory() -> int:
@@ -183,7 +213,7 @@ def available_memory() -> int:
     return min(found)
 
 
-def accelerators() -> int:
+def count_accelerators() -> int:
     import torch
 
     if not (count := torch.cuda.device_count()):
@@ -201,107 +231,52 @@ def visible_accelerators(slot: int, resources: Resources) -> dict[str, str]:
 
 MAX_RETRIES = 5
 """How many node deaths one run survives."""
-COUNT_S = 5.0
-"""How often the nodes are counted."""
 
 
 class RayPool:
-    """Tasks on a cluster; a context manager, because the connection is to be closed."""
+    """Tasks on a cluster; a context manager, which closes the connection."""
 
     def __init__(
         self, grid: Grid, results: Results, *, address: str | None = None, workers: int | None = None
     ) -> None:
-        self._results = Results(results.folder.resolve())
-        self._resources = grid.resources
-        if address is None:
-            _use_private_token()
-        self._ray = _import_ray()
-        self._connect(address, workers)
-        self._grid = self._ray.put(grid)
+        wanted = grid.resources
+        self._ray = _connect_ray(address, math.ceil(workers * wanted.cpus) if workers else None)
+        self._work = (self._ray.put(grid), Results(results.folder.resolve()))
         self._run = self._ray.remote(execute).options(
-            num_cpus=grid.resources.cpus,
-            num_gpus=grid.resources.gpus,
-            memory=int(grid.resources.memory_gb * 2**30),
+            num_cpus=wanted.cpus,
+            num_gpus=wanted.gpus,
+            memory=int(wanted.memory_gb * 2**30),
             max_retries=MAX_RETRIES,
             runtime_env={"env_vars": ONE_THREAD},
         )
-        self._at_work: dict[Any, Key] = {}
-        self._counted = -COUNT_S
-        self.workers = 1
-        self._count()
+        available = self._ray.cluster_resources()
+        self.workers = max(1, int(available.get("CPU", 0.0) / wanted.cpus))
+
+    def submit(self, key: Key) -> Future[Outcome]:
+        """Execute a key on a node."""
+        future: Future[Outcome] = self._run.remote(*self._work, key).future()
+        return future
 
     def __enter__(self) -> RayPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._at_work:
-            self._ray.cancel(task, force=True)
+    def __exit__(self, *error: object) -> None:
         self._ray.shutdown()
 
-    def has_room(self) -> bool:
-        """One task more than fits, so that a cluster that can grow sees the demand."""
-        self._count()
-        return len(self._at_work) <= self.workers
 
-    def submit(self, key: Key) -> None:
-        self._at_work[self._run.remote(self._grid, self._results, key)] = key
-
-    def ended(self, timeout: float) -> list[Ended[Key, Outcome]]:
-        if not self._at_work:
-            time.sleep(timeout)
-            return []
-        ready, _ = self._ray.wait(list(self._at_work), num_returns=1, timeout=timeout)
-        return [self._receive_outcome(task, self._at_work.pop(task)) for task in ready]
-
-    def _receive_outcome(self, task: Any, key: Key) -> Ended[Key, Outcome]:
-        try:
-            return Ended(key, self._ray.get(task), None)
-        except self._ray.exceptions.RayError as error:
-            lost = WorkerError(f"Ray gave it up: {type(error).__name__}.")
-            lost.__cause__ = error
-            return Ended(key, None, lost)
-
-    def _connect(self, address: str | None, workers: int | None) -> None:
-        cores = usable_cores() if workers is None else math.ceil(workers * self._resources.cpus)
-        own = {"include_dashboard": False, "num_cpus": cores} if address is None else {}
-        try:
-            self._ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"There is no Ray cluster to use at '{address or 'local'}' ({error}). "
-                "Give the address that 'ray start --head' printed, and the token of its cluster."
-            ) from error
-
-    def _count(self) -> None:
-        if time.monotonic() - self._counted < COUNT_S:
-            return
-        self._counted = time.monotonic()
-        there, wanted = self._ray.cluster_resources(), self._resources
-        fits = [there.get("CPU", 0.0) / wanted.cpus, there.get("memory", 0.0) / (wanted.memory_gb * 2**30)]
-        if wanted.gpus:
-            fits.append(there.get("GPU", 0.0) / wanted.gpus)
-        self.workers = max(1, int(min(fits)))
-
-
-def _import_ray() -> Any:
+def _connect_ray(address: str | None, cores: int | None) -> Any:
+    """Ray, connected to the cluster at this address or to a local one with so many cores."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ImportError as error:
         raise MissingExtraError("ray", "cluster") from error
-
-
-@cache
-def _use_private_token() -> None:
-    """A token for clusters of our own, kept out of the home folder; the user's settings stand where there are any."""
-    if "RAY_AUTH_MODE" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or "RAY_AUTH_TOKEN" in os.environ:
-        return
-    folder = Path(tempfile.mkdtemp(prefix="gcemil-ray-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "token"
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32), encoding="ascii")
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+    own = {"include_dashboard": False, "num_cpus": cores or usable_cores()} if address is None else {}
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"There is no Ray cluster to use at '{address or 'local'}' ({error}). "
+            "Give the address that 'ray start --head' printed, and the token of its cluster."
+        ) from error
+    return ray

@@ -39,7 +39,7 @@ from gcemil.benchmark.grid import (
 from gcemil.benchmark.results import Record, Results, append_log, claim, read_cohort_record, read_failure
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
-from gcemil.files import whole_folder, write_json
+from gcemil.files import atomic_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
@@ -156,27 +156,26 @@ def _open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: l
     if folder.exists():
         claim_run(folder, cohort, settings)
         return
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         claim_run(aside, cohort, settings)
         write_json(RunFolder(aside).warnings, warnings)
 
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Every diagnostic of a fold that is not there yet."""
-    from gcemil.diagnostics.diagnose import run_diagnostic
+    from gcemil.diagnostics.diagnose import Comparison, measure_fold
 
     check_needs(grid, results, key)
     run, plain = key.run, plain_rival(grid, key.run)
-    for name in _missing_diagnostics(grid, results, run):
-        run_diagnostic(
-            name,
-            results.run(run),
-            run.fold,
-            against=None if plain is None else results.run(plain),
-            others=[results.run(other) for other in other_seeds(grid, run)],
-            seed=run.seed,
-            options=grid.diagnostic_options.get(name),
-        )
+    comparison = Comparison(
+        results.run(run),
+        against=None if plain is None else results.run(plain),
+        others=tuple(results.run(other) for other in other_seeds(grid, run)),
+        seed=run.seed,
+        options=grid.diagnostic_options,
+    )
+    if missing := _missing_diagnostics(grid, results, run):
+        measure_fold(comparison, run.fold, missing)
     _refresh_summary(results, run)
 
 
@@ -245,7 +244,7 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
 
 def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
     """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         cohort = simulate(
             str(settings.profile),
             aside,

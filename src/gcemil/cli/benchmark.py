@@ -12,6 +12,7 @@ from gcemil.cli.options import jobs_option, seed_option
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
+    from gcemil.benchmark.progress import UnitTimes
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import Outcome
     from gcemil.tables import Table
@@ -49,7 +50,7 @@ def benchmark(
         run_grid,
     )
     from gcemil.benchmark.grid import Grid, plan_work
-    from gcemil.benchmark.progress import board, estimate_seconds
+    from gcemil.benchmark.progress import UnitTimes, show_board
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
     from gcemil.benchmark.summary import write_summary
@@ -65,9 +66,10 @@ def benchmark(
     check_diagnostics(grid)
     check_own_hosts(grid)
     check_results(grid, results)
-    expected, todo = estimate_seconds(grid, results), list_unfinished(grid, results)
+    plan, todo = plan_work(grid), list_unfinished(grid, results)
+    times = UnitTimes(plan, results)
     if dry_run:
-        _print_plan(grid, results, expected, todo, jobs, as_json)
+        _print_plan(grid, results, times, todo, jobs, as_json)
         return
     outcomes: dict[Key, Outcome] = {}
     if todo:
@@ -75,9 +77,9 @@ def benchmark(
             RayPool(grid, results, address=address, workers=jobs)
             if engine is Engine.ray
             else LocalPool(grid, results, workers=jobs) as pool,
-            board(plan_work(grid), todo, expected, pool.workers) as watch,
+            show_board(plan, todo, times, pool.workers) as board,
         ):
-            outcomes = run_grid(grid, results, pool, watch)
+            outcomes = run_grid(grid, results, pool, board.end)
     else:
         enter_grid(grid, results)
     summary = write_summary(results)
@@ -90,51 +92,42 @@ def benchmark(
 
 
 def _print_plan(
-    grid: Grid,
-    results: Results,
-    expected: dict[Key, float],
-    todo: list[Key],
-    workers: int | None,
-    as_json: bool,
+    grid: Grid, results: Results, times: UnitTimes, todo: list[Key], workers: int | None, as_json: bool
 ) -> None:
     """What would run, how long it would take, and what it needs on disk."""
     from gcemil.benchmark.engines import affordable_workers
-    from gcemil.benchmark.grid import RunKey
-    from gcemil.benchmark.progress import cohort_shape, duration, model_seconds, taken_seconds
+    from gcemil.benchmark.grid import RunKey, plan_work
+    from gcemil.benchmark.progress import cohort_shape, duration
     from gcemil.cli.console import print_json, print_table, say
 
-    left = set(todo)
+    plan, left = plan_work(grid), set(todo)
     if as_json:
         print_json(
-            [{"key": str(k.path), "seconds": s, "finished": k not in left} for k, s in expected.items()]
+            [{"key": str(k.path), "seconds": times.expect(k), "finished": k not in left} for k in plan]
         )
         return
     rows = []
     for name, settings in grid.cohorts.items():
         shape = cohort_shape(grid, results, name)
-        folds = [key for key in expected if isinstance(key, RunKey) and key.cohort == name]
+        folds = [key for key in plan if isinstance(key, RunKey) and key.cohort == name]
         source = settings.folder or f"simulated '{settings.profile}', {settings.size}"
         size = (shape.bags, f"{shape.patches:.0f}", shape.width, f"{shape.gigabytes:.2f}")
-        seconds = sum(expected[key] for key in todo if key.cohort == name)
-        rows.append((name, source, *size, len(folds), sum(key in left for key in folds), duration(seconds)))
+        seconds = times.total([key for key in todo if key.cohort == name])
+        time_left = "-" if seconds is None else duration(seconds)
+        rows.append((name, source, *size, len(folds), sum(key in left for key in folds), time_left))
     columns = ("cohort", "from", "bags", "patches/bag", "width", "GB", "folds", "to train", "one worker")
     print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
-    workers = workers or affordable_workers(grid.resources)
-    seconds = sum(expected[key] for key in todo)
     say(
         f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants))} · "
         f"seeds {', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
     )
-    say(
-        f"{len(todo)} of {len(expected)} steps left: about {duration(seconds)} for one worker, "
-        f"{duration(seconds / workers)} for {workers}."
+    seconds, workers = times.total(todo), workers or affordable_workers(grid.resources)
+    expected = (
+        "how long they take is known once one of each kind has finished"
+        if seconds is None
+        else f"about {duration(seconds)} for one worker, {duration(seconds / workers)} for {workers}"
     )
-    if taken := taken_seconds(expected, results):
-        done = [seconds for key, seconds in model_seconds(grid, results).items() if key not in left]
-        say(
-            f"{len(done)} steps done: they took {duration(taken)} of one worker, and {duration(sum(done))} were expected "
-            "before the first."
-        )
+    say(f"{len(todo)} of {len(plan)} steps left: {expected}.")
 
 
 def _print_results(
@@ -172,58 +165,31 @@ class Format(StrEnum):
 
 def tables(
     results: Path = typer.Argument(
-        help="A results folder of 'gcemil benchmark', or one with a figures.json of it; a run folder for its review."
+        help="A results folder of 'gcemil benchmark'; a run folder for its review."
     ),
     table: list[str] = typer.Option(
-        [],
-        "--table",
-        help="A table by name, headline or review; may be repeated, all by default. An unknown name lists the known ones.",
+        [], "--table", help="task, a diagnostic or review; may be repeated, all by default."
     ),
-    export: Path | None = typer.Option(
-        None, help="Write figures.json into this folder: everything the tables read, without the runs."
-    ),
-    page: Path | None = typer.Option(
-        None, help="Write a page instead: table by table the paper, the results and a verdict."
-    ),
+    metric: list[str] = typer.Option([], "--metric", help="A metric; may be repeated, all by default."),
     form: Format = typer.Option(Format.markdown, "--format", help="csv has one line per cell."),
 ) -> None:
-    """Print tables: ours from the results, the paper's from its data file, each marked as what it is.
+    """Print means and intervals of a grid by cohort, host and arm.
 
-    Example: gcemil tables results/overnight --table classification --format latex
+    Example: gcemil tables results/smoke --table task --metric macro_f1 --format latex
     """
-    from gcemil.benchmark.results import Results, read_results
-    from gcemil.benchmark.tables.comparison import paper_figures
-    from gcemil.benchmark.tables.overview import headline_table
-    from gcemil.benchmark.tables.table import TABLES
     from gcemil.cli.console import say
-    from gcemil.errors import UsageError
     from gcemil.files import is_file
     from gcemil.tables import render_tables
 
-    if export is not None:
-        from gcemil.benchmark.exported import export_figures
-        from gcemil.benchmark.progress import expected_seconds
-
-        measured, expected = read_results(results), expected_seconds(Results(results))
-        say(f"wrote {export_figures(measured, export, expected_seconds=expected)}")
-        return
-    if page is not None:
-        from gcemil.benchmark.page import write_page
-
-        command = f"gcemil tables {results} --page {page}"
-        say(f"wrote {write_page(read_results(results), paper_figures(), page, command=command)}")
-        return
-    names = table or ([REVIEW] if is_file(results / "config.yaml") else ["headline", *TABLES])
     chosen: list[Table] = []
-    if REVIEW in names:
+    if REVIEW in table or (not table and is_file(results / "config.yaml")):
         from gcemil.diagnostics.agreement import review_tables
 
         chosen = review_tables(results)
-    if others := [name for name in names if name != REVIEW]:
-        paper, measured = paper_figures(), read_results(results)
-        known = {"headline": headline_table, **TABLES}
-        if unknown := [name for name in others if name not in known]:
-            raise UsageError(f"Unknown table '{unknown[0]}'. Choose one of: {', '.join(known)}.")
-        chosen = [known[name](measured, paper) for name in others] + chosen
+        table = [name for name in table if name != REVIEW]
+    if table or not chosen:
+        from gcemil.benchmark.figures import read_figures, summary_tables
+
+        chosen = summary_tables(read_figures(results), table, metric) + chosen
     for line in render_tables(chosen, form.value).splitlines():
         say(line)

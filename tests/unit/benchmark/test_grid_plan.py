@@ -2,8 +2,6 @@
 
 import pytest
 
-from builders import left_behind
-from gcemil.benchmark.engines import enter_grid
 from gcemil.benchmark.grid import (
     CohortKey,
     DiagnosisKey,
@@ -14,7 +12,6 @@ from gcemil.benchmark.grid import (
     plan_work,
     run_settings,
 )
-from gcemil.benchmark.results import Results
 from gcemil.config import PAPER, PAPER_CONSTRAINED, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
 from grid_builders import small_grid
@@ -164,12 +161,3 @@ def test_an_unknown_profile_is_named():
 def test_the_same_grid_gives_the_same_plan():
     again = Grid.model_validate_json(small_grid(diagnostics=["snr"]).model_dump_json())
     assert plan_work(again) == plan_work(small_grid(diagnostics=["snr"]))
-
-
-def test_a_grid_that_is_entered_again_frees_its_folder_of_what_a_killed_one_left(tmp_path):
-    results = Results(tmp_path)
-    enter_grid(small_grid(), results)
-    left = left_behind(results.timing)
-    left.write_text("{")
-    enter_grid(small_grid(), results)
-    assert not left.exists()

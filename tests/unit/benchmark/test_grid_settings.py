@@ -10,7 +10,9 @@ from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS
 from grid_builders import small_grid
 
-GRIDS = Path(__file__).parents[3] / "grids"
+ROOT = Path(__file__).parents[3]
+GRIDS = ROOT / "paper" / "grids"
+ALL_GRIDS = sorted([*GRIDS.glob("*.yaml"), *(ROOT / "grids").glob("*.yaml")])
 PAPER_COHORTS = {"bracs", "panda", "brca", "nsclc", "luad", "stad", "ucec", "kirp", "kirc"}
 
 SMALL = """
@@ -83,7 +85,7 @@ def test_an_option_that_a_diagnostic_does_not_have_is_refused():
         check_diagnostics(small_grid(diagnostic_options={"bugdet": {}}))
 
 
-@pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ALL_GRIDS, ids=lambda path: path.stem)
 def test_a_grid_of_the_repository_loads_plans_and_is_named_like_its_file(path):
     grid = Grid.load(path)
     assert grid.name == path.stem
@@ -138,7 +140,7 @@ def test_an_ablation_grid_has_the_rows_of_its_table(name, rows):
 def test_grids_that_share_a_cohort_mean_the_same_cohort_and_runs():
     """All but `smoke` and `paper` may be run into one results folder."""
     cohorts, settings = {}, {}
-    for path in GRIDS.glob("*.yaml"):
+    for path in ALL_GRIDS:
         grid = Grid.load(path)
         if grid.name in ("smoke", "paper"):
             continue

@@ -5,8 +5,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gcemil.errors import UsageError
+from gcemil.findings import Row
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, best_cells, render_tables
-from results_builders import ResultsFolder, gce_folds, host_folds
+from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
 COLUMNS = (
     Column("macro_f1", "Macro-F1", "macro_f1", group="BRACS"),
@@ -114,7 +115,7 @@ def results(tmp_path):
     folder = ResultsFolder(tmp_path / "results")
     folder.cohort("bracs")
     folder.run("bracs", "abmil", "host", host_folds(0.5))
-    folder.run("bracs", "abmil", "gce", gce_folds(0.6))
+    folder.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
     return folder.folder
 
 
@@ -129,25 +130,43 @@ def invoked(*arguments):
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-def test_the_command_prints_every_table_in_every_format(results, form):
-    from gcemil.benchmark.tables.comparison import paper_figures
-    from gcemil.benchmark.tables.table import TABLES
-
+def test_the_command_prints_means_and_intervals_in_every_format(results, form):
     result = invoked(results, "--format", form)
     assert result.exit_code == 0
-    labels = [table.label for table in paper_figures().tables.values()]
-    for word in labels if form == "latex" else TABLES:
-        assert word in result.output
+    # Folds of 0.6 and 0.8: half the interval is 12.706 * 0.1414 / sqrt 2.
+    assert "0.700 [-0.571, 1.971]" in result.output
 
 
-def test_the_command_prints_one_table_alone(results):
-    result = invoked(results, "--table", "survival")
-    assert result.output.startswith("## survival: ")
-    assert "classification" not in result.output
+def test_a_mean_is_over_folds_and_seeds_and_a_single_value_has_no_interval(results):
+    ResultsFolder(results).run("bracs", "abmil", "gce", gce_folds(0.7), seed=1)
+    ResultsFolder(results).run("bracs", "dsmil", "gce", gce_folds(0.4))
+    lines = invoked(results, "--metric", "macro_f1").output.splitlines()
+    assert lines[2:4] == ["| cohort | host | arm | mode | Macro-F1 ↑ |", "| --- | --- | --- | --- | --- |"]
+    assert "| bracs | abmil | gce | soft | 0.700 [0.452, 0.948] |" in lines
+    assert "| bracs | dsmil | gce | soft | 0.400 |" in lines
 
 
-def test_the_command_refuses_a_table_it_does_not_know(results):
-    result = invoked(results, "--table", "tab1")
+def test_a_diagnostic_is_a_table_of_its_own(results):
+    rows = [
+        Row({"rule": rule}, {"precision": value}) for rule, value in (("gates", 0.5), ("attention", None))
+    ]
+    diagnose(
+        results / "runs" / "bracs" / "abmil" / "gce" / "seed_0", "snr", [*rows, Row({"rule": "gates"}, {})]
+    )
+    result = invoked(results, "--table", "snr")
+    assert result.output.startswith("## snr: means over folds and seeds")
+    assert "| bracs | abmil | gce | gates | 0.500 |" in result.output
+    assert "| bracs | abmil | gce | attention | - |" in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--table", "The results have no source 'x'. Choose one of: task."),
+        ("--metric", "The results have no metric 'x'."),
+    ],
+)
+def test_the_command_refuses_a_name_it_does_not_know(results, option, said):
+    result = invoked(results, option, "x")
     assert isinstance(result.exception, UsageError)
-    known = "Unknown table 'tab1'. Choose one of: headline, classification, survival, "
-    assert str(result.exception).startswith(known)
+    assert str(result.exception).startswith(said)

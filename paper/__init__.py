@@ -1,0 +1,1 @@
+"""The tables of the GCE-MIL paper beside the same tables from results of `gcemil benchmark`; see README.md."""

@@ -1,0 +1,177 @@
+"""The figures of a results folder as one long table, and its summary: means and intervals by cohort, host and arm.
+
+`read_figures` has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source (`task` or
+a diagnostic), the labels of the finding's row (`by_mode`, `by_rule`, ...), metric and value. A value that was measured and
+is not defined is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from gcemil.errors import RunError, UsageError
+from gcemil.findings import Row, read_finding
+from gcemil.metrics import METRICS
+from gcemil.runs.folder import RunFolder, read_metrics, read_run
+from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, format_metric
+
+TASK = "task"
+TASK_METRICS = ("macro_f1", "c_index")
+"""The metric of each task, which has a second line as `task_metric`."""
+WHOLE_RUN = -1
+RUN = ["cohort", "host", "label", "seed"]
+FoldRow = tuple[int, Row]
+INTERVAL = 0.95
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run folder of the results."""
+
+    cohort: str
+    host: str
+    label: str
+    """The arm, or the name of the variant."""
+    seed: int
+    folder: Path
+    leaves_host_alone: bool
+    """Whether its host is trained as if there were no wrapper."""
+
+
+def list_runs(folder: Path) -> list[MeasuredRun]:
+    """The runs of a results folder, by cohort, host, label and seed."""
+    configs = sorted((folder / "runs").glob("*/*/*/seed_*/config.yaml"))
+    if not configs and not folder.exists():
+        raise RunError(f"{folder} does not exist. Give the results folder of 'gcemil benchmark'.")
+    if not configs:
+        raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
+    runs = []
+    for path in configs:
+        cohort, _, label, _ = path.parent.relative_to(folder / "runs").parts
+        settings = read_run(path.parent).settings
+        seed = _parse_seed(path.parent)
+        runs.append(
+            MeasuredRun(cohort, settings.host.name, label, seed, path.parent, settings.leaves_host_alone)
+        )
+    return runs
+
+
+def _parse_seed(run: Path) -> int:
+    number = run.name.removeprefix("seed_")
+    if not (number.isascii() and number.isdigit()):
+        raise RunError(
+            f"{run} is not a run of a grid, whose folder is named seed_<number>. Move it elsewhere."
+        )
+    return int(number)
+
+
+def read_figures(folder: Path) -> pd.DataFrame:
+    """All figures of a results folder."""
+    return pd.DataFrame(
+        [
+            {
+                **{name: getattr(run, name) for name in RUN},
+                "fold": fold,
+                "source": source,
+                **{f"by_{name}": value for name, value in row.labels.items()},
+                "metric": metric,
+                "value": float("nan") if value is None else value,
+            }
+            for run in list_runs(folder)
+            for source in _list_sources(run.folder)
+            for fold, row in _read_rows(run.folder, source)
+            for metric, value in row.values.items()
+        ]
+    )
+
+
+def _list_sources(run: Path) -> list[str]:
+    """The task, and every diagnostic that the run or a fold of it has."""
+    paths = [*run.glob("fold_*/diagnostics/*.json"), *run.glob("diagnostics/*.json")]
+    return [TASK, *sorted({path.stem for path in paths})]
+
+
+def _read_rows(run: Path, source: str) -> Iterator[FoldRow]:
+    """The rows of every fold; those of the whole run where no fold has any."""
+    if source == TASK:
+        for fold in RunFolder(run).finished_folds():
+            for mode, values in read_metrics(fold.path).modes.items():
+                main = next((name for name in TASK_METRICS if name in values), "")
+                yield fold.number, Row({"mode": mode}, {**values, "task_metric": values.get(main)})
+        return
+    folds = RunFolder(run).folds_with(f"diagnostics/{source}.json")
+    for fold in folds:
+        yield from ((fold.number, row) for row in read_finding(fold.finding(source)).rows)
+    if not folds:
+        yield from ((WHOLE_RUN, row) for row in read_finding(RunFolder(run).finding(source)).rows)
+
+
+def summary_tables(
+    figures: pd.DataFrame, sources: Sequence[str] = (), metrics: Sequence[str] = ()
+) -> list[Table]:
+    """One table per source: cohort, host, arm and row labels against metrics, as means over folds and seeds.
+
+    Args:
+        figures: Figures of `read_figures`.
+        sources: The sources to show; all where none is named.
+        metrics: The metrics to show; all where none is named.
+
+    Returns:
+        The tables in the order of the sources. A cell has the mean, its 95 % interval and the number of values.
+
+    Raises:
+        UsageError: A source or metric is not among the figures.
+    """
+    for column, names in (("source", sources), ("metric", metrics)):
+        known = list(figures[column].unique())
+        if unknown := [name for name in names if name not in known]:
+            raise UsageError(
+                f"The results have no {column} '{unknown[0]}'. Choose one of: {', '.join(known)}."
+            )
+    chosen = figures[figures.metric.isin(metrics)] if metrics else figures
+    shown = sources or chosen.source.unique()
+    return [_summary_table(source, chosen[chosen.source == source]) for source in shown]
+
+
+def _summary_table(source: str, rows: pd.DataFrame) -> Table:
+    """Means and intervals of one source."""
+    by = [name for name in rows if name.startswith("by_") and rows[name].notna().any()]
+    index = ["cohort", "host", "label", *by]
+    groups = rows.fillna(dict.fromkeys(by, "")).groupby([*index, "metric"], sort=False).value
+    wide = groups.agg(["mean", "std", "count"]).unstack("metric", sort=False)
+    names = list(rows.metric.unique())
+    return Table(
+        source,
+        f"means over folds and seeds, {INTERVAL:.0%} interval in brackets",
+        f"tab:{source}",
+        ("cohort", "host", "arm", *(name.removeprefix("by_") for name in by)),
+        tuple(Column(name, METRICS[name].label if name in METRICS else name, name) for name in names),
+        tuple(
+            Line(
+                tuple(map(str, labels)),
+                "ours",
+                tuple(_summary_cell(name, values.xs(name, level=1)) for name in names),
+            )
+            for labels, values in wide.iterrows()
+        ),
+    )
+
+
+def _summary_cell(metric: str, summary: pd.Series) -> Cell:
+    """The mean, and Student's interval around it where there are two values or more."""
+    mean, deviation, n = summary["mean"], summary["std"], summary["count"]
+    if pd.isna(n):
+        return MISSING
+    if n == 0:
+        return UNDEFINED
+    text = format_metric(metric, mean)
+    if n == 1:
+        return Cell(text, float(mean), n=1)
+    half = stats.t.ppf((1 + INTERVAL) / 2, n - 1) * deviation / n**0.5
+    ends = ", ".join(format_metric(metric, end) for end in (mean - half, mean + half))
+    return Cell(f"{text} [{ends}]", float(mean), float(deviation), int(n))

@@ -1,0 +1,113 @@
+"""The abstract's claims: from the paper's own tables, and from results whose averages are known by hand."""
+
+import pytest
+from paper.comparison import TIMES, paper_figures
+from paper.measured import read_measured
+from paper.overview import headline_table
+
+from gcemil.findings import Row
+from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two classification cohorts and one of survival; gains 0.1 and 0.3, and -0.02."""
+    results = ResultsFolder(tmp_path)
+    for cohort, task, metric, host, gce in (
+        ("bracs", "classification", "macro_f1", 0.5, 0.6),
+        ("nsclc", "classification", "macro_f1", 0.5, 0.8),
+        ("kirc", "survival", "c_index", 0.6, 0.58),
+    ):
+        results.cohort(cohort, task=task)
+        results.run(cohort, "abmil", "host", host_folds(host, host, metric=metric))
+        results.run(cohort, "abmil", "gce", gce_folds(gce, gce, metric=metric))
+    return results
+
+
+def block(results):
+    return headline_table(read_measured(results.folder), paper_figures())
+
+
+def value(made, claim, mark):
+    return next(
+        line.cells[0].text
+        for line in made.lines
+        if line.row_labels[0] == claim and line.row_labels[1].startswith(mark)
+    )
+
+
+def snr(attention_gap, evidence_gap, cd_gap, attention_loss, evidence_loss):
+    labels = {"class": "all", "comparison": "full-kept"}
+    return [
+        Row({"rule": "attention", "network": "plain", **labels}, {"full_kept_gap": attention_gap, "complement_degradation": attention_loss}),
+        Row({"rule": "attention", "network": "wrapped", **labels}, {"full_kept_gap": 9.0, "complement_degradation": 9.0}),
+        Row({"rule": "evidence", "network": "wrapped", **labels}, {"full_kept_gap": evidence_gap, "complement_degradation": evidence_loss}),
+        Row({"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "soft-kept"}, {"cd_gap": cd_gap}),
+    ]  # fmt: skip
+
+
+def run_of(results, cohort):
+    return results.folder / "runs" / cohort / "abmil" / "gce" / "seed_0"
+
+
+def test_gains_are_means_over_hosts_and_cohorts_of_one_task(results):
+    made = block(results)
+    # 0.1 and 0.3: mean 0.2, sd 0.1 sqrt 2.
+    assert value(made, "Mean gain in Macro-F1", "ours") == "+0.2000±0.1414"
+    assert value(made, "Mean gain in C-index", "ours") == "-0.0200±0.0000"
+
+
+def test_the_papers_claims_stand_beside_what_its_tables_give(results):
+    made = block(results)
+    assert value(made, "Mean gain in Macro-F1", "paper (abstract)") == "0.024"
+    # 36 cells of the table add up to 0.855.
+    assert value(made, "Mean gain in Macro-F1", "paper (from its tables)") == "+0.0238"
+    assert value(made, "Mean gain in C-index", "paper (from its tables)") == "+0.0142"
+    # 0.029 / 0.005 and 0.029 / 0.004; 0.277 / 0.107 and 0.412 / 0.151.
+    assert value(made, "C-D gap reduced", "paper (from its tables)") == f"5.8{TIMES} to 7.2{TIMES}"
+    assert value(made, "Complement degradation increased", "paper (from") == f"2.6{TIMES} to 2.7{TIMES}"
+    assert value(made, "Inference with tile prefilter, faster", "paper (from") == f"5{TIMES}"
+    assert value(made, "Utility retained with tile prefilter", "paper (from") == f"0.989{TIMES}"
+
+
+def test_ratios_are_of_means_and_take_the_plain_hosts_attention(results):
+    diagnose(run_of(results, "bracs"), "snr", snr(0.2, 0.1, 0.02, 0.1, 0.3))
+    diagnose(run_of(results, "nsclc"), "snr", snr(0.4, 0.1, 0.04, 0.1, 0.1))
+    made = block(results)
+    # Attention 0.3, evidence 0.03 soft-kept and 0.1 full-kept; degradation 0.2 over 0.1.
+    assert value(made, "C-D gap reduced, full-kept over C-D", "ours") == f"10.00{TIMES}"
+    assert value(made, "C-D gap reduced, full-kept over full-kept", "ours") == f"3.00{TIMES}"
+    assert value(made, "Complement degradation increased", "ours") == f"2.00{TIMES}"
+
+
+def test_cost_claims_come_from_the_cost_rows(results):
+    rows = [
+        Row({"mode": "discrete", "network": "wrapped", "timing": "measured"}, {"aggregation_time": 0.25, "relative_utility": 0.9}),
+        Row({"mode": "prefilter", "network": "wrapped", "timing": "measured"}, {"end_to_end_time": 0.2, "relative_utility": 0.8}),
+    ]  # fmt: skip
+    diagnose(run_of(results, "bracs"), "cost", rows)
+    made = block(results)
+    assert value(made, "Inference with tile prefilter, faster", "ours") == f"5.00{TIMES}"
+    assert (
+        value(made, "Inference with tile prefilter, faster: aggregation of cached evidence", "ours")
+        == f"4.00{TIMES}"
+    )
+    assert value(made, "Utility retained with tile prefilter", "ours") == f"0.800{TIMES}"
+
+
+def test_what_was_not_measured_is_missing(results):
+    made = block(results)
+    assert value(made, "C-D gap reduced, full-kept over C-D", "ours") == "missing"
+    assert value(made, "Utility retained with tile prefilter", "ours") == "missing"
+    assert "snr and cost" in made.remedy
+
+
+def test_a_gap_of_zero_gives_no_ratio(results):
+    diagnose(run_of(results, "bracs"), "snr", snr(0.2, 0.1, 0.0, 0.1, 0.3))
+    assert value(block(results), "C-D gap reduced, full-kept over C-D", "ours") == "-"
+
+
+def test_a_host_trained_twice_as_long_is_a_line_beside_the_gain(results):
+    results.run("bracs", "abmil", "host_long", host_folds(0.55, 0.55))
+    made = block(results)
+    assert value(made, "Mean gain in Macro-F1 (control: host, twice the epochs)", "ours") == "+0.0500±0.0000"
