@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +62,6 @@ def make_cohort(
     cohort = Cohort(folder, made, tuple(rows))
     cohort.save()
     return cohort
-
-
-def left_behind(path: Path, ending: str = "partial") -> Path:
-    """The name under which a process that no longer lives was writing this path, or had moved it aside."""
-    # No process of Linux has a number above 2**22.
-    return path.with_name(f".{path.name}.{socket.gethostname()[:40]}.{2**22 + 1}.00ff00ff.{ending}")
 
 
 def write_slide(folder: Path, slide_id: str, features: np.ndarray, coords: np.ndarray | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gcemil.simulation.compose import Recipe
+from gcemil.simulation.compose import ComposeSettings
 from gcemil.simulation.patch_pool import PatchPool
 
 CLASSES = ("normal", "fat", "tumour", "adenoma")
@@ -39,4 +39,4 @@ def make_recipe(**changes):
         "evidence": (0.05, 0.10),
         "folds": 3,
     }
-    return Recipe.model_validate({**values, **changes})
+    return ComposeSettings.model_validate({**values, **changes})

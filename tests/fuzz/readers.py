@@ -43,13 +43,12 @@ from gcemil.bags.foreign.recipes import import_recipe
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
-from gcemil.bags.tables import read_raw_table
+from gcemil.bags.tables import read_frame
 from gcemil.benchmark import summary as grid_summary
-from gcemil.benchmark.grid import CohortKey, Grid, plan_runs, run_settings
-from gcemil.benchmark.progress import estimate_seconds
-from gcemil.benchmark.results import Results, append_log, read_failure, read_log, read_results
-from gcemil.benchmark.tables.comparison import paper_figures
-from gcemil.benchmark.tables.table import TABLES
+from gcemil.benchmark.figures import read_figures, summary_tables
+from gcemil.benchmark.grid import CohortKey, Grid, plan_runs, plan_work, run_settings
+from gcemil.benchmark.progress import UnitTimes, cohort_shape
+from gcemil.benchmark.results import Results, append_log, read_failure, read_log
 from gcemil.cli.main import app
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings, with_overrides
 from gcemil.diagnostics.agreement import judge_patches
@@ -287,7 +286,8 @@ def read_grid(folder: Path) -> None:
     _ = grid.hash
     for key in plan_runs(grid)[:20]:
         run_settings(grid, key)
-    estimate_seconds(grid, Results(folder / "results"))
+    for name in grid.cohorts:
+        cohort_shape(grid, Results(folder / "results"), name)
 
 
 def build_family(folder: Path) -> None:
@@ -345,7 +345,7 @@ def read_label_tables(folder: Path, damaged: Sequence[Path]) -> None:
         *(
             partial(reader, path)
             for path in damaged
-            for reader in (read_raw_table, read_labels, inspect, read_splits)
+            for reader in (read_frame, read_labels, inspect, read_splits)
         )
     )
 
@@ -916,15 +916,10 @@ def build_results(folder: Path) -> None:
 def read_grid_results(folder: Path) -> None:
     results = Results(folder / "results")
 
-    def tables(folder: Path) -> None:
-        measured = read_results(folder)
-        for name in TABLES:
-            TABLES[name](measured, paper_figures())
-
     each(
-        partial(grid_summary.summarise, results), partial(tables, results.folder), partial(read_grid_summary, results.folder),
+        partial(grid_summary.summarise, results), lambda: summary_tables(read_figures(results.folder)), partial(read_grid_summary, results.folder),
         partial(read_log, results), partial(read_failure, results, CohortKey("bracs")),
-        lambda: [estimate_seconds(grid, results) for grid in results.grids()],
+        lambda: [UnitTimes(plan_work(grid), results) for grid in results.grids()],
     )  # fmt: skip
 
 

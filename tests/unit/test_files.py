@@ -2,9 +2,6 @@
 
 import multiprocessing
 import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -15,22 +12,19 @@ from PIL import Image
 
 from gcemil.errors import BusyError, InputError, RunError, StoreError
 from gcemil.files import (
+    atomic_folder,
+    atomic_write,
     cache_folders,
-    checked,
-    locked_folder,
+    lock_folder,
     parse_json,
     parse_yaml,
     read_picture,
     read_record,
     read_text,
-    read_yaml,
-    remove_leftovers,
-    replaced_folder,
-    whole_file,
-    whole_folder,
+    replace_folder,
+    validate_as,
     write_json,
     write_text,
-    writing,
 )
 
 
@@ -38,7 +32,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     path = write_text(tmp_path / "table.csv", "old")
 
     def fail_half_way():
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("ne")
             raise RuntimeError("half-way")
 
@@ -50,7 +44,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
 
 def test_a_folder_that_fails_half_way_leaves_nothing(tmp_path):
     def fail_half_way():
-        with whole_folder(tmp_path / "splits") as temporary:
+        with atomic_folder(tmp_path / "splits") as temporary:
             (temporary / "fold_0.csv").write_text("x")
             raise RuntimeError("half-way")
 
@@ -92,22 +86,18 @@ def test_numbers_that_do_not_exist_are_null(tmp_path):
     assert "Infinity" not in path.read_text()
 
 
-def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
-    machine = socket.gethostname()[:40]
-    left = tmp_path / "deep" / f".a.h5.{machine}.{dead.stdout.strip()}.00ff00ff.partial"
-    left.parent.mkdir()
-    left.write_text("")
-    mine = tmp_path / f".a.h5.{machine}.{os.getpid()}.00ff00ff.partial"
-    mine.write_text("")
-    foreign = tmp_path / ".a.h5.partial"
-    foreign.write_text("")
-    remove_leftovers(tmp_path)
-    assert not left.exists()
-    assert mine.exists()
+def test_what_a_killed_process_left_unfinished_goes_after_a_day(tmp_path):
+    names = (".a.h5.00ff00ff.partial", "deep/.b.00ff00ff.partial", ".mine.partial")
+    old, deep, foreign = (write_text(tmp_path / name, "half") for name in names)
+    new = write_text(tmp_path / ".c.h5.00ff00ff.partial", "half")
+    for path in (old, deep, foreign):
+        os.utime(path, (0, 0))
+    with lock_folder(tmp_path):
+        pass
+    assert not old.exists()
+    assert not deep.exists()
     assert foreign.exists()
+    assert new.exists()
 
 
 @pytest.mark.parametrize(
@@ -128,15 +118,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         read_text(path)
 
 
-def test_a_yaml_alias_bomb_is_refused_at_once(tmp_path):
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12)]
-    path = tmp_path / "bomb.yaml"
-    path.write_text("\n".join(lines))
-    with pytest.raises(InputError, match="alias"):
-        read_yaml(path)
-
-
 @pytest.mark.parametrize("text", ["[1", "a: b: c", "[" * 5000, "!!python/object:os.system {}", "x: \x00"])
 def test_bad_yaml_is_one_sentence(text):
     with pytest.raises(InputError, match="settings"):
@@ -150,7 +131,7 @@ def test_bad_json_is_one_sentence(text):
 
 
 def hold(folder, held, release):
-    with locked_folder(folder):
+    with lock_folder(folder):
         held.set()
         release.wait(30)
 
@@ -161,21 +142,16 @@ def test_a_folder_has_one_writer_at_a_time_and_says_who(tmp_path):
     process = context.Process(target=hold, args=(tmp_path, held, release))
     process.start()
     assert held.wait(60)
-    with pytest.raises(BusyError, match=rf"process {process.pid} on"), locked_folder(tmp_path):
+    with pytest.raises(BusyError, match=rf"process {process.pid} on"), lock_folder(tmp_path):
         pass
     process.kill()
     process.join()
-    with locked_folder(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
 def test_a_yaml_alias_is_read(tmp_path):
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "grid") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
-
-
-def test_a_yaml_alias_of_itself_is_refused():
-    with pytest.raises(InputError, match="grid: a YAML alias contains itself"):
-        parse_yaml("a: &a [*a]", "grid")
 
 
 def test_yaml_is_plain_data():
@@ -201,7 +177,7 @@ def test_a_record_is_read_in_its_shape(tmp_path):
     [
         ('{"name": "a"}', "sizes is missing"),
         ('{"name": 3, "sizes": []}', "name must be text"),
-        ('{"name": "a", "sizes": [1e999]}', "inf is not a finite number"),
+        ('{"name": "a", "sizes": [1e999]}', "must be a finite number"),
         ('{"name": "a", "sizes": [99999999999999999999]}', "more than 64 bits"),
         (
             '{"name": "a", "sizes": ["p", "q", "r", "s"]}',
@@ -219,9 +195,9 @@ def test_a_record_of_another_shape_is_named_with_what_is_wrong(tmp_path, text, m
 
 @pytest.mark.parametrize("text", ["inf", "-Infinity", "nan", "1e200"])
 def test_a_text_that_becomes_a_wild_number_is_refused(text):
-    assert checked({"auc": "0.5"}, dict[str, float], "metrics.json") == {"auc": pytest.approx(0.5)}
+    assert validate_as({"auc": "0.5"}, dict[str, float], "metrics.json") == {"auc": pytest.approx(0.5)}
     with pytest.raises(InputError, match=r"metrics\.json is not what it should be \(.* (finite|larger)"):
-        checked({"auc": text}, dict[str, float], "metrics.json")
+        validate_as({"auc": text}, dict[str, float], "metrics.json")
 
 
 def test_a_small_picture_that_unpacks_to_a_huge_one_is_refused(tmp_path):
@@ -240,23 +216,20 @@ def test_a_damaged_picture_is_named(tmp_path):
         read_picture(path, "L")
 
 
-@pytest.mark.parametrize("swaps", [True, False])
-def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch, swaps):
-    if not swaps:
-        monkeypatch.setattr(writing, "_exchange", lambda first, second: False)
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     folder = tmp_path / "splits"
     for name in ("old", "kept", "both"):
         write_text(folder / name, "before")
 
     def stop_half_way():
-        with replaced_folder(folder) as aside:
+        with replace_folder(folder, keep=lambda name: True) as aside:
             write_text(aside / "new", "after")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stop_half_way()
     assert {path.name for path in folder.iterdir()} == {"old", "kept", "both"}
-    with replaced_folder(folder, keep=lambda name: name != "old") as aside:
+    with replace_folder(folder, keep=lambda name: name != "old") as aside:
         write_text(aside / "both", "after")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"kept": "before", "both": "after"}
     assert list(tmp_path.iterdir()) == [folder]
@@ -265,9 +238,9 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch, sw
 def test_a_folder_in_use_is_waited_for_as_long_as_was_said(tmp_path):
     started = time.monotonic()
     with (
-        locked_folder(tmp_path),
+        lock_folder(tmp_path),
         pytest.raises(BusyError, match="another process"),
-        locked_folder(tmp_path, wait=0.3),
+        lock_folder(tmp_path, wait=0.3),
     ):
         pass
     assert time.monotonic() - started >= 0.3

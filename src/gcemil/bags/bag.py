@@ -101,12 +101,47 @@ def slide_bag(
     coords: CoordRows | None = None,
     patch_size: LevelZeroPx | None = None,
 ) -> Bag:
-    """The bag of one slide."""
+    """Make the bag of one slide.
+
+    Args:
+        slide_id: Name of the slide, which is also that of the bag.
+        features: One row per patch, (patches, width).
+        coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+        patch_size: Side of a patch in level-0 pixels; None if unknown.
+
+    Returns:
+        The bag.
+
+    Raises:
+        BagError: There is no patch, or features and coordinates differ in number.
+
+    Example:
+        >>> import gcemil, numpy
+        >>> len(gcemil.slide_bag("S-17", numpy.zeros((5, 8), dtype="float32")))
+        5
+    """
     return Bag(slide_id, features, coords, patch_size, (SlideSpan(slide_id, 0, len(features)),))
 
 
 def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
-    """One bag of all slides of a case, sorted by slide id, side by side without touching."""
+    """Make one bag of all slides of a case, sorted by slide id, side by side without touching.
+
+    Args:
+        case_id: Name of the case, which is also that of the bag.
+        slides: Bags of one slide each.
+
+    Returns:
+        The bag; `spans` tells which rows come from which slide.
+
+    Raises:
+        BagError: Some slides have coordinates and some have none.
+
+    Example:
+        >>> import gcemil, numpy
+        >>> slides = [gcemil.slide_bag(name, numpy.zeros((5, 8), dtype="float32")) for name in ("b", "a")]
+        >>> gcemil.case_bag("P-1", slides).slide_ids
+        ('a', 'b')
+    """
     ordered = sorted(slides, key=lambda bag: bag.bag_id)
     if any(bag.coords is None for bag in ordered) and any(bag.coords is not None for bag in ordered):
         raise BagError(

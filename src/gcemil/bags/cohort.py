@@ -6,8 +6,7 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcemil.bags import store
 from gcemil.bags.arrays import Bounds, read_patch_layout, stated_bounds, stated_number
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
-from gcemil.bags.tables import check_slide_id, read_table
+from gcemil.bags.tables import read_table
+from gcemil.bags.validate import case_of, check_slide, check_slides, raise_first
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
-from gcemil.files import checked, is_file, read_yaml, write_table, write_text
+from gcemil.files import is_file, read_yaml, validate_as, write_table, write_text
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 from gcemil.wording import is_there, near_path
 
 Task = Literal["classification", "survival"]
 
+NEGATIVE_NAMES = ("normal", "negative", "healthy")
+"""Classes that are taken for slides without a lesion where cohort.yaml names none."""
 _CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
 _SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
 
@@ -43,6 +45,8 @@ class CohortCard(BaseModel):
     name: str
     task: Task
     classes: tuple[str, ...] = ()
+    negative_class: str | None = None
+    """The class of slides without a lesion, on which no evidence should be confirmed."""
     feature_dim: int = Field(ge=1, le=LARGEST_SIZE)
     encoder: str = "unknown"
     patch_size_level0: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -51,6 +55,13 @@ class CohortCard(BaseModel):
     bag_unit: Literal["slide", "case"] | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
     """How the cohort came to be: simulator dials, or the assumptions an importer made."""
+
+    @property
+    def negative_index(self) -> int | None:
+        """Index of the class without a lesion: the named one, else a class called normal, negative or healthy."""
+        names = [name.lower() for name in self.classes]
+        wanted = (self.negative_class.lower(),) if self.negative_class else NEGATIVE_NAMES
+        return next((names.index(name) for name in wanted if name in names), None)
 
 
 @dataclass(frozen=True)
@@ -86,13 +97,10 @@ class Cohort:
     @staticmethod
     def load(folder: Path) -> Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
-        card = read_card(folder)
-        slides = tuple(
-            parse_slide(row, card, folder) for row in read_table(folder / "slides.csv", columns_of(card.task))
-        )
-        cohort = Cohort(folder, card, slides)
-        cohort._check()
-        return cohort
+        card, table = read_card(folder), folder / "slides.csv"
+        rows = read_table(table, columns_of(card.task))
+        raise_first(check_slides(rows, card), table)
+        return Cohort(folder, card, tuple(_read_slide(row, card.task) for row in rows))
 
     def save(self) -> None:
         """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
@@ -191,28 +199,6 @@ class Cohort:
             raise CohortError(f"Slide '{row.slide_id}' has no time or event.")
         return row.time, row.event
 
-    def _check(self) -> None:
-        table = self.folder / "slides.csv"
-        seen: set[str] = set()
-        for row in self.slides:
-            if row.slide_id in seen:
-                raise CohortError(f"{table}: slide '{row.slide_id}' stands twice. Remove one line.")
-            seen.add(row.slide_id)
-        for first, row in find_disagreements(self.slides) if self.bag_unit == "case" else ():
-            raise CohortError(
-                f"{table}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' "
-                "disagree on the target, so they cannot form one bag. Correct the table."
-            )
-
-
-def find_disagreements(rows: Iterable[SlideRow]) -> Iterator[tuple[SlideRow, SlideRow]]:
-    """Slides of one case that have different targets: the first of the case, and the one that disagrees with it."""
-    by_case: dict[str, SlideRow] = {}
-    for row in rows:
-        first = by_case.setdefault(row.case_id, row)
-        if (first.label, first.time, first.event) != (row.label, row.time, row.event):
-            yield first, row
-
 
 def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
     """The rows of a bag that fall into one slide, counted from the slide's first row."""
@@ -263,13 +249,17 @@ def read_card(folder: Path) -> CohortCard:
         values = read_yaml(path)
     except InputError as error:
         raise CohortError(f"{error} Correct the card, or import the cohort again.") from error
-    card = checked(values, CohortCard, path, error=CohortError, remedy="Correct the card.")
+    card = validate_as(values, CohortCard, path, error=CohortError, remedy="Correct the card.")
     if card.task == "classification" and len(card.classes) < 2:
         raise CohortError(
             f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
         )
+    if card.negative_class is not None and card.negative_class not in card.classes:
+        raise CohortError(
+            f"{path}: negative_class is '{card.negative_class}', but the classes are {', '.join(card.classes)}. Name one of them."
+        )
     if len(set(card.classes)) < len(card.classes):
-        raise CohortError(f"{path}: a class stands twice among {', '.join(card.classes)}. Remove one.")
+        raise CohortError(f"{path}: a class occurs twice among {', '.join(card.classes)}. Remove one.")
     return card
 
 
@@ -304,26 +294,15 @@ def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> N
 
 def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
-    table = folder / "slides.csv"
-    slide_id = check_slide_id(row["slide_id"], table)
+    raise_first(check_slide(row, card), folder / "slides.csv")
+    return _read_slide(row, card.task)
+
+
+def _read_slide(row: dict[str, str], task: Task) -> SlideRow:
+    """One line of slides.csv that has no problem."""
     site = row.get("site") or None
-    case_id = row["case_id"] or slide_id
-    if card.task == "classification":
-        if row["label"] not in card.classes:
-            raise CohortError(
-                f"{table}: slide '{slide_id}' has label '{row['label']}', but cohort.yaml lists: {', '.join(card.classes)}."
-            )
-        return SlideRow(slide_id, case_id, label=row["label"], site=site)
-    try:
-        # Tables that went through pandas say 1.0 for an event.
-        time, event = float(row["time"]), float(row["event"])
-    except ValueError as error:
-        raise CohortError(
-            f"{table}: slide '{slide_id}' has time '{row['time']}' and event '{row['event']}'; both must be numbers."
-        ) from error
-    if not 0 < time < math.inf or event not in (0, 1):
-        raise CohortError(
-            f"{table}: slide '{slide_id}' has time {time:g} and event {event:g}; time must be > 0 and finite, "
-            "event 1 (happened) or 0."
-        )
-    return SlideRow(slide_id, case_id, time=time, event=int(event), site=site)
+    if task == "classification":
+        return SlideRow(row["slide_id"], case_of(row), label=row["label"], site=site)
+    # Tables that went through pandas have 1.0 for an event.
+    time, event = float(row["time"]), int(float(row["event"]))
+    return SlideRow(row["slide_id"], case_of(row), time=time, event=event, site=site)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gcemil.bags.cohort import Cohort, SlideRow
 from gcemil.bags.tables import read_table
+from gcemil.bags.validate import Problem, make_error, raise_first
 from gcemil.errors import CohortError, InputError, UsageError, error_text
-from gcemil.files import read_yaml, replaced_folder, restore_folder, write_table, write_text
+from gcemil.files import read_yaml, replace_folder, restore_folder, write_table, write_text
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
@@ -148,7 +149,7 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
     """All folds at once, in place of those that were there: a kill leaves the old ones or the new ones."""
     if not folds:
         return
-    with replaced_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
+    with replace_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
         for fold in folds:
             rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
             write_table(folder / f"fold_{fold.index}.csv", ("slide_id", "split"), rows)
@@ -208,25 +209,26 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
                 f"{cohort.folder} has no fold {index}; its folds are {', '.join(map(str, there))}. Give --folds or --fold one of these."
             )
         raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
-    part_of: dict[str, Part] = {}
-    known = {row.slide_id for row in cohort.slides}
-    for slide_id, part in read_parts(cohort.folder, index):
-        if part not in PARTS:
-            raise CohortError(f"{path}: slide '{slide_id}' has split '{part}'; use train, val or test.")
-        # A published split may name slides that this cohort leaves out.
-        if slide_id in known:
-            part_of[slide_id] = part
-    if missing := sorted(known - set(part_of)):
-        raise CohortError(
-            f"{path} does not place slide '{missing[0]}' ({len(missing)} in all). Run 'gcemil split' again."
-        )
-    fold = Fold(index, part_of)
-    if leaks := leaking_cases(cohort, fold):
-        raise CohortError(
-            f"{path}: case '{leaks[0]}' is in more than one part ({len(leaks)} cases in all), so the test set is not unseen. "
-            "Run 'gcemil split' with --unit case."
-        )
-    return fold
+    case_of = {row.slide_id: row.case_id for row in cohort.slides}
+    placed = dict(read_parts(cohort.folder, index))
+    raise_first(check_fold(case_of, placed, path.name), path)
+    # A published split may name slides that this cohort leaves out.
+    parts: dict[str, Part] = {part: part for part in PARTS}
+    return Fold(index, {slide_id: parts[part] for slide_id, part in placed.items() if slide_id in case_of})
+
+
+def check_fold(case_of: Mapping[str, str], placed: Mapping[str, str], name: str) -> Iterator[Problem]:
+    """Every slide without a part, and every case in more than one: the problems of one fold file."""
+    for slide_id in case_of:
+        if slide_id not in placed:
+            yield make_error(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
+        elif placed[slide_id] not in PARTS:
+            what = f"{name} gives the slide split '{placed[slide_id]}'; there are {', '.join(PARTS)}"
+            yield make_error(slide_id, what, "Run 'gcemil split' again.")
+    for case_id, parts in _list_parts(case_of, placed).items():
+        if len(parts) > 1:
+            what = f"the case is in {' and '.join(sorted(parts))} of {name}: the test set leaks"
+            yield make_error(case_id, what, "Run 'gcemil split --unit case'.")
 
 
 def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:
@@ -237,17 +239,22 @@ def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:
 
 def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
     """Cases whose slides stand in more than one part."""
+    case_of = {row.slide_id: row.case_id for row in cohort.slides}
+    return sorted(case for case, parts in _list_parts(case_of, fold.part_of).items() if len(parts) > 1)
+
+
+def _list_parts(case_of: Mapping[str, str], placed: Mapping[str, str]) -> dict[str, set[str]]:
+    """The parts in which each case has slides."""
     parts: dict[str, set[str]] = defaultdict(set)
-    for row in cohort.slides:
-        if row.slide_id in fold.part_of:
-            parts[row.case_id].add(fold.part_of[row.slide_id])
-    return sorted(case_id for case_id, found in parts.items() if len(found) > 1)
+    for slide_id, case_id in case_of.items():
+        if placed.get(slide_id) in PARTS:
+            parts[case_id].add(placed[slide_id])
+    return parts
 
 
 def fold_indices(folder: Path) -> list[int]:
     """The folds that exist on disk."""
-    if not (folder / "splits").is_dir():
-        restore_folder(folder / "splits")
+    restore_folder(folder / "splits")
     found = (path.stem.removeprefix("fold_") for path in (folder / "splits").glob("fold_*.csv"))
     return sorted(int(text) for text in found if text.isdigit())
 

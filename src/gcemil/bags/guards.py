@@ -6,13 +6,11 @@ An error stops training; a warning is recorded in the run. Features, truth, anch
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -20,9 +18,17 @@ from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import CohortCard, columns_of, feature_file, read_card
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, read_examples
-from gcemil.bags.folds import PARTS, fold_faults, fold_indices, read_parts, split_file
+from gcemil.bags.folds import PARTS, check_fold, fold_faults, fold_indices, read_parts, split_file
 from gcemil.bags.tables import check_slide_id, read_table
-from gcemil.bags.untrusted import untrusted_files
+from gcemil.bags.validate import (
+    Problem,
+    case_of,
+    check_slides,
+    from_exception,
+    make_error,
+    make_warning,
+    parse_number,
+)
 from gcemil.errors import CohortError, InputError, StoreError
 
 Row = dict[str, str]
@@ -32,46 +38,21 @@ _N_FOLDS = 5
 _TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a cohort, and what to do about it."""
-
-    level: Literal["error", "warning"]
-    where: str
-    """The slide, case, class or file it is about."""
-    what: str
-    remedy: str
-
-
-def _error(where: str, what: str, remedy: str) -> Problem:
-    return Problem("error", where, what, remedy)
-
-
-def _warning(where: str, what: str, remedy: str) -> Problem:
-    return Problem("warning", where, what, remedy)
-
-
-def _from_fault(where: str, fault: InputError, remedy: str = "") -> Problem:
-    """An error of ours as a problem, with this remedy or else the one that it tells itself."""
-    what, _, told = str(fault).partition(". ")
-    remedy = remedy or told or "Correct the file named, then validate again."
-    return _error(where, what.removesuffix("."), remedy)
-
-
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
     """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
     try:
         card = read_card(folder)
         rows = read_table(folder / "slides.csv", columns_of(card.task))
     except InputError as fault:
-        return [_from_fault(str(folder), fault)]
-    problems = [*_table_problems(rows, card, folder)]
-    problems += _survival_problems(rows) if card.task == "survival" else _label_problems(rows, card)
+        return [from_exception(str(folder), fault)]
+    problems = [*check_slides(rows, card)]
+    problems += _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
+    if not rows:
+        problems.append(make_error("slides.csv", "the table has no slides", "Add a line per slide."))
     # An id that is a path would be looked for outside the cohort.
     within = [row for row in rows if _is_plain(row["slide_id"])]
     # Files before splits: what is gone is told first, because nothing else helps before it is back.
-    with untrusted_files():
-        problems += _file_problems(within, card, folder, on_slide)
+    problems += _file_problems(within, card, folder, on_slide)
     return [*problems, *_split_problems(rows, card, folder)]
 
 
@@ -119,61 +100,30 @@ def select_errors(problems: list[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.level == "error"]
 
 
-def _table_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
-    if not rows:
-        yield _error("slides.csv", "the table has no slides", "Add a line per slide.")
-    for slide_id, count in Counter(row["slide_id"] for row in rows).items():
-        if count > 1:
-            yield _error(slide_id, f"the slide id stands {count} times in slides.csv", "Keep one line.")
-        try:
-            check_slide_id(slide_id, folder / "slides.csv")
-        except CohortError as fault:
-            yield _from_fault(slide_id, fault, "Rename the slide.")
-    if card.task == "survival" or card.bag_unit == "case":
-        targets: dict[str, set[tuple[str | None, ...]]] = defaultdict(set)
-        for row in rows:
-            targets[row["case_id"]].add((row.get("label"), row.get("time"), row.get("event")))
-        for case_id, found in targets.items():
-            if len(found) > 1:
-                what = f"slides of the case disagree on the target: {sorted(map(str, found))}"
-                yield _error(case_id, what, "A case has one target; correct slides.csv.")
-
-
-def _label_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
-    cases: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        if row["label"] not in card.classes:
-            what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
-            yield _error(row["slide_id"], what, "Correct the label, or add the class to cohort.yaml.")
-        cases[row["label"]].add(row["case_id"])
+def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     for name in card.classes:
-        if not cases[name]:
-            yield _error(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
-        elif len(cases[name]) < _N_FOLDS:
-            what = f"the class has {len(cases[name])} cases, fewer than the {_N_FOLDS} folds"
-            yield _warning(name, what, "Some folds cannot test it; merge classes or use fewer folds.")
+        count = len({case_of(row) for row in rows if row["label"] == name})
+        if not count:
+            yield make_error(
+                name, "the class has no slide", "Remove the class from cohort.yaml or add slides."
+            )
+        elif count < _N_FOLDS:
+            what = f"the class has {count} cases, fewer than the {_N_FOLDS} folds"
+            yield make_warning(name, what, "Some folds cannot test it; merge classes or use fewer folds.")
 
 
 def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
-    times, events = [], []
-    for row in rows:
-        time, event = _number(row["time"]), _number(row["event"])
-        if time is None or not 0 < time < math.inf:
-            what = f"survival time '{row['time']}' is not a finite number above 0"
-            yield _error(row["slide_id"], what, "Correct the time, or exclude the case.")
-        elif event not in (0, 1):
-            what = f"event '{row['event']}' is neither 0 nor 1"
-            yield _error(row["slide_id"], what, "Code 1 for happened and 0 for censored.")
-        else:
-            times.append(time)
-            events.append(int(event))
-    happened = np.array(events, bool)
+    outcomes = [(parse_number(row["time"]), parse_number(row["event"])) for row in rows]
+    times, events = np.array([pair for pair in outcomes if None not in pair], dtype=float).reshape(-1, 2).T
+    happened = events == 1
     if len(happened) and not happened.any():
         what = "no case has an event, so no risk can be learned"
-        yield _error("slides.csv", what, "Check the event column.")
-    elif _looks_inverted(np.array(times), happened):
+        yield make_error("slides.csv", what, "Check the event column.")
+    elif _looks_inverted(times, happened):
         what = f"{happened.mean():.0%} of the slides have an event and these have the longer times: event and censorship look swapped"
-        yield _warning("slides.csv", what, "If the column was 'censorship', write event = 1 - censorship.")
+        yield make_warning(
+            "slides.csv", what, "If the column was 'censorship', write event = 1 - censorship."
+        )
 
 
 def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
@@ -181,7 +131,7 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
     # Loading scipy.stats takes longer than most commands that import this module.
     from scipy.stats import mannwhitneyu
 
-    if happened.mean() <= 0.5 or (~happened).sum() < 5:
+    if not len(happened) or happened.mean() <= 0.5 or (~happened).sum() < 5:
         return False
     return bool(mannwhitneyu(times[happened], times[~happened], alternative="greater").pvalue < 1e-3)
 
@@ -196,29 +146,20 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         }
         faults = fold_faults(folder, own)
     except InputError as fault:
-        yield _from_fault("splits", fault, f"Run 'gcemil split {folder} --force'.")
+        yield from_exception("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
     remedy = (
         f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
         f"'gcemil split {folder} --official'."
     )
-    yield from (_error("splits", what, remedy) for what in faults)
+    yield from (make_error("splits", what, remedy) for what in faults)
     for index, placed in by_fold.items():
         path = split_file(folder, index)
-        parts: dict[str, set[str]] = defaultdict(set)
+        yield from check_fold({row["slide_id"]: case_of(row) for row in rows}, placed, path.name)
         classes: dict[str, set[str]] = defaultdict(set)
         for row in rows:
-            part = placed.get(row["slide_id"])
-            if part not in PARTS:
-                what = f"{path.name} gives it split '{part}'"
-                yield _error(row["slide_id"], what, "Run 'gcemil split' again.")
-                continue
-            parts[row["case_id"]].add(str(part))
-            classes[str(part)].add(row["label"] if card.task == "classification" else row["event"])
-        for case_id, found in parts.items():
-            if len(found) > 1:
-                what = f"the case is in {' and '.join(sorted(found))} of {path.name}: the test set leaks"
-                yield _error(case_id, what, "Run 'gcemil split --unit case'.")
+            part = placed.get(row["slide_id"], "")
+            classes[part].add(row["label"] if card.task == "classification" else row["event"])
         yield from _part_problems(classes, card, path)
 
 
@@ -228,22 +169,15 @@ def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -
     for part in PARTS:
         found = classes.get(part, set())
         if not found:
-            yield _error(path.name, f"the {part} part is empty", f"{again}.")
-        elif is_survival and not any(_number(event) == 1 for event in found):
-            yield _error(path.name, f"the {part} part has no event", f"{again}, with fewer folds.")
+            yield make_error(path.name, f"the {part} part is empty", f"{again}.")
+        elif is_survival and not any(parse_number(event) == 1 for event in found):
+            yield make_error(path.name, f"the {part} part has no event", f"{again}, with fewer folds.")
         elif not is_survival and len(found) < 2:
             what = f"the {part} part has only class '{next(iter(found))}'"
-            yield _error(path.name, what, f"{again}, with fewer folds.")
+            yield make_error(path.name, what, f"{again}, with fewer folds.")
         elif not is_survival and part == "train" and (absent := set(card.classes) - found):
             what = f"class '{min(absent)}' has no training slide"
-            yield _error(path.name, what, f"{again}, with fewer folds, or merge classes.")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+            yield make_error(path.name, what, f"{again}, with fewer folds, or merge classes.")
 
 
 def _file_problems(
@@ -256,13 +190,13 @@ def _file_problems(
         try:
             yield from _feature_problems(slide_id, path, card, first_with)
         except StoreError as fault:
-            yield _from_fault(slide_id, fault)
+            yield from_exception(slide_id, fault)
         if on_slide:
             on_slide(done, len(names))
     listed = {f"{name}.h5" for name in names}
     if unused := sorted(path.name for path in (folder / "features").glob("*.h5") if path.name not in listed):
         what = f"{len(unused)} feature files have no line in slides.csv"
-        yield _warning(unused[0], what, "Add the slides or remove the files.")
+        yield make_warning(unused[0], what, "Add the slides or remove the files.")
     yield from _bank_problems(card, folder)
 
 
@@ -272,21 +206,23 @@ def _feature_problems(
     layouts = store.describe(path)
     if "features" not in layouts:
         what = f"{path.name} has no dataset 'features', only: {', '.join(layouts) or 'nothing'}"
-        yield _error(slide_id, what, "Read it with 'gcemil import'.")
+        yield make_error(slide_id, what, "Read it with 'gcemil import'.")
         return
     layout, shape = layouts["features"], layouts["features"].shape
     problem = features_problem(layout)
     if len(shape) != 2 or shape[1] != card.feature_dim:
         problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
     if problem:
-        yield _error(slide_id, problem, "Extract it with the cohort's encoder.")
+        yield make_error(slide_id, problem, "Extract it with the cohort's encoder.")
         return
     if shape[0] == 0:
-        yield _error(slide_id, "the slide has no patches", "Remove its line, or segment its tissue again.")
+        yield make_error(
+            slide_id, "the slide has no patches", "Remove its line, or segment its tissue again."
+        )
         return
     if layout.is_slow:
         what = f"features are stored in chunks of {layout.chunks}, which read slowly"
-        yield _warning(slide_id, what, _describe_repacking(path))
+        yield make_warning(slide_id, what, _describe_repacking(path))
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)
     yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
@@ -308,13 +244,13 @@ def _coord_problems(
 ) -> Iterator[Problem]:
     if "coords" not in layouts:
         remedy = "Spatial steps are switched off for this slide."
-        yield _warning(slide_id, "the file has no coordinates", remedy)
+        yield make_warning(slide_id, "the file has no coordinates", remedy)
     elif layouts["coords"].shape != (n_patches, 2):
         what = f"{layouts['coords'].shape} coordinates for {n_patches} feature rows"
-        yield _error(slide_id, what, "Extract the slide again.")
+        yield make_error(slide_id, what, "Extract the slide again.")
     elif problem := coords_problem(store.read(path, "coords")):
         remedy = "Extract the slide again, or import it with 'gcemil import', which converts."
-        yield _error(slide_id, problem, remedy)
+        yield make_error(slide_id, problem, remedy)
 
 
 def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
@@ -331,14 +267,14 @@ def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> It
         done += len(block)
     if unfit:
         what = f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}"
-        yield _error(slide_id, what, "Extract the slide again.")
+        yield make_error(slide_id, what, "Extract the slide again.")
     elif done > 1 and all_alike:
         remedy = "The encoder saw no tissue; extract it again."
-        yield _error(slide_id, "all patches have the same features", remedy)
+        yield make_error(slide_id, "all patches have the same features", remedy)
     other = first_with.setdefault(digest.hexdigest(), slide_id)
     if other != slide_id:
         what = f"its features are identical to those of '{other}'"
-        yield _error(slide_id, what, "Remove one of the two slides.")
+        yield make_error(slide_id, what, "Remove one of the two slides.")
 
 
 def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Problem]:
@@ -350,7 +286,7 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
             if store.has(path, name):
                 read_truth(path, name, n_patches)
     except StoreError as fault:
-        yield _from_fault(slide_id, fault, "Write the truth again, or remove the file.")
+        yield from_exception(slide_id, fault, "Write the truth again, or remove the file.")
 
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
@@ -363,24 +299,24 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
             try:
                 widths[name] = read_anchors(path)[0].shape[1]
             except StoreError as fault:
-                yield _from_fault(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
+                yield from_exception(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
     path = folder / EXAMPLES_FILE
     if path.exists() or card.anchors == EXAMPLES:
         try:
             read_examples(path, card.feature_dim)
         except InputError as fault:
-            yield _from_fault(path.name, fault)
+            yield from_exception(path.name, fault)
     path, remedy = folder / "anchor_pairs.h5", "Write the pairs again with 'gcemil anchors pairs'."
     if not path.exists():
         return
     try:
         features, anchor_space = (side.shape[1] for side in read_pairs(path))
     except StoreError as fault:
-        yield _from_fault(path.name, fault, remedy)
+        yield from_exception(path.name, fault, remedy)
         return
     if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
         what = (
             f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
             f"{widths.get(own, 'unknown')}"
         )
-        yield _error(path.name, what, remedy)
+        yield make_error(path.name, what, remedy)

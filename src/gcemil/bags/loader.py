@@ -21,7 +21,6 @@ from jaxtyping import Int
 
 from gcemil.bags.bag import Bag, CoordRows, RowIndex, coordinate_step
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.processes import tell_reading, tell_slide
 
 _BLOCK_SIDE = 4
 
@@ -68,20 +67,10 @@ def load_bags(
     cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
 ) -> Iterator[tuple[BagSpec, Bag]]:
     """Each bag once, in the order given; at most `ahead` wait in memory, and none beside a bag that is large."""
-
-    def read(spec: BagSpec) -> Bag:
-        tell_reading(spec.bag_id)
-        bag = read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)
-        tell_reading("")
-        return bag
-
     # Not a loop with variables, which would keep a bag alive while the thread waits for its next turn.
-    pairs = ((spec, read(spec)) for spec in specs)
+    pairs = ((spec, read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)) for spec in specs)
     with closing(run_ahead(pairs, ahead, size=lambda pair: pair[1].features.nbytes)) as ready:
-        for item in ready:
-            tell_slide(item[0].bag_id)
-            yield item
-            del item
+        yield from ready
 
 
 def run_ahead(

@@ -35,7 +35,7 @@ from gcemil.bags.arrays import read_coords
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint, read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
-from gcemil.files import checked, write_bytes, write_table
+from gcemil.files import validate_as, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
@@ -367,7 +367,9 @@ def read_summary(out: Path, settings: PatchSettings) -> dict[str, PatchedSlide]:
     path = summary_file(out, settings)
     try:
         rows = [{**row, "mpp": row["mpp"] or None} for row in read_table(path, COLUMNS)]
-        return {outcome.slide_id: outcome for outcome in (checked(row, PatchedSlide, path) for row in rows)}
+        return {
+            outcome.slide_id: outcome for outcome in (validate_as(row, PatchedSlide, path) for row in rows)
+        }
     except GcemilError:
         return {}
 

@@ -1,17 +1,20 @@
-"""The only door to HDF5: features, coordinates, truth, anchors, evidence.
+"""Reading and writing of HDF5 files: features, coordinates, truth, anchors, evidence.
 
-Files are read through `hdf5`, which believes nothing in them, and those that could harm this process only after another
-one has looked at them (`untrusted`). Whatever is wrong with a file is one sentence that names it.
+Files are opened with h5py. Links, and datasets whose values lie in another file, are refused. A missing, truncated,
+mistyped or otherwise damaged file raises a StoreError with one sentence that names it. Rows of plain numbers are read
+from their byte positions, which avoids one index lookup per row in the (1, d)-chunked files of CLAM and TRIDENT.
 
-Files are written beside the target, read back, and renamed, without time stamps, so equal content gives equal bytes.
+Files are made in memory and written in one atomic step, without time stamps: equal content gives equal bytes.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from io import FileIO
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,159 +22,134 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from gcemil.bags.hdf5 import (
-    BLOCK_BYTES,
-    Array,
-    Layout,
-    NumberDataset,
-    find_dataset,
-    get_dataset,
-    get_member,
-    is_number_type,
-    layout_of,
-    list_datasets,
-    read_attribute,
-    refuse_external_data,
-    refuse_oversized,
-    to_native,
-    to_plain_value,
-)
-from gcemil.bags.untrusted import REMEDY, examine_first, examine_texts
 from gcemil.errors import GcemilError, StoreError, error_text
-from gcemil.files import whole_file
+from gcemil.files import write_bytes
 from gcemil.wording import near_path
 
-__all__ = [
-    "Array",
-    "Attributes",
-    "Layout",
-    "attributes",
-    "describe",
-    "has",
-    "is_number_type",
-    "read",
-    "read_beside",
-    "read_blocks",
-    "read_texts",
-    "repack",
-    "walk",
-    "write",
-]
-
+Array = NDArray[Any]
+Rows = NDArray[np.integer[Any]]
 Attributes = Mapping[str, str | int | float | bool]
 
-MAX_TEXT_BYTES = 2**20
-_CHUNKS_WALKED = 20_000
+BLOCK_BYTES = 8 * 2**20
+"""`read_blocks` yields blocks of about this size."""
+_NAMES_SHOWN = 10
 
-FAULTS = (
-    OSError,
-    RuntimeError,
-    LookupError,
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    MemoryError,
-    SystemError,
-    AttributeError,
-)
-"""What h5py raises about damaged files, depending on where the damage lies."""
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, type and storage of a dataset."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None
+    is_filtered: bool
+    """Compressed, or changed by another filter on its way to the disk."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Few rows per chunk, as in files of CLAM and TRIDENT, which h5py reads an order of magnitude slower."""
+        return self.chunks is not None and len(self.shape) == 2 and self.shape[0] > 1 and self.chunks[0] < 64
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether readers of gcemil can use the values."""
+        return is_number_type(self.dtype)
+
+
+def is_number_type(dtype: np.dtype[Any]) -> bool:
+    """True for real numbers of up to eight bytes."""
+    return dtype.kind in "fiub" and dtype.itemsize <= 8
 
 
 # Reading
 
 
-@contextmanager
-def _open_file(path: Path) -> Iterator[h5py.File]:
-    """The file for reading; a missing or damaged one is a StoreError that names it."""
-    with _translate_faults(path):
-        examine_first(path)
-        with h5py.File(path, "r") as file:
-            yield file
-
-
 def describe(path: Path) -> dict[str, Layout]:
-    """Every top-level dataset of the file by name; one with links, or with data in another file, is refused."""
+    """Layout of every top-level dataset by name."""
     with _open_file(path) as file:
-        return {name: layout_of(item) for name, item in list_datasets(file, path)}
+        members = {name: _get_member(file, path, name) for name in file}
+        return {name: _layout_of(item) for name, item in members.items() if isinstance(item, h5py.Dataset)}
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
     """Attributes of the file root or of one dataset, as plain Python values."""
     with _open_file(path) as file:
-        holder = file if dataset is None else get_dataset(file, path, dataset)
-        if any(holder.attrs.get_id(key).dtype.hasobject for key in holder.attrs):
-            examine_texts(path, _find_plain_extents(file, path))
-        return {key: read_attribute(holder, key, path) for key in holder.attrs}
+        holder = file if dataset is None else _get_dataset(file, path, dataset)
+        return {key: _to_plain_value(value) for key, value in holder.attrs.items()}
 
 
 def has(path: Path, dataset: str) -> bool:
-    """Whether the file has this dataset itself; a link in its place is refused."""
+    """Whether the file has this dataset; a link in its place is refused."""
     with _open_file(path) as file:
-        return find_dataset(file, path, dataset) is not None
+        return _find_dataset(file, path, dataset) is not None
 
 
-def read(path: Path, dataset: str, rows: NDArray[np.integer[Any]] | None = None) -> Array:
+def read(path: Path, dataset: str, rows: Rows | None = None) -> Array:
     """A whole dataset of numbers, or some of its rows (sorted, distinct)."""
     with _open_file(path) as file:
-        source = NumberDataset(file, path, dataset)
-        return source.read_all() if rows is None else source.read_rows(rows)
+        source = _get_numbers(file, path, dataset)
+        if rows is None:
+            return _read_all(source)
+        n_rows = source.shape[0] if source.shape else 0
+        if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
+            raise StoreError(
+                f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
+            )
+        return _read_rows(source, rows, _row_positions(source))
 
 
 def read_beside(path: Path, dataset: str, other: str) -> tuple[Layout, Array | None]:
-    """The layout of one dataset of numbers, and another one whole if the file has it, in one opening."""
+    """The layout of one dataset of numbers, and the values of another one if the file has it."""
     with _open_file(path) as file:
-        layout = NumberDataset(file, path, dataset).layout
-        has_other = find_dataset(file, path, other) is not None
-        return layout, NumberDataset(file, path, other).read_all() if has_other else None
+        layout = _layout_of(_get_numbers(file, path, dataset))
+        if _find_dataset(file, path, other) is None:
+            return layout, None
+        return layout, _read_all(_get_numbers(file, path, other))
 
 
 def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
-    """The rows of a dataset of numbers in blocks of a few MB, so that no file has to fit into memory."""
+    """The rows of a dataset of numbers in blocks of a few MB of whole chunks."""
     with _open_file(path) as file:
-        yield from NumberDataset(file, path, dataset).blocks()
+        source = _get_numbers(file, path, dataset)
+        if not source.shape:
+            yield _to_native(source[()])
+            return
+        positions = _row_positions(source)
+        for rows in _block_ranges(source):
+            yield _read_rows(source, rows, positions)
 
 
 def read_texts(path: Path, dataset: str) -> list[str]:
-    """A list of texts, however they were stored: of fixed or variable length, as ASCII or UTF-8."""
+    """A list of texts, stored with fixed or variable length, as ASCII or UTF-8."""
     with _open_file(path) as file:
-        source = get_dataset(file, path, dataset)
-        if source.dtype.hasobject:
-            examine_texts(path, _find_plain_extents(file, path))
-        return _read_text_list(source, path, dataset)
-
-
-def walk(path: Path) -> None:
-    """Everything that readers meet before values: names, types, attributes, chunk indexes, and some values.
-
-    What the library says against the file is raised as it is; what only a reader can judge is left to the reader.
-    """
-    with h5py.File(path, "r") as file:
-        _walk_attributes(file, path)
-        for name in file:
-            with suppress(StoreError, LookupError, ValueError, TypeError, AttributeError):
-                if isinstance(item := get_member(file, path, name), h5py.Dataset):
-                    refuse_external_data(item, path, name)
-                    _walk_attributes(item, path)
-                    if h5py.check_string_dtype(item.dtype):
-                        _read_text_list(item, path, name)
-                    _walk_values(NumberDataset(file, path, name))
+        source = _get_dataset(file, path, dataset)
+        if h5py.check_string_dtype(source.dtype) is None or len(source.shape or ()) != 1:
+            raise StoreError(
+                f"{path}: '{dataset}' is {source.dtype} of shape {source.shape}, not a list of texts."
+            )
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in source[:]]
 
 
 @contextmanager
-def _translate_faults(path: Path) -> Iterator[None]:
-    """What h5py and the system say about reading this file, as one sentence with a remedy."""
+def _open_file(path: Path) -> Iterator[h5py.File]:
+    """Open a file for reading; whatever h5py and the system raise meanwhile becomes a StoreError."""
     try:
         if not path.is_file():
             raise StoreError(describe_absence(path))
-        yield
+        with h5py.File(path, "r") as file:
+            yield file
     except GcemilError:
         raise
     except MemoryError as error:
         raise StoreError(f"{path} does not fit into memory ({error_text(error)}).") from error
     except PermissionError as error:
         raise StoreError(f"{path} may not be read. Check its permissions.") from error
-    except FAULTS as error:
-        raise StoreError(f"{path} cannot be read as HDF5 ({error_text(error)}). {REMEDY}") from error
+    # The type depends on where the damage lies: OSError, KeyError, ValueError, RuntimeError, TypeError and others.
+    except Exception as error:
+        raise StoreError(
+            f"{path} cannot be read as HDF5 ({error_text(error)}). "
+            "It is truncated, damaged or no HDF5 file; extract it again."
+        ) from error
 
 
 def describe_absence(path: Path) -> str:
@@ -187,51 +165,167 @@ def describe_absence(path: Path) -> str:
             f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "
             "Import it again from where it is now with 'gcemil import', or put it back."
         )
-    return f"{path} does not exist.{near_path(path)} Check the path; a slide of a cohort without features is extracted, or removed from slides.csv."
+    return (
+        f"{path} does not exist.{near_path(path)} Check the path; a slide of a cohort without features is extracted, "
+        "or removed from slides.csv."
+    )
 
 
-def _read_text_list(source: h5py.Dataset, path: Path, name: str) -> list[str]:
-    layout = layout_of(source)
-    if h5py.check_string_dtype(layout.dtype) is None or len(layout.shape) != 1:
-        raise StoreError(f"{path}: '{name}' is {layout.dtype} of shape {layout.shape}, not a list of texts.")
-    refuse_oversized(layout, path, name)
-    texts: list[str] = []
-    room = MAX_TEXT_BYTES
-    # One by one: texts of variable length may all stand for the same huge one.
-    for index in range(layout.shape[0]):
-        value = source[index]
-        texts.append(value.decode() if isinstance(value, bytes) else str(value))
-        room -= 1 + len(texts[-1])
-        if room < 0:
-            raise StoreError(f"{path}: '{name}' holds more than {MAX_TEXT_BYTES:,} letters.")
-    return texts
+def _get_numbers(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
+    """A dataset of real numbers."""
+    dataset = _get_dataset(file, path, name)
+    if dataset.shape is None or not is_number_type(dataset.dtype):
+        content = "nothing" if dataset.shape is None else str(dataset.dtype)
+        raise StoreError(f"{path}: '{name}' holds {content}, not real numbers. Write it again.")
+    plan = dataset.id.get_create_plist()
+    for index in range(plan.get_nfilters()):
+        number, _, _, label = plan.get_filter(index)
+        if not h5py.h5z.filter_avail(number):
+            raise StoreError(
+                f"{path}: '{name}' is compressed by a filter that is not installed here "
+                f"({number} {label.decode(errors='replace')}). Write it again without compression or with gzip."
+            )
+    return dataset
 
 
-def _find_plain_extents(file: h5py.File, path: Path) -> list[tuple[int, int]]:
-    """Where the bytes of contiguous numbers begin and end."""
-    found = []
-    for name in file:
-        with suppress(StoreError, LookupError, TypeError):  # a link, or nothing that has a place
-            item = get_member(file, path, name)
-            if isinstance(item, h5py.Dataset) and item.chunks is None and is_number_type(item.dtype):
-                start = item.id.get_offset()
-                found.append((start, start + item.id.get_storage_size()))
-    return found
+def _get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
+    """The dataset of this name; a missing one is an error that lists those present."""
+    item = _find_dataset(file, path, name)
+    if item is None:
+        names = [*file]
+        listed = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
+        raise StoreError(
+            f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
+        )
+    return item
 
 
-def _walk_attributes(holder: h5py.HLObject, path: Path) -> None:
-    for key in holder.attrs:
-        with suppress(StoreError, LookupError, ValueError, TypeError, AttributeError):
-            read_attribute(holder, key, path)
+def _find_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """The dataset of this name, group by group, because each step could be a link."""
+    item: Any = file
+    for part in name.split("/"):
+        if not isinstance(item, h5py.Group) or part in {"", "."} or not item.id.links.exists(part.encode()):
+            return None
+        item = _get_member(item, path, part)
+    return item if isinstance(item, h5py.Dataset) else None
 
 
-def _walk_values(source: NumberDataset) -> None:
-    shape, chunks = source.layout.shape, source.layout.chunks
-    n_chunks = source.dataset.id.get_num_chunks() if chunks else 0
-    if not shape or (n_chunks <= _CHUNKS_WALKED and source.dataset.nbytes <= BLOCK_BYTES):
-        source.read_all()
-    elif shape[0]:
-        source.read_rows(np.unique([0, shape[0] - 1]))
+def _get_member(group: h5py.Group, path: Path, name: str) -> Any:
+    """A member of a group that is stored in this very file."""
+    if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
+        raise StoreError(
+            f"{path}: '{name}' is a link to another place, which is never followed. Copy the data into the file."
+        )
+    item = group[name]
+    if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+        raise StoreError(
+            f"{path}: '{name}' stores its data in another file, which is never followed. Copy it into the file."
+        )
+    return item
+
+
+def _layout_of(dataset: h5py.Dataset) -> Layout:
+    is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
+    return Layout(
+        (0,) if dataset.shape is None else dataset.shape, dataset.dtype, dataset.chunks, is_filtered
+    )
+
+
+def _to_plain_value(value: Any) -> Any:
+    """The value in Python's own types; text for what has none."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_to_plain_value(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def _to_native(values: Any) -> Array:
+    """In the byte order of this machine, with truth values that are 0 or 1, as torch needs them."""
+    array = np.asarray(values)
+    if array.dtype.kind == "b":
+        return array.view(np.uint8) != 0
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+# Rows
+
+
+def _block_ranges(dataset: h5py.Dataset) -> Iterator[NDArray[np.int64]]:
+    """Consecutive row numbers of about BLOCK_BYTES, in whole chunks, so that none is decompressed twice."""
+    chunk = dataset.chunks[0] if dataset.chunks else 1
+    step = max(1, BLOCK_BYTES // max(1, _row_bytes(dataset)) // chunk) * chunk
+    for start in range(0, dataset.shape[0], step):
+        yield np.arange(start, min(start + step, dataset.shape[0]))
+
+
+def _row_bytes(dataset: h5py.Dataset) -> int:
+    return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
+
+
+def _read_all(dataset: h5py.Dataset) -> Array:
+    positions = _row_positions(dataset)
+    return _to_native(dataset[()]) if positions is None else _read_positions(dataset, positions)
+
+
+def _read_rows(dataset: h5py.Dataset, rows: Rows, positions: NDArray[np.int64] | None) -> Array:
+    """Rows (sorted, distinct) from their byte positions, or through h5py where it has to convert them."""
+    if positions is not None:
+        return _read_positions(dataset, positions[rows])
+    if len(rows) and len(rows) == rows[-1] - rows[0] + 1:
+        return _to_native(dataset[int(rows[0]) : int(rows[-1]) + 1])
+    # Block by block: h5py is far slower with a list of rows.
+    found = [np.empty((0, *dataset.shape[1:]), dataset.dtype)]
+    for block in _block_ranges(dataset):
+        inside = rows[(rows >= block[0]) & (rows <= block[-1])]
+        if len(inside):
+            found.append(dataset[int(inside[0]) : int(inside[-1]) + 1][inside - inside[0]])
+    return _to_native(np.concatenate(found))
+
+
+def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
+    """Byte position of every row of unfiltered native numbers; None where h5py has to read them."""
+    shape, chunks, row_bytes = dataset.shape or (0,), dataset.chunks, _row_bytes(dataset)
+    size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
+    is_plain = dataset.dtype.kind in "fiu" and dataset.dtype.isnative and not _layout_of(dataset).is_filtered
+    # h5py reads some stored types as others.
+    is_plain = is_plain and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+    if not is_plain or not 0 < shape[0] * row_bytes <= size:
+        return None
+    if chunks is None:
+        start = dataset.id.get_offset()
+        return None if start is None else start + np.arange(shape[0]) * row_bytes
+    if chunks[1:] != shape[1:]:
+        return None
+    starts = np.full(-(-shape[0] // chunks[0]), -1, np.int64)
+
+    def keep_start(stored: Any) -> None:
+        if not stored.filter_mask and stored.byte_offset is not None:
+            starts[stored.chunk_offset[0] // chunks[0]] = stored.byte_offset
+
+    dataset.id.chunk_iter(keep_start)
+    if bool((starts < 0).any()):  # never written, so h5py fills them
+        return None
+    rows = np.arange(shape[0])
+    return starts[rows // chunks[0]] + rows % chunks[0] * row_bytes
+
+
+def _read_positions(dataset: h5py.Dataset, positions: NDArray[np.int64]) -> Array:
+    """Rows at these byte positions, with one system call for neighbours."""
+    descriptor, row_bytes = dataset.file.id.get_vfd_handle(), _row_bytes(dataset)
+    result = np.empty((len(positions), *dataset.shape[1:]), dataset.dtype)
+    target = result.reshape(-1).view(np.uint8).data
+    edges = np.flatnonzero(np.diff(positions, prepend=positions[:1], append=-1) != row_bytes)
+    for first, stop in zip(edges.tolist(), edges[1:].tolist(), strict=False):
+        part, start = target[first * row_bytes : stop * row_bytes], int(positions[first])
+        while part:  # one call reads at most 2 GB
+            count = os.preadv(descriptor, [part], start)
+            if not count:
+                raise OSError("it ends before its data")
+            part, start = part[count:], start + count
+    return result
 
 
 # Writing
@@ -244,151 +338,39 @@ def write(
     *,
     dataset_attributes: Mapping[str, Attributes] | None = None,
 ) -> None:
-    """Contiguous datasets in a new file that appears whole or not at all; attributes of the root, and by dataset."""
-    own = dataset_attributes or {}
-    with whole_file(path) as temporary:
-        with _create_file(temporary, path) as file:
-            for name, values in datasets.items():
-                file.create_dataset(name, data=values, track_times=False).attrs.update(own.get(name, {}))
-            file.attrs.update(attributes or {})
-        with _reopen_file(temporary, path) as file:
-            for name, values in datasets.items():
-                _verify_dataset(file, path, name, _cut_blocks(np.asarray(values)))
-                _verify_attributes(file[name], own.get(name, {}), path)
-            _verify_attributes(file, attributes or {}, path)
+    """Write contiguous datasets to a new file in one atomic step; attributes of the root, and by dataset."""
+    by_dataset = dataset_attributes or {}
+    with _file_in_memory(path) as file:
+        for name, values in datasets.items():
+            file.create_dataset(name, data=values, track_times=False).attrs.update(by_dataset.get(name, {}))
+        file.attrs.update(attributes or {})
 
 
 def repack(path: Path) -> bool:
-    """Rewrite a badly chunked file contiguously, attributes and all; False when there was nothing to do."""
-    if not any(layout.is_slow or layout.is_filtered for layout in describe(path).values()):
+    """Rewrite a badly chunked or compressed file contiguously, with its attributes; False if it was neither."""
+    layouts = describe(path)
+    if not any(layout.is_slow or layout.is_filtered for layout in layouts.values()):
         return False
     with _open_file(path) as source:
-        names = [name for name, _ in list_datasets(source, path)]
-        if len(names) != len(source):
+        if len(layouts) != len(source):
             raise StoreError(
                 f"{path} holds groups as well as datasets; repack only rewrites flat feature files."
             )
-        datasets = {name: NumberDataset(source, path, name) for name in names}
-        with whole_file(path) as temporary:
-            with _create_file(temporary, path) as file:
-                file.attrs.update(source.attrs)
-                for name, numbers in datasets.items():
-                    _copy_dataset(numbers, file, name)
-            with _reopen_file(temporary, path) as file:
-                for name, numbers in datasets.items():
-                    _verify_dataset(file, path, name, numbers.blocks())
+        numbers = {name: _get_numbers(source, path, name) for name in layouts}
+        with _file_in_memory(path) as file:
+            file.attrs.update(source.attrs)
+            for name, dataset in numbers.items():
+                made = file.create_dataset(
+                    name, data=_read_all(dataset), dtype=dataset.dtype, track_times=False
+                )
+                made.attrs.update(dataset.attrs)
     return True
 
 
 @contextmanager
-def _create_file(temporary: Path, path: Path) -> Iterator[h5py.File]:
-    """A new file. What the disk refused on the way is raised at the end, with the number the system gave it."""
-    with _OutputFile(temporary) as output:
-        try:
-            with h5py.File(output, "w", libver="latest", track_order=False) as file:
-                yield file
-        except (OSError, RuntimeError) as error:
-            output.raise_refused()
-            raise _write_error(path, error_text(error)) from error
-        output.raise_refused()
-
-
-class _OutputFile(FileIO):
-    """The file as h5py writes it.
-
-    HDF5 keeps quiet about a disk that fills up while it closes a file, prints what it meets when objects are freed, and
-    may crash afterwards. So it never hears of a refusal: that is kept here, and nothing more is written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "w+")
-        self._refused: OSError | None = None
-
-    def raise_refused(self) -> None:
-        if self._refused is not None:
-            raise self._refused
-
-    def write(self, content: Any) -> int:
-        rest = memoryview(content)
-        with self._keep_refusal():
-            while len(rest) and self._refused is None:  # one call writes at most 2 GB
-                rest = rest[super().write(rest) :]
-        return len(content)
-
-    def truncate(self, size: int | None = None) -> int:
-        with self._keep_refusal():
-            super().truncate(size)
-        return self.tell() if size is None else size
-
-    @contextmanager
-    def _keep_refusal(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._refused = self._refused or error
-
-
-@contextmanager
-def _reopen_file(temporary: Path, path: Path) -> Iterator[h5py.File]:
-    """The file that was just written; whatever cannot be read was not written."""
-    try:
-        with h5py.File(temporary, "r") as file:
-            yield file
-    except GcemilError:
-        raise
-    except FAULTS as error:
-        raise _write_error(path, error_text(error)) from error
-
-
-def _write_error(path: Path, why: str) -> StoreError:
-    return StoreError(f"{path} cannot be written ({why}). Check free space and permissions.")
-
-
-def _copy_dataset(source: NumberDataset, file: h5py.File, name: str) -> None:
-    target = file.create_dataset(name, source.layout.shape, source.layout.dtype, track_times=False)
-    for place, block in _place_blocks(source.blocks()):
-        target[place] = block
-    target.attrs.update(source.dataset.attrs)
-
-
-def _cut_blocks(values: Array) -> Iterator[Array]:
-    """The values in blocks of a few MB."""
-    if not values.shape:
-        yield values
-        return
-    step = max(1, BLOCK_BYTES * len(values) // max(1, values.nbytes))
-    for start in range(0, len(values), step):
-        yield values[start : start + step]
-
-
-def _verify_dataset(file: h5py.File, path: Path, name: str, expected: Iterator[Array]) -> None:
-    """The dataset holds these blocks, byte by byte."""
-    for place, block in _place_blocks(expected):
-        found = to_native(file[name][place])
-        if found.shape != block.shape or not _holds_same_bytes(found, to_native(block)):
-            raise _write_error(path, f"'{name}' was not stored as it was given")
-
-
-def _place_blocks(blocks: Iterator[Array]) -> Iterator[tuple[Any, Array]]:
-    """Each block with its place in the dataset: the rows that it is, or all of a single number."""
-    start = 0
-    for block in blocks:
-        yield (slice(start, start + len(block)), block) if block.shape else ((), block)
-        start += len(block) if block.shape else 1
-
-
-def _holds_same_bytes(found: Array, given: Array) -> bool:
-    # Texts of variable length are references, which differ where the texts do not.
-    if found.dtype.hasobject:
-        first, second = (
-            [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
-            for array in (found, given)
-        )
-        return first == second
-    return found.tobytes() == given.tobytes()
-
-
-def _verify_attributes(holder: h5py.HLObject, expected: Mapping[str, Any], path: Path) -> None:
-    for key, value in expected.items():
-        if repr(to_plain_value(holder.attrs[key])) != repr(to_plain_value(value)):
-            raise _write_error(path, f"its attribute '{key}' was not stored as it was given")
+def _file_in_memory(path: Path) -> Iterator[h5py.File]:
+    """A new file that is written to `path` at the end: HDF5 itself does not report every failure of a full disk."""
+    buffer = BytesIO()
+    with h5py.File(buffer, "w", libver="latest", track_order=False) as file:
+        yield file
+    write_bytes(path, buffer.getbuffer())

@@ -1,6 +1,6 @@
-"""Tables and plain ids: our own CSV files beside the features, and tables as other tools write them.
+"""Tables as data frames of text, and ids that are plain file names.
 
-Those may be CSV, TSV or Excel, with the index column of pandas and ragged ends.
+A table is CSV, TSV or Excel, ours or another tool's. Every cell stays text, so that an id such as 007 keeps its zeros.
 """
 
 from __future__ import annotations
@@ -9,102 +9,129 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+
+import pandas as pd
 
 from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
 from gcemil.files import is_file, read_text, refuse_special
 from gcemil.wording import is_there, near_path
 
-Line = TypeVar("Line", bound=Sequence[Any])
 MAX_TABLE_BYTES = 64 * 2**20
+_MAX_WORKBOOK_BYTES = 200_000_000
+"""Of an unpacked Excel file."""
 _MAX_LINES = 500_000
 _MAX_CELLS = 5_000_000
-"""Of a table in memory, gaps filled: a wide header above many short lines is a small file and a huge table."""
+"""Gaps included: a wide header above many short lines is a small file and a huge table."""
 _LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
-
-
-_MAX_WORKBOOK_BYTES = 200_000_000
-_HONEST_RATIO = 100
-"""An Excel file unpacks to forty times its size at most; one that unpacks to far more is no table of slides."""
-_SMALL_WORKBOOK = 10_000_000
+_EXCEL = {".xlsx", ".xlsm"}
 MISSING = frozenset(
     {"", "nan", "na", "n/a", "none", "null", "'--", "--", "not reported", "unknown", "not available"}
 )
 
 
 def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """Rows of a CSV file by column name; the columns asked for must be there."""
-    lines = _table_lines(path)
-    names = next(lines, [])
-    _refuse_double_columns(path, names)
-    if missing := [column for column in columns if column not in names]:
-        raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(names)}.")
-    return [_row_of(names, line) for line in lines]
+    """Read the rows of a table by column name; `columns` must be among its columns."""
+    frame = read_frame(path)
+    if missing := [column for column in columns if column not in frame]:
+        raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(frame)}.")
+    return list_rows(frame)
 
 
-def _table_lines(path: Path, *, delimiters: str = ",") -> Iterator[list[str]]:
-    """The lines of a CSV file that are not empty, cells stripped; the delimiter its first line has most of."""
+def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> pd.DataFrame:
+    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …"""
     if not is_file(path):
-        raise CohortError(f"{path} does not exist, or is no file. Give the path of the table.")
+        if is_there(path):
+            raise CohortError(f"{path} is not a file. Give the path of the table.")
+        raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
+    rows = _read_excel(path, sheet) if path.suffix.lower() in _EXCEL else _read_csv(path, comments=header)
+    lines = [line for row in rows if any(line := [cell.strip() for cell in row])]
+    if not lines:
+        raise CohortError(f"{path} is an empty table.")
+    # What a short line lacks is empty; a long line is cut.
+    width = len(lines[0])
+    lines = [(line + [""] * (width - len(line)))[:width] for line in lines]
+    if not header:
+        return pd.DataFrame(lines, columns=[str(column) for column in range(width)], dtype=object)
+    names = pd.Index(lines[0])
+    if len(twice := names[names.duplicated() & (names != "")]):
+        raise CohortError(f"{path}: column '{twice[0]}' occurs twice. Rename one.")
+    # Of several columns without a name, the last is kept.
+    table = pd.DataFrame(lines[1:], columns=names, dtype=object)
+    return table.loc[:, ~names.duplicated(keep="last")]
+
+
+def list_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """List the rows of a table by column name."""
+    return [dict(zip(frame, row, strict=True)) for row in frame.to_numpy().tolist()]
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell is empty, or holds a word that tables use for empty."""
+    return text.strip().lower() in MISSING
+
+
+def has_columns(frame: pd.DataFrame, *columns: Hashable) -> bool:
+    """Whether the table has all these columns."""
+    return set(columns) <= set(frame)
+
+
+def list_columns(columns: Iterable[str]) -> str:
+    """Name columns in a message."""
+    return ", ".join(name or "(index)" for name in columns) or "none"
+
+
+def _read_csv(path: Path, *, comments: bool) -> list[list[str]]:
+    """Read the lines of a CSV file; the delimiter is the one that occurs most in the first line."""
     try:
         text = read_text(path, limit=MAX_TABLE_BYTES)
     except InputError as error:
         raise CohortError(str(error)) from error
-    return text_lines(text, path, delimiters=delimiters)
-
-
-def text_lines(text: str, path: Path, *, delimiters: str = ",") -> Iterator[list[str]]:
-    """The lines of a text that is a table; `path` is what messages call it."""
-    first = text.partition("\n")[0]
-    delimiter = max(delimiters, key=first.count)
-    # Counted before anything is made of it; the exact width of every line follows below.
-    _refuse_huge_table(path, text.count("\n"), first.count(delimiter) + 1)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        for line in _bound_lines(path, lines):
-            if any(line):
-                yield [cell.strip() for cell in line]
-    except csv.Error as error:
-        raise CohortError(
-            f"{path} is no table after line {lines.line_num} ({error}). Check its quotes and line ends."
-        ) from error
-
-
-def _bound_lines(path: Path, lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines, until they are more than a table has; gaps count, as they are filled."""
-    width = cells = 0
-    for count, line in enumerate(lines):
-        width = max(width, len(line))
-        cells += width
-        _refuse_huge_table(path, count, 1, cells)
-        yield line
-
-
-def _refuse_huge_table(path: Path, lines: int, width: int, cells: int = 0) -> None:
-    """Stop before a table that no cohort needs fills the memory."""
-    if lines > _MAX_LINES or max(cells, lines * width) > _MAX_CELLS:
+    # cBioPortal puts four lines that begin with # above the names of its columns.
+    while comments and text.startswith("#"):
+        text = text.partition("\n")[2]
+    first = text.lstrip().partition("\n")[0]
+    delimiter = max(",\t;", key=first.count)
+    lines = text.count("\n") + 1
+    if lines > _MAX_LINES or lines * (first.count(delimiter) + 1) > _MAX_CELLS:
         raise CohortError(
             f"{path} has more than {_MAX_LINES:,} lines or {_MAX_CELLS:,} cells. Keep the lines and columns that are needed."
         )
+    try:
+        # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise CohortError(f"{path} is not a table ({error}). Check its quotes and line ends.") from error
 
 
-def _row_of(names: list[str], line: list[str]) -> dict[str, str]:
-    """A line by column name; what a short line lacks is empty."""
-    return dict(zip(names, line + [""] * (len(names) - len(line)), strict=False))
-
-
-def _refuse_double_columns(path: Path, names: Iterable[str]) -> None:
-    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise CohortError(f"{path}: column '{twice[0]}' stands twice. Rename one.")
+def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
+    """Read the lines of one sheet, the first unless one is named."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > _MAX_WORKBOOK_BYTES:
+            raise CohortError(
+                f"{path} unpacks to {size:,} bytes; at most {_MAX_WORKBOOK_BYTES:,} are read. Save the sheet as CSV."
+            )
+        with pd.ExcelFile(path, engine="openpyxl") as book:
+            if sheet is not None and sheet not in book.sheet_names:
+                raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheet_names)}.")
+            return book.parse(sheet or 0, header=None, dtype=str, na_filter=False).to_numpy().tolist()
+    except CohortError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError("openpyxl", "tables") from error
+    except Exception as error:
+        # A damaged workbook makes openpyxl and its parsers raise almost anything.
+        raise CohortError(
+            f"{path} cannot be read as an Excel table ({error_text(error)}). Save it again, or as CSV in UTF-8."
+        ) from error
 
 
 def check_slide_id(slide_id: str, table: Path) -> str:
-    """The id as a plain file name: it must never lead out of the cohort's own folder."""
+    """Return the id if it is a plain file name: it must never lead out of the cohort's own folder."""
     unsafe = not slide_id or slide_id in {".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
     if unsafe or len(slide_id.encode()) > _LONGEST_ID:
         raise CohortError(
@@ -115,7 +142,7 @@ def check_slide_id(slide_id: str, table: Path) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a slide's size and of its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
+    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
     refuse_special(path)
     edge = 64 * 1024
     size = path.stat().st_size
@@ -125,103 +152,3 @@ def file_fingerprint(path: Path) -> str:
         file.seek(max(0, size - edge))
         digest.update(file.read(edge))
     return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class RawTable:
-    """Rows by column name; an unnamed index column is called ''."""
-
-    path: Path
-    columns: tuple[str, ...]
-    rows: tuple[dict[str, str], ...]
-
-    def has(self, *columns: str) -> bool:
-        """Whether the table has all these columns."""
-        return all(column in self.columns for column in columns)
-
-    def values(self, column: str) -> list[str]:
-        """The filled cells of a column."""
-        return [row[column] for row in self.rows if not is_missing(row[column])]
-
-
-def is_missing(text: str) -> bool:
-    """Whether a cell says nothing, in the words that tables use for it."""
-    return text.strip().lower() in MISSING
-
-
-def read_raw_table(path: Path, *, sheet: str | None = None, header: bool = True) -> RawTable:
-    """The table in this file; without a header its columns are '0', '1', …"""
-    if not is_file(path):
-        if is_there(path):
-            raise CohortError(f"{path} is no file. Give the path of the table.")
-        raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
-    is_excel = path.suffix.lower() in {".xlsx", ".xlsm"}
-    lines = _excel_lines(path, sheet) if is_excel else _table_lines(path, delimiters=",\t;")
-    first = next(lines, None)
-    # cBioPortal puts four lines that begin with # above the names of its columns.
-    while header and first is not None and first[0].startswith("#"):
-        first = next(lines, None)
-    if first is None:
-        raise CohortError(f"{path} is an empty table.")
-    names = first if header else [str(index) for index in range(len(first))]
-    _refuse_double_columns(path, names)
-    rows = [] if header else [_row_of(names, first)]
-    rows += [_row_of(names, line) for line in lines]
-    return RawTable(path, tuple(names), tuple(rows))
-
-
-def stack_tables(path: Path, tables: Iterable[RawTable]) -> RawTable:
-    """Tables with the same columns, one below the other."""
-    found = list(tables)
-    for table in found[1:]:
-        if set(table.columns) != set(found[0].columns):
-            raise CohortError(
-                f"{table.path} and {found[0].path} have different columns, so they are not one table."
-            )
-    return RawTable(path, found[0].columns, tuple(row for table in found for row in table.rows))
-
-
-def _excel_lines(path: Path, sheet: str | None) -> Iterator[list[str]]:
-    """The lines of one sheet that are not empty."""
-    try:
-        from openpyxl import load_workbook
-    except ImportError as error:
-        raise MissingExtraError("openpyxl", "tables") from error
-    book = None
-    try:
-        _refuse_bomb(path)
-        book = load_workbook(path, read_only=True, data_only=True)
-        if sheet is not None and sheet not in book.sheetnames:
-            raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheetnames)}.")
-        page = book[sheet] if sheet else book[book.sheetnames[0]]
-        for row in _bound_lines(path, page.iter_rows(values_only=True)):
-            if any(line := [_cell(value) for value in row]):
-                yield line
-    except CohortError:
-        raise
-    except Exception as error:
-        # A damaged workbook makes openpyxl and its parsers raise almost anything.
-        raise CohortError(
-            f"{path} cannot be read as an Excel table ({error_text(error)}). Save it again, or as CSV in UTF-8."
-        ) from error
-    finally:
-        if book is not None:
-            book.close()
-
-
-def _refuse_bomb(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    limit = min(_MAX_WORKBOOK_BYTES, max(_SMALL_WORKBOOK, _HONEST_RATIO * path.stat().st_size))
-    if size > limit:
-        raise CohortError(
-            f"{path} unpacks to {size:,} bytes; at most {limit:,} are read of it. Save the sheet as CSV."
-        )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()

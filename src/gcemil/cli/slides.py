@@ -68,7 +68,7 @@ def encode(
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
     from gcemil.features.loaders import WeightSource
-    from gcemil.files import working_in
+    from gcemil.files import lock_folder
     from gcemil.runs.environment import pick_device
 
     if device is not None:
@@ -81,7 +81,7 @@ def encode(
     if labels is not None:
         choice = Choice(task=None if task is None else task.value, target=target)
         source = LabelSource(labels, choice, None if classes is None else classes.split(","))
-    with working_in(out):
+    with lock_folder(out):
         encoded = encode_cohort(
             found,
             out,
@@ -147,7 +147,7 @@ def patch(
     """
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.bags.patching import PatchingRules, patch_slides
-    from gcemil.files import working_in
+    from gcemil.files import lock_folder
     from gcemil.slides.grid import PatchSettings
 
     if masks is not None and not masks.is_dir():
@@ -157,7 +157,7 @@ def patch(
         masks=masks,
         mpp=None if mpp is None else parse_mpp(mpp),
     )
-    with working_in(out), progress("patching slides") as advance:
+    with lock_folder(out), progress("patching slides") as advance:
         report = patch_slides(slides, out, rules, force=force, on_slide=advance)
     if as_json:
         print_json({"slides": [asdict(slide) for slide in report.slides], "notes": report.notes})

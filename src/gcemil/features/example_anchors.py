@@ -32,7 +32,7 @@ from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.errors import CohortError, InputError, UsageError
-from gcemil.files import locked_folder
+from gcemil.files import lock_folder
 from gcemil.simulation.patch_pool import read_pool
 
 DEFAULT_K = 10
@@ -82,7 +82,7 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
     if not per_fold:
         notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
     card = cohort.card.model_copy(update={"anchors": EXAMPLES})
-    with locked_folder(cohort.folder):
+    with lock_folder(cohort.folder):
         write_examples(cohort.folder / EXAMPLES_FILE, examples)
         replace(cohort, card=card).save_card()
     return ExampleReport(examples, per_fold, tuple(notes))

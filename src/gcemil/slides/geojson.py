@@ -3,7 +3,7 @@
 A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every object are kept
 
   class_name   properties.classification, whose name may stand alone or as {"name": ...} or {"names": [...]}
-  polygons     Polygon and MultiPolygon: rings, the outline first and then its holes
+  area         Polygon and MultiPolygon as one valid area; where an outline crosses itself, by the even-odd rule
   points       Point and MultiPoint
   ignored      the kinds of geometry that mark neither an area nor a place: lines, or nothing at all
 
@@ -14,24 +14,24 @@ the corner of the image as QuPath shows it, which is the scanned part of the sli
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapely
 from jaxtyping import Float
+from shapely.geometry import shape
 
-from gcemil.errors import InputError
+from gcemil.errors import InputError, error_text
 from gcemil.files import read_json
 
-Ring = Float[np.ndarray, "_ 2"]
 Points = Float[np.ndarray, "p 2"]
 FARTHEST = 1e9
 """Pixels; beyond any slide."""
 _REMEDY = "Export it from QuPath again."
-_AREAS = ("Polygon", "MultiPolygon")
-_PLACES = ("Point", "MultiPoint")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,8 @@ class GeoObject:
 
     class_name: str
     """Empty for an object without a class."""
-    polygons: tuple[tuple[Ring, ...], ...]
+    area: shapely.Geometry
+    """Empty where it marks none."""
     points: Points
     ignored: tuple[str, ...]
 
@@ -69,36 +70,56 @@ def count_ignored(objects: Iterable[GeoObject]) -> dict[str, int]:
 def _read_object(given: Any, where: str) -> GeoObject:
     if not isinstance(given, dict) or not isinstance(given.get("type"), str):
         raise InputError(f"{where} is no GeoJSON feature. {_REMEDY}")
-    geometry = given.get("geometry") if given["type"] == "Feature" else given
-    polygons: list[tuple[Ring, ...]] = []
-    points: list[Points] = []
-    ignored: list[str] = []
-    for kind, coordinates in _walk_geometry(geometry, where):
-        if kind in _AREAS:
-            areas = [coordinates] if kind == "Polygon" else coordinates
-            polygons += [_read_rings(rings, where) for rings in _as_list(areas, where)]
-        elif kind in _PLACES:
-            points.append(_read_positions([coordinates] if kind == "Point" else coordinates, where, 1))
-        else:
-            ignored.append(kind)
-    places = np.concatenate(points) if points else np.zeros((0, 2))
-    return GeoObject(_read_class(given, where), tuple(polygons), places, tuple(ignored))
+    parts = _read_parts(given.get("geometry") if given["type"] == "Feature" else given, where)
+    polygons = [part for part in parts if part.geom_type == "Polygon"]
+    places = [part for part in parts if part.geom_type == "Point"]
+    ignored = [part.geom_type for part in parts if part.geom_type not in {"Polygon", "Point"}]
+    return GeoObject(
+        _read_class(given, where),
+        merge_areas(polygons),
+        shapely.get_coordinates(places),
+        tuple(ignored) if parts else ("no geometry",),
+    )
 
 
-def _walk_geometry(geometry: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Kind and coordinates of every simple geometry inside this one."""
-    waiting = [geometry]
-    while waiting:
-        one = waiting.pop()
-        if one is None:
-            yield "no geometry", None
-            continue
-        if not isinstance(one, dict) or not isinstance(one.get("type"), str):
-            raise InputError(f"{where} has a geometry without a type. {_REMEDY}")
-        if one["type"] == "GeometryCollection":
-            waiting += reversed(_as_list(one.get("geometries"), where))
-        else:
-            yield one["type"], one.get("coordinates")
+def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
+    """The simple geometries of this one, with coordinates that a slide can have."""
+    if geometry is None:
+        return []
+    if not isinstance(geometry, dict) or not isinstance(geometry.get("type"), str):
+        raise InputError(f"{where} has a geometry without a type. {_REMEDY}")
+    try:
+        found = shapely.force_2d(shape(geometry))
+    except (TypeError, ValueError, LookupError, AttributeError, shapely.errors.ShapelyError) as error:
+        raise InputError(
+            f"{where} has a geometry that cannot be read ({error_text(error)}). {_REMEDY}"
+        ) from error
+    values = shapely.get_coordinates(found)
+    if found.is_empty or not np.isfinite(values).all():
+        raise InputError(f"{where} has a geometry without points, or one that is not finite. {_REMEDY}")
+    if (np.abs(values) >= FARTHEST).any():
+        raise InputError(f"{where} reaches {np.abs(values).max():g}, farther than any slide. {_REMEDY}")
+    return _split(found)
+
+
+def merge_areas(areas: Iterable[shapely.Geometry]) -> shapely.Geometry:
+    """The union of polygons; the inside of one that is not valid is even-odd."""
+    return shapely.disjoint_subset_union_all([one if one.is_valid else _make_valid(one) for one in areas])
+
+
+def _make_valid(polygon: shapely.Polygon) -> shapely.Geometry:
+    """The even-odd inside of the rings of a polygon."""
+    rings = [shapely.make_valid(shapely.Polygon(ring)) for ring in (polygon.exterior, *polygon.interiors)]
+    areas = [shapely.union_all([part for part in _split(ring) if part.area]) for ring in rings]
+    return reduce(shapely.symmetric_difference, areas)
+
+
+def _split(geometry: shapely.Geometry) -> list[shapely.Geometry]:
+    """The simple geometries inside this one, however deep."""
+    parts = list(shapely.get_parts(geometry))
+    if len(parts) == 1 and parts[0].geom_type == geometry.geom_type:
+        return parts
+    return [simple for part in parts for simple in _split(part)]
 
 
 def _read_class(given: dict[str, Any], where: str) -> str:
@@ -110,31 +131,3 @@ def _read_class(given: dict[str, Any], where: str) -> str:
     if named is not None and not isinstance(named, str):
         raise InputError(f"{where} has a classification that is no name. {_REMEDY}")
     return (named or "").strip()
-
-
-def _read_rings(rings: Any, where: str) -> tuple[Ring, ...]:
-    """The outline first, then its holes."""
-    found = _as_list(rings, where)
-    if not found:
-        raise InputError(f"{where} is a polygon without an outline. {_REMEDY}")
-    return tuple(_read_positions(ring, where, 3) for ring in found)
-
-
-def _as_list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{where} has coordinates that are no numbers. {_REMEDY}")
-    return value
-
-
-def _read_positions(rows: Any, where: str, fewest: int) -> Points:
-    try:
-        found = np.array([[float(value) for value in row[:2]] for row in rows], dtype=np.float64)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise InputError(f"{where} has coordinates that are no numbers. {_REMEDY}") from error
-    if found.ndim != 2 or found.shape[1:] != (2,) or len(found) < fewest or not np.isfinite(found).all():
-        raise InputError(
-            f"{where} has coordinates of shape {found.shape}, not at least {fewest} finite pairs. {_REMEDY}"
-        )
-    if (np.abs(found) >= FARTHEST).any():
-        raise InputError(f"{where} reaches {np.abs(found).max():g}, farther than any slide. {_REMEDY}")
-    return found

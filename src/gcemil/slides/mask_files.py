@@ -12,12 +12,13 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
+import shapely
 from jaxtyping import Bool, Float
 
 from gcemil.errors import InputError
 from gcemil.files import read_picture
 from gcemil.slides.contours import trace_outlines
-from gcemil.slides.geojson import read_objects
+from gcemil.slides.geojson import merge_areas, read_objects
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
@@ -86,13 +87,16 @@ def fill_rings(rings: Sequence[Corners], height: int, width: int) -> Mask:
 
 
 def read_polygons(path: Path) -> list[Polygon]:
-    """Every polygon of a GeoJSON file, whatever its class."""
-    found = [list(rings) for one in read_objects(path) for rings in one.polygons]
-    if not found:
+    """The polygons of a GeoJSON file, whatever their class, as one area."""
+    area = merge_areas(one.area for one in read_objects(path))
+    if area.is_empty:
         raise InputError(
             f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
         )
-    return found
+    return [
+        [shapely.get_coordinates(ring) for ring in (part.exterior, *part.interiors)]
+        for part in shapely.get_parts(area)
+    ]
 
 
 def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from gcemil.errors import InputError, MissingExtraError
-from gcemil.slides.tiff_directories import refuse_absurd_sizes
 from gcemil.units import LevelZeroPx, Microns, PatchPx
 
 if TYPE_CHECKING:
@@ -175,7 +174,6 @@ def open_slide(
     if not path.is_file():
         raise InputError(f"{path} does not exist. Check the path of the slide.")
     try:
-        refuse_absurd_sizes(path)
         handle = openslide.OpenSlide(path)
     except (openslide.OpenSlideError, OSError) as error:
         raise InputError(

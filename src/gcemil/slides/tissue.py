@@ -1,20 +1,22 @@
 """Which part of a slide is tissue, found on an overview of a few micrometres per pixel.
 
-Tissue is coloured and glass is not: Otsu's threshold on the saturation parts them. It is held above the tint of the glass, so
-that an empty slide gives no tissue, and below what pale tissue shows, so that a strong stain does not cost the fat. Ink and black edges are coloured or dark as well; they are taken out by hue
-and value. Gaps are closed, small holes filled, specks dropped; all sizes are physical, so every scanner is cut alike.
+Tissue is coloured and glass is not: Otsu's threshold on the saturation separates them. It is held above the tint of the glass,
+so that an empty slide gives no tissue, and below what pale tissue shows, so that a strong stain does not cost the fat. Ink
+and black edges are coloured or dark as well; they are taken out by hue and value. Gaps are closed, small holes filled, specks
+dropped; all sizes are physical, so every scanner is cut alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from gcemil.errors import MissingExtraError
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
 
-_BINS = 256
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
 """Glass is at least this bright and at most this tinted."""
 _MARGIN_OVER_TINT = 0.02
@@ -91,7 +93,8 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
 def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
     """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
     glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
-    held = float(np.clip(otsu_threshold(saturation), rules.saturation_floor, rules.saturation_ceiling))
+    otsu = _import_skimage().filters.threshold_otsu(saturation)
+    held = float(np.clip(otsu, rules.saturation_floor, rules.saturation_ceiling))
     if not glass.size:
         return held
     tint = float(np.median(glass))
@@ -101,35 +104,20 @@ def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSett
 
 def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
     """Hue in degrees from 0 to 360, saturation and value from 0 to 1."""
-    rgb = image.astype(np.float32) / 255
-    red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
-    value = rgb.max(axis=2)
-    spread = value - rgb.min(axis=2)
-    divisor = np.where(spread > 0, spread, 1)
-    sector = np.select(
-        [value == red, value == green],
-        [(green - blue) / divisor % 6, (blue - red) / divisor + 2],
-        (red - green) / divisor + 4,
+    hue, saturation, value = np.moveaxis(
+        _import_skimage().color.rgb2hsv(image.astype(np.float32) / 255), 2, 0
     )
-    return (
-        sector * np.float32(60),
-        np.where(value > 0, spread / np.where(value > 0, value, 1), 0),
-        value,
-    )
+    return hue * 360, saturation, value
 
 
-def otsu_threshold(values: Channel) -> float:
-    """The value in [0, 1] that parts the pixels into two groups of the largest variance between them."""
-    counts, edges = np.histogram(values, bins=_BINS, range=(0, 1))
-    centres = (edges[:-1] + edges[1:]) / 2
-    below = np.cumsum(counts)
-    above = below[-1] - below
-    sums = np.cumsum(counts * centres)
-    both = (below > 0) & (above > 0)
-    mean_below = sums / np.where(below > 0, below, 1)
-    mean_above = (sums[-1] - sums) / np.where(above > 0, above, 1)
-    between = np.where(both, below * above * (mean_above - mean_below) ** 2.0, -1)
-    return float(edges[1 + int(np.argmax(between))])
+def _import_skimage() -> ModuleType:
+    """scikit-image, imported where a slide is looked at: whoever only reads cohorts does not need it."""
+    try:
+        import skimage.color
+        import skimage.filters
+    except ImportError as error:
+        raise MissingExtraError("scikit-image", "wsi") from error
+    return skimage
 
 
 def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:

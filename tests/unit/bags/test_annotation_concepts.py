@@ -178,10 +178,10 @@ def test_a_table_that_names_nothing_is_refused(tmp_path, text, message):
     [
         (3, "neither a FeatureCollection nor a list"),
         ([1], "object 0 is no GeoJSON feature"),
-        ([feature("a", "Polygon", [])], "polygon without an outline"),
-        ([feature("a", "Polygon", [[[0, 0], [1, 1]]])], "not at least 3 finite pairs"),
-        ([feature("a", "Polygon", [[["x", 0], [1, 1], [2, 2]]])], "coordinates that are no numbers"),
-        ([feature("a", "Point", None)], "coordinates that are no numbers"),
+        ([feature("a", "Polygon", [])], "geometry without points"),
+        ([feature("a", "Polygon", [[[0, 0], [1, 1]]])], "geometry that cannot be read"),
+        ([feature("a", "Polygon", [[["x", 0], [1, 1], [2, 2]]])], "geometry that cannot be read"),
+        ([feature("a", "Point", None)], "geometry without points"),
     ],
 )
 def test_geojson_that_is_none_is_refused(tmp_path, content, message):

@@ -150,7 +150,9 @@ def test_a_survival_time_is_finite_and_above_zero(tmp_path, time):
     cells = lines[2].split(",")
     lines[2] = ",".join([*cells[:2], time, cells[3]])
     table.write_text("\n".join(lines))
-    with pytest.raises(CohortError, match=r"slides\.csv: slide 's001_0' .*time must be > 0 and finite"):
+    with pytest.raises(
+        CohortError, match=r"slides\.csv: s001_0: survival time .* is not a finite number above 0"
+    ):
         Cohort.load(tmp_path)
     assert any(
         problem.where == "s001_0" and f"survival time '{time}' is not a finite number above 0" in problem.what

@@ -46,28 +46,10 @@ def test_some_rows_of_a_case_equal_the_rows_of_the_whole_case(tmp_path):
     np.testing.assert_array_equal(some.coords, whole.coords[rows])
 
 
-def test_slides_that_disagree_on_the_outcome_cannot_form_a_case(tmp_path):
-    make_cohort(tmp_path, task="survival", n_cases=2, slides_per_case=2)
-    path = tmp_path / "slides.csv"
-    lines = path.read_text().splitlines()
-    lines[1] = "s000_0,c000,55.5,1"
-    path.write_text("\n".join(lines))
-    with pytest.raises(CohortError, match="'s000_0' and 's000_1' of case 'c000' disagree"):
-        Cohort.load(tmp_path)
-
-
-@pytest.mark.parametrize("slide_id", ["../secret", "a/b", "..", "a\\b"])
-def test_a_slide_id_never_leads_out_of_the_folder(tmp_path, slide_id):
-    make_cohort(tmp_path, n_cases=2)
-    edit(tmp_path / "slides.csv", "s000_0", slide_id)
-    with pytest.raises(CohortError, match="cannot be a slide id"):
-        Cohort.load(tmp_path)
-
-
 def test_an_unknown_label_is_named_with_the_classes(tmp_path):
     make_cohort(tmp_path, n_cases=2)
     edit(tmp_path / "slides.csv", "malignant", "maligant")
-    with pytest.raises(CohortError, match="label 'maligant', but cohort.yaml lists: benign, malignant"):
+    with pytest.raises(CohortError, match="label 'maligant' is not among benign, malignant"):
         Cohort.load(tmp_path)
 
 
@@ -81,17 +63,6 @@ def test_an_unknown_key_of_the_card_is_refused(tmp_path):
 
 def test_a_folder_without_a_card_says_how_to_make_one(tmp_path):
     with pytest.raises(CohortError, match="has no cohort.yaml. Make one with 'gcemil import'"):
-        Cohort.load(tmp_path)
-
-
-@pytest.mark.parametrize(("column", "value"), [("time", "0"), ("time", "soon"), ("event", "2")])
-def test_impossible_outcomes_are_refused(tmp_path, column, value):
-    make_cohort(tmp_path, task="survival", n_cases=3)
-    path = tmp_path / "slides.csv"
-    rows = read_table(path)
-    rows[0][column] = value
-    path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]))
-    with pytest.raises(CohortError, match=f"'s000_0' has time .*{value}"):
         Cohort.load(tmp_path)
 
 

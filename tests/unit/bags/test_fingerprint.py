@@ -29,7 +29,7 @@ def cohort(tmp_path):
 def settled(monkeypatch):
     """Files count as settled at once, so that what was hashed is remembered."""
     monkeypatch.setattr(fingerprint, "SETTLED_NS", -(10**15))
-    monkeypatch.setattr(fingerprint, "_remembered", {})
+    monkeypatch.setattr(fingerprint, "_known_hashes", {})
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def reads(monkeypatch):
 
 def forget(monkeypatch):
     """What a new process knows."""
-    monkeypatch.setattr(fingerprint, "_remembered", {})
+    monkeypatch.setattr(fingerprint, "_known_hashes", {})
 
 
 def edit(path: Path, old: str, new: str) -> None:

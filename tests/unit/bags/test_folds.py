@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from builders import left_behind, make_cohort
+from builders import make_cohort
 from gcemil.bags import folds as folds_module
 from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
-from gcemil.files import write_table, writing
+from gcemil.files import write_table
 
 
 def test_every_slide_is_tested_once_and_validated_at_most_once(tmp_path):
@@ -76,7 +76,7 @@ def test_a_leaking_fold_on_disk_is_refused(tmp_path):
     lines = path.read_text().splitlines()
     lines[1] = "s000_0," + ("train" if lines[2].endswith("test") else "test")
     path.write_text("\n".join(lines))
-    with pytest.raises(CohortError, match="case 'c000' is in more than one part"):
+    with pytest.raises(CohortError, match="c000: the case is in test and train of fold_0.csv"):
         read_fold(cohort, 0)
 
 
@@ -85,7 +85,7 @@ def test_a_fold_that_forgets_a_slide_is_refused(tmp_path):
     write_folds(cohort, make_folds(cohort))
     path = tmp_path / "splits" / "fold_0.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:-2]))
-    with pytest.raises(CohortError, match="does not place slide 's018_0' \\(2 in all\\)"):
+    with pytest.raises(CohortError, match="s018_0: fold_0.csv does not place the slide"):
         read_fold(cohort, 0)
 
 
@@ -102,10 +102,7 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
         make_folds(cohort)
 
 
-@pytest.mark.parametrize("swaps", [True, False])
-def test_fewer_folds_leave_none_of_the_old_ones(tmp_path, monkeypatch, swaps):
-    if not swaps:
-        monkeypatch.setattr(writing, "_exchange", lambda first, second: False)
+def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=30)
     write_folds(cohort, make_folds(cohort))
     (tmp_path / "splits" / "README.txt").write_text("dealt by hand")
@@ -136,8 +133,7 @@ def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
 def test_folds_moved_aside_by_a_killed_command_come_back(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=30)
     write_folds(cohort, make_folds(cohort))
-    (tmp_path / "splits").rename(left_behind(tmp_path / "splits", "aside"))
-    left_behind(tmp_path / "splits").mkdir()
+    (tmp_path / "splits").rename(tmp_path / ".splits.aside")
     assert fold_indices(tmp_path) == [0, 1, 2, 3, 4]
     write_folds(cohort, make_folds(cohort, seed=1))
     assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
@@ -166,8 +162,6 @@ def test_folds_killed_at_any_moment_are_all_old_or_all_new(tmp_path, kill):
         child.kill()
     found = fold_indices(tmp_path)
     assert [read_fold(cohort, index) for index in found] == make_folds(cohort, n_folds=len(found))
-    write_folds(cohort, make_folds(cohort))
-    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
 
 
 def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):

@@ -5,11 +5,11 @@ import zipfile
 import pytest
 
 from builders import make_cohort
-from gcemil.bags.cohort import Cohort, read_card
-from gcemil.bags.tables import check_slide_id, read_raw_table, read_table
+from gcemil.bags.cohort import read_card
+from gcemil.bags.tables import check_slide_id, read_frame, read_table
 from gcemil.errors import CohortError
 
-READERS = [read_table, read_raw_table]
+READERS = [read_table, read_frame]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -18,8 +18,8 @@ READERS = [read_table, read_raw_table]
     [
         ("slide_id,label\na,Größe\n".encode("latin-1"), "is not UTF-8 text"),
         ("slide_id,label\n".encode("utf-16"), "is not UTF-8 text"),
-        (b"slide_id,label\na," + b"x" * 200_000 + b"\n", "no table after line 2 .field larger than"),
-        (b"slide_id,slide_id\na,b\n", "column 'slide_id' stands twice"),
+        (b'slide_id,label\na,"x\n', "is not a table .unexpected end of data"),
+        (b"slide_id,slide_id\na,b\n", "column 'slide_id' occurs twice"),
         (
             b",".join(b"c%d" % k for k in range(2000)) + b"\na" * 6000,
             "more than 500,000 lines or 5,000,000 cells",
@@ -36,7 +36,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, reader, content, message
 @pytest.mark.parametrize("reader", READERS)
 def test_a_folder_or_a_name_the_system_refuses_is_no_table(tmp_path, reader):
     for path in (tmp_path, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        with pytest.raises(CohortError, match="does not exist|is no file"):
+        with pytest.raises(CohortError, match="does not exist|is not a file"):
             reader(path)
 
 
@@ -56,22 +56,10 @@ def test_an_id_that_cannot_be_a_file_name_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("time", "event"), [("inf", "1"), ("nan", "1"), ("1e400", "0"), ("3", "inf"), ("3", "0.5"), ("3", "nan")]
-)
-def test_a_survival_time_is_finite_and_an_event_0_or_1(tmp_path, time, event):
-    cohort = make_cohort(tmp_path, task="survival", n_cases=4)
-    lines = (tmp_path / "slides.csv").read_text().splitlines()
-    lines[1] = f"s000_0,c000,{time},{event}"
-    (tmp_path / "slides.csv").write_text("\n".join(lines))
-    with pytest.raises(CohortError, match=r"slide 's000_0' has time .* finite"):
-        Cohort.load(cohort.folder)
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("classes: [a, a]", "a class stands twice"),
-        ("feature_dim: .inf", "not a finite number"),
+        ("classes: [a, a]", "a class occurs twice"),
+        ("feature_dim: .inf", "feature_dim must be a finite number"),
         ("feature_dim: 99999999999", "feature_dim must be at most 65536"),
         ("provenance: {x: .nan}", "not a finite number"),
         ("name: !!binary aGk=", "is not valid YAML"),
@@ -98,16 +86,16 @@ def workbook(path, members):
 def test_a_damaged_workbook_is_named(tmp_path):
     path = workbook(tmp_path / "t.xlsx", {"[Content_Types].xml": "<Types/>"})
     with pytest.raises(CohortError, match=r"t\.xlsx cannot be read as an Excel table"):
-        read_raw_table(path)
+        read_frame(path)
     (tmp_path / "u.xlsx").write_bytes(b"no zip")
     with pytest.raises(
         CohortError, match=r"u\.xlsx cannot be read as an Excel table .File is not a zip file"
     ):
-        read_raw_table(tmp_path / "u.xlsx")
+        read_frame(tmp_path / "u.xlsx")
 
 
-def test_a_workbook_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path):
-    path = workbook(tmp_path / "bomb.xlsx", {"xl/worksheets/sheet1.xml": b"\0" * 50_000_000})
-    assert path.stat().st_size < 100_000
-    with pytest.raises(CohortError, match=r"bomb\.xlsx unpacks to 50,000,000 bytes"):
-        read_raw_table(path)
+def test_a_workbook_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("gcemil.bags.tables._MAX_WORKBOOK_BYTES", 10**6)
+    path = workbook(tmp_path / "bomb.xlsx", {"xl/worksheets/sheet1.xml": b"\0" * 5_000_000})
+    with pytest.raises(CohortError, match=r"bomb\.xlsx unpacks to 5,000,000 bytes"):
+        read_frame(path)

@@ -9,7 +9,7 @@ from gcemil.bags import patching, store
 from gcemil.bags.arrays import stated_bounds
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.bags.patching import PatchingRules, patch_slide, patches_path, read_patch_file
-from gcemil.exports.geojson import collect_patches
+from gcemil.exports.geojson import describe_patches
 from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.slides.grid import PatchSettings
 from slide_builders import ArraySlide, glass, tissue_image
@@ -50,7 +50,7 @@ def test_coordinates_count_from_the_corner_of_the_whole_file(patched):
 def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
     path = patches_path(patched, SETTINGS, "m")
     grid = read_patch_file(path)
-    collection = collect_patches(
+    features = describe_patches(
         "m",
         grid.coords,
         np.ones(2, dtype=bool),
@@ -60,10 +60,7 @@ def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
         model="x",
         bounds=stated_bounds(store.attributes(path, "coords"), str(path)),
     )
-    corners = [
-        feature["geometry"]["coordinates"][0][0]
-        for feature in json.loads("".join(collection.blocks()))["features"]
-    ]
+    corners = [feature["geometry"]["coordinates"][0][0] for feature in features]
     assert corners == [[256, 256], [512, 256]]
     # The outlines of the tissue, made for QuPath by the same command, lie in the same frame.
     outlines = json.loads((patched / "contours_geojson" / "m.geojson").read_text())["features"]

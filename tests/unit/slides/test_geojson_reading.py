@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from shapely import Polygon
 
 from gcemil.errors import InputError
 from gcemil.slides.geojson import count_ignored, parse_objects, read_objects
 
 SQUARE = [[0, 0], [8, 0], [8, 8], [0, 8], [0, 0]]
-HOLE = [[2, 2], [4, 2], [4, 4], [2, 4], [2, 2]]
+HOLE = [[2, 2], [5, 2], [5, 5], [2, 5], [2, 2]]
+ISLAND = [[3, 3], [4, 3], [4, 4], [3, 4], [3, 3]]
 
 
 def feature(kind, coordinates, classification=None, object_type="annotation"):
@@ -29,13 +31,17 @@ ONE = feature("Polygon", [SQUARE], {"name": "Tumor", "color": [1, 2, 3]})
 def test_a_collection_a_list_and_one_feature_say_the_same(content):
     (found,) = parse_objects(content, "file")
     assert found.class_name == "Tumor"
-    assert found.polygons[0][0].tolist() == SQUARE
+    assert found.area.equals(Polygon(SQUARE))
 
 
 def test_holes_and_islands_stay_with_their_polygon():
-    (found,) = parse_objects(feature("MultiPolygon", [[SQUARE, HOLE], [HOLE]], "Tumor"), "file")
-    assert [len(rings) for rings in found.polygons] == [2, 1]
-    assert found.polygons[0][1].tolist() == HOLE
+    (found,) = parse_objects(feature("MultiPolygon", [[SQUARE, HOLE], [ISLAND]], "Tumor"), "file")
+    assert found.area.equals(Polygon(SQUARE, [HOLE]).union(Polygon(ISLAND)))
+
+
+def test_an_outline_that_crosses_itself_is_even_odd():
+    bow_tie = [[0, 0], [8, 8], [8, 0], [0, 8], [0, 0]]
+    assert parse_objects(feature("Polygon", [bow_tie]), "file")[0].area.area == pytest.approx(32)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_a_class_is_a_name_however_it_is_written(classification, name):
 @pytest.mark.parametrize("object_type", ["annotation", "detection", "tile", "cell"])
 def test_the_type_of_an_object_makes_no_difference(object_type):
     (found,) = parse_objects(feature("Polygon", [SQUARE], "a", object_type), "file")
-    assert len(found.polygons) == 1
+    assert found.area.area == 64
 
 
 def test_points_are_kept_and_lines_are_counted():
@@ -76,7 +82,7 @@ def test_a_collection_of_geometries_is_one_object():
     inner = [{"type": "Polygon", "coordinates": [SQUARE]}, {"type": "Point", "coordinates": [1, 2]}]
     geometry = {"type": "GeometryCollection", "geometries": inner}
     (found,) = parse_objects({"type": "Feature", "geometry": geometry, "properties": {}}, "file")
-    assert (len(found.polygons), found.points.tolist()) == (1, [[1, 2]])
+    assert (found.area.area, found.points.tolist()) == (64, [[1, 2]])
 
 
 @pytest.mark.parametrize(
@@ -89,8 +95,8 @@ def test_a_collection_of_geometries_is_one_object():
         ({"type": "Feature", "geometry": [1]}, "geometry without a type"),
         (feature("Polygon", [SQUARE], {"name": 3}), "classification that is no name"),
         (feature("Polygon", [SQUARE], [3]), "classification that is no name"),
-        (feature("MultiPolygon", None), "coordinates that are no numbers"),
-        (feature("Polygon", [[[0, 0], [1, float("nan")], [1, 1]]]), "not at least 3 finite pairs"),
+        (feature("MultiPolygon", None), "geometry without points"),
+        (feature("Polygon", [[[0, 0], [1, float("nan")], [1, 1]]]), "one that is not finite"),
         (feature("Point", [2e9, 0]), "farther than any slide"),
     ],
 )

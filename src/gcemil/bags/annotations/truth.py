@@ -38,7 +38,7 @@ from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import connected_regions, grid_stride, patch_cells
 from gcemil.bags.cohort import Cohort, SlideRow, read_slide_bounds
 from gcemil.errors import CohortError, InputError, UsageError
-from gcemil.files import locked_folder, remove_leftovers
+from gcemil.files import lock_folder
 from gcemil.slides.geojson import GeoObject, read_objects
 
 MIN_OVERLAP = 0.01
@@ -249,8 +249,7 @@ def _build_truth(
 
 def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
     """All truth files; other truth that is there already is refused before the first is written."""
-    with locked_folder(cohort.folder):
-        remove_leftovers(cohort.folder / "truth")
+    with lock_folder(cohort.folder):
         existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
         same = {path for path in existing if path in found and _holds_same(path, found[path])}
         if (others := [path for path in existing if path not in same]) and not replace:

@@ -173,5 +173,6 @@ LAYOUT = FeatureLayout(
     # A bags_config.json makes bare tensors slideflow's.
     owns_loose=lambda names: "bags_config.json" not in names and any(name.endswith(".pt") for name in names),
     file_title=lambda datasets: "CLAM features, or gcemil's own",
+    coords_kind=lambda attributes: ("clam_coords", "CLAM patch coordinates"),
     patch_size=_find_patch_size,
 )

@@ -27,10 +27,9 @@ from gcemil.bags.foreign.label_tables import (
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, ReadOptions, require_one_patch_size
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
-from gcemil.bags.tables import read_raw_table
-from gcemil.bags.untrusted import untrusted_files
+from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
-from gcemil.files import whole_folder
+from gcemil.files import atomic_folder
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What systems and file systems without symbolic links say."""
@@ -49,15 +48,14 @@ def import_cohort(
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
-    with untrusted_files():
-        folder = read_folder(source, options)
-        if labels is None:
-            table = _read_own_labels(folder, options.encoder)
-        else:
-            names = [slide.slide_id for slide in folder.slides]
-            table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
-        splits = splits or _find_own_splits(labels, folder)
-        return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
+    folder = read_folder(source, options)
+    if labels is None:
+        table = _read_own_labels(folder, options.encoder)
+    else:
+        names = [slide.slide_id for slide in folder.slides]
+        table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
+    splits = splits or _find_own_splits(labels, folder)
+    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
 
 
 def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
@@ -78,7 +76,7 @@ def _find_own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
         return found if found.is_file() else None
     if labels.is_dir():
         return labels
-    return labels if has_splits(read_raw_table(labels)) else None
+    return labels if has_splits(read_frame(labels)) else None
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def write_cohort(
     )
     # Before anything is written.
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
-    with whole_folder(out) as folder_aside:
+    with atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
         linked = [_place_slide(slide, cohort, copy=copy) for slide in join.slides]
         cohort.save()

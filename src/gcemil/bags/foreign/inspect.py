@@ -20,15 +20,13 @@ from gcemil.bags.arrays import coords_problem, features_problem
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
-from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
 from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.tables import read_raw_table
-from gcemil.bags.untrusted import untrusted_files
+from gcemil.bags.tables import has_columns, list_columns, read_frame
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
 from gcemil.files import read_json
 from gcemil.wording import near_path
@@ -76,8 +74,7 @@ def inspect(path: Path) -> Inspection:
         raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
     if not is_there:
         raise InputError(f"{path} does not exist.{near_path(path)} Give a file or a folder.")
-    with untrusted_files():
-        return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
+    return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
 
 
 def _inspect_file(path: Path) -> Inspection:
@@ -100,12 +97,13 @@ def _inspect_folder(path: Path) -> Inspection:
         facts = (("files", str(len(list(path.glob("*.pt"))))),)
         problem = "slideflow bags are recognised but not imported."
         return Inspection(path, "slideflow_bags", "slideflow bags", facts, (problem,))
-    if not any(path.glob("*.h5")) and any(trident.RUN_FOLDER.search(found.name) for found in path.iterdir()):
-        return _inspect_trident_job(path)
-    layout = find_layout(path)
-    if layout is None and find_first_h5(path) is None:
+    for layout in LAYOUTS.values():
+        if (job := layout.describe_job(path)) is not None:
+            return _report_job(path, layout, *job)
+    found = find_layout(path)
+    if found is None and find_first_h5(path) is None:
         return _report_unknown(path, "no features")
-    return _inspect_files(path, layout)
+    return _inspect_files(path, found)
 
 
 def _inspect_cohort(path: Path) -> Inspection:
@@ -130,15 +128,13 @@ def _inspect_cohort(path: Path) -> Inspection:
         ("folds", str(len(folds))),
     ]
     missing = [row.slide_id for row in cohort.slides if not cohort.feature_file(row.slide_id).is_file()]
-    problems = tuple(_describe_missing(cohort, name) for name in missing)
-    return report(tuple(facts), problems, validate if folds else f"gcemil split {_quote(path)}")
-
-
-def _describe_missing(cohort: Cohort, slide_id: str) -> str:
-    path = cohort.feature_file(slide_id)
-    if path.is_symlink():
-        return f"'{slide_id}' is a link to {path.readlink()}, which is not there: the source moved. Import it again."
-    return f"'{slide_id}' has no feature file."
+    problems = []
+    for slide_id in missing:
+        try:
+            store.describe(cohort.feature_file(slide_id))
+        except InputError as error:
+            problems.append(str(error))
+    return report(tuple(facts), tuple(problems), validate if folds else f"gcemil split {_quote(path)}")
 
 
 def _inspect_run(path: Path) -> Inspection:
@@ -149,18 +145,10 @@ def _inspect_run(path: Path) -> Inspection:
     return Inspection(path, "run", "Run of gcemil", facts, problems, f"gcemil report {_quote(path)}")
 
 
-def _inspect_trident_job(path: Path) -> Inspection:
-    runs = sorted(found for found in path.iterdir() if trident.RUN_FOLDER.search(found.name))
-    facts = [
-        (f"{run.name}/{folder.name}", f"{len(list(folder.glob('*.h5')))} files")
-        for run in runs
-        for folder in sorted(run.iterdir())
-        if folder.is_dir()
-    ]
-    features = [f"{run.name}/{folder.name}" for run in runs for folder in sorted(run.glob("features_*"))]
-    problems = () if features else ("No patch features yet: run TRIDENT's feature extraction.",)
-    command = _import_command(path / features[0]) if features else None
-    return Inspection(path, "trident_job", "TRIDENT job folder", tuple(facts), problems, command)
+def _report_job(path: Path, layout: FeatureLayout, facts: Facts, features: Sequence[Path]) -> Inspection:
+    problems = () if features else (f"No patch features yet: run {layout.name}'s feature extraction.",)
+    command = _import_command(features[0]) if features else None
+    return Inspection(path, f"{layout.tool}_job", f"{layout.name} job folder", facts, problems, command)
 
 
 def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
@@ -246,49 +234,41 @@ def _inspect_hdf5(path: Path) -> Inspection:
     """The kind, shape, chunks, patch size, units and encoder of an HDF5 file."""
     layouts = store.describe(path)
     attributes = store.attributes(path, "coords") if "coords" in layouts else {}
-    kind, title = _find_kind(layouts, attributes)
-    shapes = tuple(
+    kind, title, layout = _find_kind(layouts, attributes)
+    facts = [
         (name, f"{one.shape} {one.dtype}, {f'chunks {one.chunks}' if one.chunks else 'contiguous'}")
         for name, one in layouts.items()
-    )
-    facts = (*shapes, *_describe_meaning(path, kind, layouts, attributes))
-    problems = tuple(_find_problems(path, kind, layouts))
-    return Inspection(path, kind, title, facts, problems, _next_command(path, kind))
+    ]
+    facts += () if layout is None else layout.describe_file(path)
+    if "coords" in layouts and (layout is None or layout.in_pixels):
+        size = _describe_patch_size(path, layouts, attributes)
+        facts += [("patch size", size), ("coordinates", "level-0 pixels")]
+    command = None
+    if kind == "features" or layout is not None:
+        command = _import_command(path.parent, "" if layout is None else layout.needs)
+    elif kind == "clam_coords":
+        command = f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
+    problems = tuple(_find_problems(path, kind, layout, layouts))
+    return Inspection(path, kind, title, tuple(facts), problems, command)
 
 
-def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str]:
+def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str, FeatureLayout | None]:
+    """Kind and title of an HDF5 file, and its layout where it holds patch features of a tool."""
     for needed, kind, title in KINDS:
         if needed <= set(layouts):
-            return kind, title
+            return kind, title, None
     layout = next((one for one in LAYOUTS.values() if one.owns_file(set(layouts), attributes)), None)
     # A layout that would not own a plain file has names of its own for its datasets.
     own_names = layout is not None and not layout.owns_file({"features", "coords"}, attributes)
     if "features" in layouts and not own_names:
         if len(layouts["features"].shape) == 1:
-            return "slide_vector", "Slide-level vector (TRIDENT slide_features)"
+            return "slide_vector", "Slide-level vector (TRIDENT slide_features)", None
         if "coords" not in layouts:
-            return "features", "Features without coordinates"
+            return "features", "Features without coordinates", None
     if layout is not None:
-        return f"{layout.tool}_features", layout.file_title(set(layouts))
-    if "coords" in layouts:
-        if trident.OWN_ATTRIBUTES & set(attributes):
-            return "trident_patches", "TRIDENT patch coordinates"
-        return "clam_coords", "CLAM patch coordinates"
-    return "unknown", "HDF5 file gcemil does not know"
-
-
-def _layout_of(kind: str) -> FeatureLayout | None:
-    return LAYOUTS.get(kind.removesuffix("_features")) if kind.endswith("_features") else None
-
-
-def _describe_meaning(path: Path, kind: str, layouts: Layouts, attributes: dict[str, Any]) -> Facts:
-    """Patch size, units and encoder, and where each comes from."""
-    layout = _layout_of(kind)
-    facts = () if layout is None else layout.describe_file(path)
-    if "coords" not in layouts or (layout is not None and not layout.in_pixels):
-        return facts
-    size = _describe_patch_size(path, layouts, attributes)
-    return (*facts, ("patch size", size), ("coordinates", "level-0 pixels"))
+        return f"{layout.tool}_features", layout.file_title(set(layouts)), layout
+    known = (one.coords_kind(attributes) for one in LAYOUTS.values() if "coords" in layouts)
+    return *next((one for one in known if one), ("unknown", "HDF5 file gcemil does not know")), None
 
 
 def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
@@ -304,11 +284,11 @@ def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any
     return "unknown" if stride is None else f"{stride:g} (the stride; the file does not say it)"
 
 
-def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
+def _find_problems(path: Path, kind: str, layout: FeatureLayout | None, layouts: Layouts) -> list[str]:
     found = [
-        f"'{name}' is stored in chunks of {layout.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
-        for name, layout in layouts.items()
-        if layout.is_slow
+        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
+        for name, one in layouts.items()
+        if one.is_slow
     ]
     names = [name for name in ("features", "feats", "coords") if name in layouts and layouts[name].shape]
     rows = {name: layouts[name].shape[0] for name in names}
@@ -317,7 +297,6 @@ def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     if len(set(rows.values())) > 1 and kind != "slide_vector":
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
         found.append(f"Rows differ: {counts}. Extract the slide again.")
-    layout = _layout_of(kind)
     floats = "coords" in layouts and layouts["coords"].dtype.kind == "f"
     if layout is not None and layout.in_pixels and floats:
         found.append("Coordinates are floating point; if they are micrometres they must be converted.")
@@ -329,25 +308,16 @@ def _find_problems(path: Path, kind: str, layouts: Layouts) -> list[str]:
     return found
 
 
-def _next_command(path: Path, kind: str) -> str | None:
-    layout = _layout_of(kind)
-    if kind == "features" or layout is not None:
-        return _import_command(path.parent, "" if layout is None else layout.needs)
-    if kind == "clam_coords":
-        return f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
-    return None
-
-
 def _inspect_table(path: Path) -> Inspection:
     """The dialect of a label table, or the kind of split file."""
-    table = read_raw_table(path)
+    table = read_frame(path)
     facts = [
-        ("columns", ", ".join(name or "(index)" for name in table.columns)),
-        ("rows", str(len(table.rows))),
+        ("columns", list_columns(table)),
+        ("rows", str(len(table))),
     ]
-    if table.has("minx", "miny", "width", "height"):
+    if has_columns(table, "minx", "miny", "width", "height"):
         return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts))
-    if table.has("PATIENT") and not table.has("FILENAME"):
+    if "PATIENT" in table and "FILENAME" not in table:
         command = f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {_propose_out(path)}"
         return Inspection(path, "labels", "STAMP clinical table", tuple(facts), next_command=command)
     try:

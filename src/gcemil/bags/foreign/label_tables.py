@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gcemil.bags.cohort import SlideRow, Task, find_disagreements
+import pandas as pd
+
+from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.dialects import (
-    ID_COLUMNS,
+    DIALECTS,
     PATIENT_ID,
     Choice,
     Columns,
@@ -21,15 +23,14 @@ from gcemil.bags.foreign.dialects import (
     find_wide_parts,
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
-from gcemil.bags.tables import RawTable, check_slide_id, is_missing, read_raw_table, stack_tables
+from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
 from gcemil.errors import CohortError, UsageError
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 MOST_CLASSES = 8
-"""Above so many, labels that are mostly unique are no classes."""
+"""With more classes, labels that are mostly unique are not classes."""
 STAMP_PATIENT = "PATIENT"
-_SPLIT_FOLDER = re.compile(r"k=\d+$")
 
 
 @dataclass(frozen=True)
@@ -52,57 +53,59 @@ def read_labels(
     slide_table: Path | None = None,
     slide_ids: Iterable[str] = (),
 ) -> LabelTable:
-    """The label table in this file (or in a folder of train.csv, test.csv), whatever tool it was written for.
+    """Read a label table of any known tool, or a folder of train.csv, test.csv.
 
     A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
     """
-    raw = _read_raw_labels(path)
+    table = _read_label_frame(path)
     notes: list[str] = []
     names = list(slide_ids)
-    patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if raw.has(name)), None)
-    if slide_table is None and names and (case := find_case_column(raw)) is not None:
-        raw, notes = _join_cases(raw, case, names)
-    elif patient is not None and not raw.has("FILENAME"):
-        raw, notes = _join_slide_table(raw, patient, slide_table)
-    if (parts := find_wide_parts(raw)) and all(label for _, label in parts.values()):
-        dialect = "CAMIL" if "train" in raw.columns else "MIL_BASELINE"
+    patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if name in table), None)
+    if slide_table is None and names and (case := find_case_column(table)) is not None:
+        table, notes = _join_cases(table, path, case, names)
+    elif patient is not None and "FILENAME" not in table:
+        table, notes = _join_slide_table(table, path, patient, slide_table)
+    if (parts := find_wide_parts(table)) and all(label for _, label in parts.values()):
+        dialect = "CAMIL" if "train" in table else "MIL_BASELINE"
         columns = Columns("slide", None, label="label")
-        raw = _stack_parts(raw, parts)
+        pairs = [table[list(pair)].set_axis(["slide", "label"], axis=1) for pair in parts.values()]
+        table = pd.concat(pairs, ignore_index=True)
+        table = table[~table["slide"].map(is_missing)]
     else:
-        dialect, columns = detect_dialect(raw, choice)
-    return _build_label_table(raw, columns, dialect=dialect, notes=notes)
+        dialect, columns = detect_dialect(table, path, choice)
+    return _build_label_table(table, path, columns, dialect=dialect, notes=notes)
 
 
-def _build_label_table(raw: RawTable, columns: Columns, *, dialect: str, notes: Sequence[str]) -> LabelTable:
-    """Rows of a table whose columns are known."""
+def _build_label_table(
+    table: pd.DataFrame, path: Path, columns: Columns, *, dialect: str, notes: Sequence[str]
+) -> LabelTable:
+    """The rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    for line in raw.rows:
-        slide_id = check_slide_id(plain_id(line[columns.slide]), raw.path)
-        target = _read_target(line, columns)
-        if isinstance(target, str):
-            excluded.append(f"slide '{slide_id}': {target}")
-            continue
-        row = replace(target, slide_id=slide_id, case_id=_read_case(line, columns, slide_id))
+    for line in list_rows(table):
+        slide_id = check_slide_id(plain_id(line[columns.slide]), path)
+        row = _read_row(line, columns, slide_id)
+        if isinstance(row, str):
+            excluded.append(f"slide '{slide_id}': {row}")
         # A table may repeat a line, but not contradict itself.
-        if rows.setdefault(slide_id, row) != row:
+        elif rows.setdefault(slide_id, row) != row:
             raise CohortError(
-                f"{raw.path}: slide '{slide_id}' stands twice with different targets. Correct the table."
+                f"{path}: slide '{slide_id}' occurs twice with different targets. Correct the table."
             )
     if not rows:
-        raise CohortError(
-            f"{raw.path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
-        )
+        raise CohortError(f"{path}: no row has a usable target ({excluded[0] if excluded else 'no rows'}).")
     # Time and event belong to the case, so its slides must agree.
-    for first, row in find_disagreements(rows.values()) if columns.task == "survival" else ():
-        raise CohortError(
-            f"{raw.path}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' have different survival. Correct the table."
-        )
+    cases: dict[str, SlideRow] = {}
+    for row in rows.values() if columns.task == "survival" else ():
+        first = cases.setdefault(row.case_id, row)
+        if (first.time, first.event) != (row.time, row.event):
+            raise CohortError(
+                f"{path}: slides '{first.slide_id}' and '{row.slide_id}' of case '{row.case_id}' have different survival. Correct the table."
+            )
     classes = order_classes(row.label for row in rows.values() if row.label is not None)
-    lines = [*notes, *_list_assumptions(raw, columns, dialect, len(rows) + len(excluded))]
-    return LabelTable(
-        raw.path, dialect, columns.task, tuple(rows.values()), classes, tuple(lines), tuple(excluded)
-    )
+    count = f"{path.name} read as a {dialect} table ({len(rows) + len(excluded)} slides)."
+    lines = (*notes, count, *_list_assumptions(table[columns.slide], path, columns))
+    return LabelTable(path, dialect, columns.task, tuple(rows.values()), classes, lines, tuple(excluded))
 
 
 def choose_classes(
@@ -182,116 +185,109 @@ def parse_time(text: str) -> float | None:
     return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
 
 
-def _read_raw_labels(path: Path) -> RawTable:
+def _read_label_frame(path: Path) -> pd.DataFrame:
+    """The table of a file, or the tables of a folder one below the other."""
     if not path.is_dir():
-        return read_raw_table(path)
-    folders = sorted(found for found in path.iterdir() if _SPLIT_FOLDER.search(found.name)) or [path]
+        return read_frame(path)
+    folders = sorted(one for one in path.iterdir() if re.search(r"k=\d+$", one.name)) or [path]
     names = ("train.csv", "val.csv", "test.csv")
     files = [folder / name for folder in folders for name in names if (folder / name).is_file()]
     if not files:
         raise CohortError(f"{path} is a folder without train.csv and test.csv. Point at the label table.")
-    return stack_tables(path, (read_raw_table(file) for file in files))
+    tables = [read_frame(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if set(table) != set(tables[0]):
+            raise CohortError(f"{file} and {files[0]} have different columns, so they are not one table.")
+    return pd.concat(tables, ignore_index=True)
 
 
 def _join_slide_table(
-    clinical: RawTable, patient: str, slide_table: Path | None
-) -> tuple[RawTable, list[str]]:
+    clinical: pd.DataFrame, path: Path, patient: str, slide_table: Path | None
+) -> tuple[pd.DataFrame, list[str]]:
     """A clinical table of STAMP or cBioPortal with one row per slide of its slide table."""
     tool = "STAMP" if patient == STAMP_PATIENT else "cBioPortal"
     if slide_table is None:
         raise UsageError(
-            f"{clinical.path} is a {tool} clinical table: patients, not slides. Give the slide table ({patient}, FILENAME) with "
+            f"{path} is a {tool} clinical table: patients, not slides. Give the slide table ({patient}, FILENAME) with "
             "--slide-table; for a TCGA cohort of the paper, --recipe joins slides by their barcodes."
         )
-    slides = read_raw_table(slide_table)
-    if not slides.has(patient, "FILENAME"):
+    slides = read_frame(slide_table)
+    if not has_columns(slides, patient, "FILENAME"):
         raise CohortError(f"{slide_table} is no {tool} slide table: it needs {patient} and FILENAME.")
-    by_patient = {row[patient]: row for row in clinical.rows}
-    if len(by_patient) != len(clinical.rows):
-        raise CohortError(f"{clinical.path}: a {patient} stands twice. Keep one row per patient.")
-    rows = tuple({**by_patient[row[patient]], **row} for row in slides.rows if row[patient] in by_patient)
-    unknown = sorted({row[patient] for row in slides.rows} - set(by_patient))
-    idle = sorted(set(by_patient) - {row[patient] for row in slides.rows})
+    if clinical[patient].duplicated().any():
+        raise CohortError(f"{path}: a {patient} occurs twice. Keep one row per patient.")
+    joined = slides[[patient, "FILENAME"]].merge(clinical, on=patient)
+    unknown, idle = set(slides[patient]) - set(joined[patient]), set(clinical[patient]) - set(joined[patient])
     notes = [
-        f"Patients joined: {len(by_patient) - len(idle)} of {clinical.path.name} with {len(rows)} slides of {slide_table.name}."
+        f"Patients joined: {len(clinical) - len(idle)} of {path.name} with {len(joined)} slides of {slide_table.name}."
     ]
-    notes += [f"Patients of the slide table without clinical row: {', '.join(unknown)}."] if unknown else []
-    notes += [f"Patients of the clinical table without slide: {', '.join(idle)}."] if idle else []
-    return RawTable(clinical.path, (*clinical.columns, "FILENAME"), rows), notes
+    if unknown:
+        notes.append(f"Patients of the slide table without clinical row: {', '.join(sorted(unknown))}.")
+    if idle:
+        notes.append(f"Patients of the clinical table without slide: {', '.join(sorted(idle))}.")
+    return joined, notes
 
 
-def _join_cases(table: RawTable, case: str, slide_ids: Sequence[str]) -> tuple[RawTable, list[str]]:
+def _join_cases(
+    table: pd.DataFrame, path: Path, case: str, slide_ids: Sequence[str]
+) -> tuple[pd.DataFrame, list[str]]:
     """A table of patients with one row per slide: a slide belongs to the patient its name begins with."""
-    if not table.rows:
-        raise CohortError(f"{table.path} has no row below its header. Give one row per slide or patient.")
-    by_case = {row[case]: row for row in table.rows if not is_missing(row[case])}
-    if len(by_case) != len(table.rows):
-        raise CohortError(f"{table.path}: a {case} is empty or stands twice. Keep one row per patient.")
-    slide, own = next((pair for pair in ID_COLUMNS if pair[1] == case), ("slide_id", "case_id"))
-    rows = []
-    for slide_id in slide_ids:
-        if owners := [name for name in by_case if _begins_with(slide_id, name)]:
-            # P1 and P1-2 both begin P1-2-A: the longer name is the patient.
-            owner = max(owners, key=len)
-            rows.append({**by_case[owner], own: owner, slide: slide_id})
-    if not rows:
+    if table.empty:
+        raise CohortError(f"{path} has no row below its header. Give one row per slide or patient.")
+    if (table[case].duplicated() | table[case].map(is_missing)).any():
+        raise CohortError(f"{path}: a {case} is empty or occurs twice. Keep one row per patient.")
+    slide, own = next(
+        ((one.slide, one.case) for one in DIALECTS if one.case == case), ("slide_id", "case_id")
+    )
+    # P1 and P1-2 both begin P1-2-A: the longer name is the patient.
+    owners = [
+        max((name for name in table[case] if _begins_with(slide_id, name)), key=len, default=None)
+        for slide_id in slide_ids
+    ]
+    joined = pd.DataFrame({case: owners, slide: slide_ids}).dropna().merge(table, on=case)
+    if joined.empty:
         raise CohortError(
-            f"{table.path} has one row per {case} ('{next(iter(by_case))}' …), and no slide begins with one of them "
+            f"{path} has one row per {case} ('{table[case].iloc[0]}' …), and no slide begins with one of them "
             f"('{slide_ids[0]}' …). Add a column slide_id, or for STAMP give --slide-table."
         )
-    idle = sorted(set(by_case) - {row[own] for row in rows})
+    idle = sorted(set(table[case]) - set(joined[case]))
     notes = [
-        f"{table.path.name} has one row per {case}: {len(rows)} slides joined to {len(by_case) - len(idle)} cases by the beginning of their names."
+        f"{path.name} has one row per {case}: {len(joined)} slides joined to {len(table) - len(idle)} cases by the beginning of their names."
     ]
     notes += [f"Cases without a slide: {', '.join(idle)}."] if idle else []
-    columns = [name for name in table.columns if name != case]
-    return RawTable(table.path, (own, slide, *columns), tuple(rows)), notes
+    return joined.rename(columns={case: own}), notes
 
 
 def _begins_with(slide_id: str, case: str) -> bool:
-    """Whether the name of a slide is that of the case, or goes on after it with a mark that is no letter or digit."""
+    """Whether the name of a slide is that of the case, or continues it with a character that is no letter or digit."""
     rest = slide_id.removeprefix(case)
     return slide_id.startswith(case) and (not rest or not rest[0].isalnum())
 
 
-def _stack_parts(raw: RawTable, parts: dict[str, tuple[str, str | None]]) -> RawTable:
-    """One row per slide out of a table with a pair of columns per part."""
-    rows = [
-        {"slide": line[ids], "label": line[label or ""]}
-        for ids, label in parts.values()
-        for line in raw.rows
-        if not is_missing(line[ids])
-    ]
-    return RawTable(raw.path, ("slide", "label"), tuple(rows))
-
-
-def _read_target(line: dict[str, str], columns: Columns) -> SlideRow | str:
-    """A row with its target and no ids yet, or the reason why there is none."""
+def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow | str:
+    """One row of ours, or the reason why the line has no target."""
     site = (line[columns.site] or None) if columns.site else None
+    case_id = line[columns.case] if columns.case else ""
+    if is_missing(case_id):
+        case_id = tcga_case_id(slide_id) if is_tcga(slide_id) else slide_id
     if columns.label is not None:
         text = line[columns.label]
         if is_missing(text):
             return f"no label in '{columns.label}'"
         # Whole numbers lose the '.0' that pandas gives a column with gaps.
         label = text.removesuffix(".0") if _is_number(text) else text
-        return SlideRow("", "", label=label, site=site)
+        return SlideRow(slide_id, case_id, label=label, site=site)
     time, event = parse_time(line[columns.time or ""]), parse_event(line[columns.event or ""])
     if time is None:
         return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
     if event is None:
         return f"no valid status in '{columns.event}' ('{line[columns.event or '']}')"
-    return SlideRow("", "", time=time, event=1 - event if columns.censorship else event, site=site)
+    return SlideRow(slide_id, case_id, time=time, event=1 - event if columns.flip else event, site=site)
 
 
-def _read_case(line: dict[str, str], columns: Columns, slide_id: str) -> str:
-    if columns.case is not None and not is_missing(line[columns.case]):
-        return line[columns.case]
-    return tcga_case_id(slide_id) if is_tcga(slide_id) else slide_id
-
-
-def _list_assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int) -> list[str]:
-    lines = [f"{raw.path.name} read as a {dialect} table ({n_rows} slides)."]
-    if columns.censorship:
+def _list_assumptions(slides: pd.Series, path: Path, columns: Columns) -> list[str]:
+    lines = []
+    if columns.flip:
         lines.append(f"'{columns.event}' 1 means censored: event = 1 - {columns.event}.")
     elif columns.event is not None:
         lines.append(f"'{columns.event}' 1 (or dead) means that the event happened.")
@@ -299,10 +295,10 @@ def _list_assumptions(raw: RawTable, columns: Columns, dialect: str, n_rows: int
         lines.append(f"Time is '{columns.time}' in the unit of the table.")
     if columns.case is None:
         how = "the slide itself, so patients with several slides cannot be kept together"
-        if any(is_tcga(plain_id(line[columns.slide])) for line in raw.rows):
+        if slides.map(plain_id).map(is_tcga).any():
             how = "the first 12 characters of TCGA barcodes"
         lines.append(f"The table names no case: the case is {how}.")
-    return [*lines, *describe_stripped_ids((line[columns.slide] for line in raw.rows), where=raw.path.name)]
+    return [*lines, *describe_stripped_ids(slides, where=path.name)]
 
 
 def _is_number(text: str) -> bool:

@@ -16,12 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
-from gcemil.bags.foreign.dialects import PATIENT_ID, Choice, choose_endpoint, list_endpoints
+from gcemil.bags.foreign.dialects import CBIOPORTAL, PATIENT_ID, Choice, choose_endpoint, list_endpoints
 from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time, read_labels
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
@@ -32,8 +33,7 @@ from gcemil.bags.foreign.source import (
     plain_id,
     tcga_case_id,
 )
-from gcemil.bags.tables import RawTable, is_missing, read_raw_table
-from gcemil.bags.untrusted import untrusted_files
+from gcemil.bags.tables import is_missing, list_rows, read_frame
 from gcemil.errors import CohortError, UsageError
 from gcemil.resources import read_shipped
 
@@ -127,21 +127,20 @@ def import_recipe(
     if official_split and (plan.official_test is None or splits is not None):
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
-    with untrusted_files():
-        folder = read_folder(source, options)
-        table = _read_recipe_table(plan, folder, labels)
-        return write_cohort(
-            folder,
-            table,
-            out,
-            classes=plan.class_names or None,
-            splits=splits,
-            official=partial(make_official_fold, test=str(plan.official_test)) if official_split else None,
-            copy=copy,
-            anchors=plan.anchors,
-            warnings=_count_warnings(plan, folder, table),
-            provenance=_describe_provenance(plan),
-        )
+    folder = read_folder(source, options)
+    table = _read_recipe_table(plan, folder, labels)
+    return write_cohort(
+        folder,
+        table,
+        out,
+        classes=plan.class_names or None,
+        splits=splits,
+        official=partial(make_official_fold, test=str(plan.official_test)) if official_split else None,
+        copy=copy,
+        anchors=plan.anchors,
+        warnings=_count_warnings(plan, folder, table),
+        provenance=_describe_provenance(plan),
+    )
 
 
 def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:
@@ -195,15 +194,15 @@ def _describe_provenance(plan: Recipe) -> dict[str, object]:
 
 def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
-    table = read_raw_table(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
-    found = _find_columns(table, plan.columns, "label")
+    table = read_frame(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
+    found = _find_columns(table, path, plan.columns, "label")
     by_slide, class_of = "slide" in found, plan.class_of
     if not by_slide and not (plan.tcga and "case" in found):
-        raise _missing_column_error(table, plan.columns, "slide")
+        raise _missing_column_error(table, path, plan.columns, "slide")
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     slides_of = {} if by_slide else _group_slides(slide_ids)
-    for line in table.rows:
+    for line in list_rows(table):
         name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
         text = line[found["label"]]
         # pandas writes 3.0 for 3 in a column with gaps.
@@ -220,23 +219,23 @@ def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTa
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
         if not by_slide and name not in slides_of:
             excluded.append(f"case '{name}': no slide in the features folder")
-    lines = _list_assumptions(table, found, tcga=plan.tcga)
+    lines = _list_assumptions(table, path, found, tcga=plan.tcga)
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
 def _read_survival(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """MCAT-style and PANTHER-style tables by slide, or the clinical table of GDC or cBioPortal by case."""
-    table = None if path.is_dir() else read_raw_table(path)
-    if table is not None and table.has(PATIENT_ID) and list_endpoints(table):
-        endpoint = choose_endpoint(table, Choice())
-        status, months = f"{endpoint}_STATUS", f"{endpoint}_MONTHS"
+    table = pd.DataFrame() if path.is_dir() else read_frame(path)
+    found = _find_columns(table, path, plan.columns)
+    if PATIENT_ID in table and list_endpoints(table, CBIOPORTAL):
+        months, status = choose_endpoint(table, path, CBIOPORTAL, Choice())
         dialect, case, read = "cBioPortal", PATIENT_ID, partial(_read_cbioportal_outcome, status, months)
         lines = [
             f"{path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
             f"Time in months: '{months}'.",
         ]
-    elif table is not None and "status" in _find_columns(table, plan.columns):
-        found = _find_columns(table, plan.columns, "case", "death", "follow_up")
+    elif "status" in found:
+        found = _find_columns(table, path, plan.columns, "case", "death", "follow_up")
         dialect, case, read = "GDC clinical", found["case"], partial(_read_gdc_outcome, found)
         lines = [
             f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
@@ -244,10 +243,8 @@ def _read_survival(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelT
         ]
     else:
         return read_labels(path, choice=Choice(task="survival"))
-    entries: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for line in table.rows:
-        entries[tcga_case_id(line[case])].append(line)
-    outcomes = {case_id: read(own) for case_id, own in entries.items()}
+    entries = table.groupby(table[case].map(tcga_case_id), sort=False)
+    outcomes = {case_id: read(list_rows(own)) for case_id, own in entries}
     lines.append("Slides joined to cases by the first 12 characters of their barcode.")
     return _join_outcomes(path, dialect, outcomes, slide_ids, lines)
 
@@ -283,10 +280,10 @@ def _read_camelyon16(
     class_of = plan.class_of
     reference: dict[str, str] = {}
     if path is not None:
-        table = read_raw_table(path, header=False)
-        if any("1" not in line for line in table.rows):
+        table = read_frame(path, header=False)
+        if "1" not in table:
             raise CohortError(f"{path} has one column, not slide and label. Download reference.csv again.")
-        reference = {plain_id(line["0"]): line["1"].lower() for line in table.rows}
+        reference = dict(zip(table["0"].map(plain_id), table["1"].str.lower(), strict=True))
     left_out: list[str] = []
     rows: dict[str, SlideRow] = {}
     for slide_id in sorted(slide_ids):
@@ -357,31 +354,31 @@ def _read_case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str,
     return slide_id if is_missing(value) else value
 
 
-def _list_assumptions(table: RawTable, found: Mapping[str, str], *, tcga: bool) -> list[str]:
+def _list_assumptions(table: pd.DataFrame, path: Path, found: Mapping[str, str], *, tcga: bool) -> list[str]:
     roles = ", ".join(f"{role} is '{column}'" for role, column in found.items())
-    lines = [f"{table.path.name}: {roles}."]
+    lines = [f"{path.name}: {roles}."]
     if tcga:
         lines.append("Cases are the first 12 characters of TCGA barcodes.")
     elif "case" not in found:
         lines.append("The table names no patients, so every slide is its own case.")
-    names = (line[found["slide"]] for line in table.rows) if "slide" in found else ()
-    return [*lines, *describe_stripped_ids(names, where=table.path.name)]
+    names = table[found["slide"]] if "slide" in found else ()
+    return [*lines, *describe_stripped_ids(names, where=path.name)]
 
 
-def _find_columns(table: RawTable, columns: Roles, *needed: str) -> dict[str, str]:
-    """Role → the first of its column names that the table has, whatever the case of letters; these must be there."""
-    own = {column.strip().lower(): column for column in table.columns}
-    found = {}
-    for role, names in columns.items():
-        if column := next((own[name.lower()] for name in names if name.lower() in own), None):
-            found[role] = column
-    for role in needed:
-        if role not in found:
-            raise _missing_column_error(table, columns, role)
+def _find_columns(table: pd.DataFrame, path: Path, columns: Roles, *needed: str) -> dict[str, str]:
+    """Role → the first of its column names that the table has, in upper or lower case; `needed` must be there."""
+    own = {column.lower(): column for column in table}
+    found = {
+        role: own[name]
+        for role, names in columns.items()
+        if (name := next((name.lower() for name in names if name.lower() in own), None)) is not None
+    }
+    if missing := [role for role in needed if role not in found]:
+        raise _missing_column_error(table, path, columns, missing[0])
     return found
 
 
-def _missing_column_error(table: RawTable, columns: Roles, role: str) -> UsageError:
+def _missing_column_error(table: pd.DataFrame, path: Path, columns: Roles, role: str) -> UsageError:
     return UsageError(
-        f"{table.path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table.columns)}."
+        f"{path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table)}."
     )

@@ -152,6 +152,10 @@ class FeatureLayout:
     owns_loose: Callable[[Names], bool] = lambda names: False
     """By the names inside a folder without any HDF5 file."""
     file_title: Callable[[Names], str] = lambda datasets: ""
+    coords_kind: Callable[[Attributes], tuple[str, str] | None] = lambda attributes: None
+    """Kind and title of a file of coordinates alone, by its attributes; None where it is not this tool's."""
+    describe_job: Callable[[Path], tuple[Facts, list[Path]] | None] = lambda folder: None
+    """What a folder around several features folders holds, and these; None where it is not one."""
     describe_file: Callable[[Path], Facts] = lambda path: ()
     """What one HDF5 file says beyond shapes and pixels."""
     patch_size: Callable[[Attributes], LevelZeroPx | None] = lambda attributes: None

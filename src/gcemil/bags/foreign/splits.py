@@ -12,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.folds import PARTS, Fold, Part
 from gcemil.bags.foreign.dialects import find_fold_columns, find_wide_parts
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import RawTable, is_missing, read_raw_table
+from gcemil.bags.tables import has_columns, is_missing, list_columns, read_frame
 from gcemil.errors import CohortError, InputError, error_text
 from gcemil.files import read_json
 
@@ -46,7 +48,7 @@ def read_splits(path: Path) -> SplitTable:
     elif path.suffix == ".json":
         folds = _read_stamp_folds(path)
     else:
-        folds = _read_fold_table(read_raw_table(path))
+        folds = _read_fold_table(read_frame(path), path)
     if any("test" in fold.values() for fold in folds):
         return SplitTable(path, tuple(folds))
     # MCAT and its successors report on the part they call val and have no other.
@@ -55,11 +57,10 @@ def read_splits(path: Path) -> SplitTable:
     return SplitTable(path, tuple(folds), (line,))
 
 
-def has_splits(table: RawTable) -> bool:
+def has_splits(table: pd.DataFrame) -> bool:
     """Whether a label table carries its own splits."""
-    return bool(find_fold_columns(table) or find_wide_parts(table)) or any(
-        table.has(*pair) for pair in _SPLIT_COLUMNS
-    )
+    pairs = any(has_columns(table, *pair) for pair in _SPLIT_COLUMNS)
+    return pairs or bool(find_fold_columns(table) or find_wide_parts(table))
 
 
 def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[list[Fold], list[str], tuple[str, ...]]:
@@ -115,51 +116,54 @@ def _find_part_files(folder: Path) -> list[Path]:
 
 def _read_fold_files(files: list[Path]) -> list[IdParts]:
     if len(files) == 1 and files[0].stem not in _PART_NAMES:
-        return _read_fold_table(read_raw_table(files[0]))
-    tables = {_PART_NAMES[path.stem]: read_raw_table(path) for path in files}
-    for table in tables.values():
-        _refuse_nameless(table)
-    pairs = [(row["slide_id"], part) for part, table in tables.items() for row in table.rows]
+        return _read_fold_table(read_frame(files[0]), files[0])
+    pairs = [
+        (name, _PART_NAMES[path.stem]) for path in files for name in _slide_column(read_frame(path), path)
+    ]
     return [_collect_fold(pairs, files[0].parent)]
 
 
-def _refuse_nameless(table: RawTable) -> None:
-    if not table.has("slide_id"):
-        raise CohortError(f"{table.path} has no column 'slide_id'; it has: {', '.join(table.columns)}.")
+def _slide_column(table: pd.DataFrame, path: Path) -> pd.Series:
+    if "slide_id" not in table:
+        raise CohortError(f"{path} has no column 'slide_id'; it has: {', '.join(table)}.")
+    return table["slide_id"]
 
 
-def _read_fold_table(table: RawTable) -> list[IdParts]:
+def _read_fold_table(table: pd.DataFrame, path: Path) -> list[IdParts]:
+    """The folds of a table: a column each, one column of parts, or a column of ids per part."""
     if columns := find_fold_columns(table):
-        _refuse_nameless(table)
-        return [_collect_fold(_read_parts(table, "slide_id", column), table.path) for column in columns]
+        ids = _slide_column(table, path)
+        return [_read_parts(ids, table[column], path) for column in columns]
     for ids, part in _SPLIT_COLUMNS:
-        if table.has(ids, part):
-            return [_collect_fold(_read_parts(table, ids, part), table.path)]
-    if not (parts := find_wide_parts(table)):
+        if has_columns(table, ids, part):
+            return [_read_parts(table[ids], table[part], path)]
+    parts = [(column, _PART_NAMES[part]) for part, (column, _) in find_wide_parts(table).items()]
+    if not parts:
         raise CohortError(
-            f"{table.path} holds no splits that are known here; its columns are: {', '.join(table.columns)}."
+            f"{path} holds no splits that are known here; its columns are: {list_columns(table)}."
         )
-    named = [(name, _PART_NAMES[part]) for part, (ids, _) in parts.items() for name in table.values(ids)]
-    if all(name.lower() in {"true", "false"} for name, _ in named):
-        lines = [(row[table.columns[0]], row) for row in table.rows]
-        named = [
-            (name, _PART_NAMES[part]) for name, row in lines for part in parts if row[part].lower() == "true"
-        ]
-    return [_collect_fold(named, table.path)]
+    wide = table[[column for column, _ in parts]].apply(lambda cells: cells.str.lower())
+    # In a _bool file the first column names the slide, and the others whether it is in a part.
+    is_flagged = wide.isin({"true", "false"}).eq(~wide.map(is_missing)).all(axis=None)
+    named = [
+        (name, part)
+        for column, part in parts
+        for name in (table.iloc[:, 0][wide[column] == "true"] if is_flagged else table[column])
+        if not is_missing(name)
+    ]
+    return [_collect_fold(named, path)]
 
 
-def _read_parts(table: RawTable, ids: str, column: str) -> list[tuple[str, Part]]:
-    pairs = []
-    for row in table.rows:
-        if is_missing(row[column]):
-            continue
-        part = _PART_NAMES.get(row[column].lower())
-        if part is None:
-            raise CohortError(
-                f"{table.path}: '{row[ids]}' has split '{row[column]}' in '{column}'; known are {', '.join(_PART_NAMES)}."
-            )
-        pairs.append((row[ids], part))
-    return pairs
+def _read_parts(ids: pd.Series, parts: pd.Series, path: Path) -> IdParts:
+    """The parts of a column with one word per id."""
+    is_filled = ~parts.map(is_missing)
+    words = parts[is_filled].str.lower()
+    if len(unknown := words[~words.isin(_PART_NAMES)]):
+        row = unknown.index[0]
+        raise CohortError(
+            f"{path}: '{ids[row]}' has split '{parts[row]}' in '{parts.name}'; known are {', '.join(_PART_NAMES)}."
+        )
+    return _collect_fold(zip(ids[is_filled], words.map(_PART_NAMES), strict=True), path)
 
 
 def _read_stamp_folds(path: Path) -> list[IdParts]:

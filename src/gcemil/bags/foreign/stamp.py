@@ -35,7 +35,7 @@ from gcemil.bags.foreign.source import (
     require_one_encoder,
     squeeze_bag,
 )
-from gcemil.bags.tables import read_raw_table
+from gcemil.bags.tables import has_columns, read_frame
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.units import LevelZeroPx, Microns
 
@@ -80,15 +80,14 @@ def parse_mpp(text: str) -> Mpp:
     try:
         return float(text)
     except ValueError:
-        table = read_raw_table(Path(text))
-    if not table.has("slide_id", "mpp"):
-        raise UsageError(
-            f"{table.path} needs the columns slide_id and mpp; it has: {', '.join(table.columns)}."
-        )
+        path = Path(text)
+        table = read_frame(path)
+    if not has_columns(table, "slide_id", "mpp"):
+        raise UsageError(f"{path} needs the columns slide_id and mpp; it has: {', '.join(table)}.")
     try:
-        return {plain_id(row["slide_id"]): float(row["mpp"]) for row in table.rows}
+        return dict(zip(table["slide_id"].map(plain_id), table["mpp"].astype(float), strict=True))
     except ValueError as error:
-        raise UsageError(f"{table.path}: every mpp must be a number ({error}).") from error
+        raise UsageError(f"{path}: every mpp must be a number ({error}).") from error
 
 
 def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:

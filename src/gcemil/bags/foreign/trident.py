@@ -121,6 +121,16 @@ def _describe_file(path: Path) -> Facts:
     return (("encoder", str(store.attributes(path, "features").get("encoder", "unknown"))),)
 
 
+def _describe_job(folder: Path) -> tuple[Facts, list[Path]] | None:
+    """The folders of a job with their files, and those with patch features."""
+    runs = sorted(run for run in folder.iterdir() if RUN_FOLDER.search(run.name))
+    inside = [own for run in runs for own in sorted(run.iterdir()) if own.is_dir()]
+    if not runs or any(folder.glob("*.h5")):
+        return None
+    facts = [(str(own.relative_to(folder)), f"{len(list(own.glob('*.h5')))} files") for own in inside]
+    return tuple(facts), [own for own in inside if own.name.startswith(_PREFIX)]
+
+
 LAYOUT = FeatureLayout(
     tool="trident",
     name="TRIDENT",
@@ -130,6 +140,10 @@ LAYOUT = FeatureLayout(
     owns_folder=lambda folder, names: any(RUN_FOLDER.search(name) for name in (folder.name, *names)),
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
     file_title=lambda datasets: "TRIDENT features",
+    coords_kind=lambda attributes: (
+        ("trident_patches", "TRIDENT patch coordinates") if OWN_ATTRIBUTES & set(attributes) else None
+    ),
+    describe_job=_describe_job,
     describe_file=_describe_file,
     patch_size=find_patch_size,
 )

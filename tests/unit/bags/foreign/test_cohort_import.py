@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 import yaml
 
-from builders import left_behind
 from foreign_builders import (
     clam_coords,
     clam_features,
@@ -297,7 +296,6 @@ def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path
         with pytest.raises(KeyboardInterrupt):
             import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == []
-    left_behind(out).mkdir()
     import_cohort(tmp_path / "F", out, labels=labels)
     assert list(out.parent.iterdir()) == [out]
     assert len(Cohort.load(out).slides) == 2

@@ -175,7 +175,8 @@ def test_broken_link_of_a_cohort_is_a_problem(tmp_path):
     import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
     path.unlink()
     assert inspect(tmp_path / "c").problems == (
-        f"'B' is a link to {path}, which is not there: the source moved. Import it again.",
+        f"{tmp_path / 'c'}/features/B.h5 is a link to {path}, which is not there: the source moved. "
+        "Import it again from where it is now with 'gcemil import', or put it back.",
     )
 
 

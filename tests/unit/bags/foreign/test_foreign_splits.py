@@ -23,18 +23,6 @@ def test_clam_folder_of_ragged_columns(tmp_path):
     ]
 
 
-def test_clam_boolean_table(tmp_path):
-    path = write_table(
-        tmp_path / "splits_0_bool.csv",
-        ",train,val,test",
-        "s0,True,False,False",
-        "s1,False,True,False",
-        "s2,False,False,True",
-        "s3,True,False,False",
-    )
-    assert parts(path) == [{"s0": "train", "s1": "val", "s2": "test", "s3": "train"}]
-
-
 def test_mcat_case_ids_and_its_val_is_the_test_part(tmp_path):
     path = write_table(tmp_path / "splits_0.csv", ",train,val", "0,p0,p1", "1,p2,p3")
     splits = read_splits(path)
@@ -60,13 +48,6 @@ def test_stamp_json_names_patients(tmp_path):
         ["train", "train", "test", "test"],
         ["test", "test", "train", "train"],
     ]
-
-
-def test_torchmil_table(tmp_path):
-    path = write_table(
-        tmp_path / "splits.csv", "bag_name,split", "s0,train", "s1,test", "s2,train", "s3,test"
-    )
-    assert list(parts(path)[0].values()) == ["train", "test", "train", "test"]
 
 
 def test_panther_folders(tmp_path):
@@ -95,6 +76,14 @@ def test_panther_folders(tmp_path):
             "s3,4,N,Testing",
         ),
         ("slide_id,split", "s0,train", "s1,train", "s2,val", "s3,test"),
+        ("bag_name,split", "s0,train", "s1,train", "s2,val", "s3,test"),
+        (
+            ",train,val,test",
+            "s0,True,False,False",
+            "s1,True,False,False",
+            "s2,False,True,False",
+            "s3,False,False,True",
+        ),
     ],
 )
 def test_split_columns_of_label_tables(tmp_path, lines):
@@ -108,38 +97,27 @@ def test_numbers_that_pandas_turned_into_floats_are_found(tmp_path):
     assert parts(path, rows) == [{"0": "train", "1": "val", "2": "test"}]
 
 
-def test_an_id_in_two_parts_is_refused(tmp_path):
-    path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,s0,s1,s0")
-    with pytest.raises(CohortError, match="'s0' is in train and in test"):
-        read_splits(path)
-
-
 def test_slides_no_fold_places_are_returned(tmp_path):
     path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,s0,s1,s2")
     assert match_folds(read_splits(path), ROWS)[1] == ["s3"]
 
 
-def test_slides_only_some_folds_place_are_refused(tmp_path):
-    write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,s0,s1,s2", "1,s3,,")
-    write_table(tmp_path / "splits_1.csv", ",train,val,test", "0,s0,s1,s2")
-    with pytest.raises(CohortError, match="fold 1 does not place slide 's3'"):
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([(",train,val,test", "0,s0,s1,s0")], "'s0' is in train and in test"),
+        (
+            [(",train,val,test", "0,s0,s1,s2", "1,s3,,"), (",train,val,test", "0,s0,s1,s2")],
+            "fold 1 does not place slide 's3'",
+        ),
+        ([(",train,val,test", "0,a,b,c")], "none of its 3 ids"),
+        ([(",train,val,test", "0,s0,,p0")], "can be read in two ways"),
+        ([("bag_name,split", "s0,holdout")], "'s0' has split 'holdout'"),
+        ([("a,b", "1,2")], "holds no splits that are known here; its columns are: a, b"),
+    ],
+)
+def test_splits_that_cannot_be_used_are_refused(tmp_path, tables, message):
+    for index, lines in enumerate(tables):
+        write_table(tmp_path / f"splits_{index}.csv", *lines)
+    with pytest.raises(CohortError, match=message):
         parts(tmp_path)
-
-
-def test_ids_of_another_cohort_are_refused(tmp_path):
-    path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,a,b,c")
-    with pytest.raises(CohortError, match="none of its 3 ids"):
-        parts(path)
-
-
-def test_ids_that_are_slides_and_cases_alike_are_refused(tmp_path):
-    rows = [SlideRow("a", "b", label="x"), SlideRow("b", "a", label="x")]
-    path = write_table(tmp_path / "splits_0.csv", ",train,val,test", "0,a,,b")
-    with pytest.raises(CohortError, match="can be read in two ways"):
-        parts(path, rows)
-
-
-def test_unknown_part_is_refused(tmp_path):
-    path = write_table(tmp_path / "s.csv", "bag_name,split", "s0,holdout")
-    with pytest.raises(CohortError, match="'s0' has split 'holdout'"):
-        read_splits(path)

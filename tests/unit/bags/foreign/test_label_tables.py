@@ -10,13 +10,6 @@ from gcemil.bags.foreign.label_tables import count_targets, find_label_faults, r
 from gcemil.errors import CohortError, MissingExtraError, UsageError
 
 
-def test_clam_table(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p1,s.1,tumor", "p1,s.2,normal")
-    table = read_labels(path)
-    assert (table.dialect, table.task, table.classes) == ("CLAM", "classification", ("normal", "tumor"))
-    assert table.rows[1] == SlideRow("s.2", "p1", label="normal")
-
-
 def test_t4_censorship_is_turned_into_event_and_said(tmp_path):
     path = write_table(
         tmp_path / "t.csv",
@@ -45,16 +38,6 @@ def test_t9_svs_suffix_is_stripped_and_dots_stay(tmp_path):
     assert any("taken off 2 ids" in line for line in table.assumptions)
 
 
-def test_other_mcat_endpoint_is_a_choice(tmp_path):
-    path = write_table(
-        tmp_path / "t.csv",
-        "case_id,slide_id,survival_months,censorship,survival_months_dss,censorship_dss",
-        "p,s,12,1,5,0",
-    )
-    row = read_labels(path, choice=Choice(endpoint="dss")).rows[0]
-    assert (row.time, row.event) == (5.0, 1)
-
-
 def test_panther_folder_of_splits_is_one_table(tmp_path):
     header = "case_id,slide_id,os_survival_days,os_censorship"
     write_table(tmp_path / "X_overall_survival_k=0" / "train.csv", header, "p1,a,100,0")
@@ -62,21 +45,6 @@ def test_panther_folder_of_splits_is_one_table(tmp_path):
     table = read_labels(tmp_path)
     assert table.dialect == "PANTHER/MMP"
     assert [(row.slide_id, row.event) for row in table.rows] == [("a", 1), ("b", 0)]
-
-
-def test_patho_bench_table_with_survival(tmp_path):
-    path = write_table(
-        tmp_path / "t.tsv", "case_id\tslide_id\tOS_event\tOS_days\tfold_0", "p\ts\t1\t30\ttrain"
-    )
-    row = read_labels(path).rows[0]
-    assert (row.time, row.event) == (30.0, 1)
-
-
-def test_patho_bench_table_with_two_tasks_needs_a_choice(tmp_path):
-    path = write_table(tmp_path / "t.tsv", "case_id\tslide_id\tER\tPR\tfold_0", "p\ts\t1\t0\ttrain")
-    with pytest.raises(UsageError, match=r"2 possible targets \(ER, PR\)"):
-        read_labels(path)
-    assert read_labels(path, choice=Choice(target="PR")).rows[0].label == "0"
 
 
 def excel(path, *lines):
@@ -108,15 +76,15 @@ def test_stamp_status_words_are_events(tmp_path):
     assert [(row.time, row.event) for row in table.rows] == [(10.0, 1), (20.0, 0)]
 
 
-def test_stamp_clinical_table_alone_is_not_enough(tmp_path):
-    path = write_table(tmp_path / "clini.csv", "PATIENT,isMSIH", "p1,MSIH")
-    with pytest.raises(UsageError, match="--slide-table"):
-        read_labels(path)
-
-
 @pytest.mark.parametrize(
     ("lines", "dialect", "expected"),
     [
+        (("case_id,slide_id,label", "p1,s.1,tumor"), "CLAM", SlideRow("s.1", "p1", label="tumor")),
+        (
+            ("case_id\tslide_id\tOS_event\tOS_days\tfold_0", "p\ts\t1\t30\ttrain"),
+            "Patho-Bench",
+            SlideRow("s", "p", time=30.0, event=1),
+        ),
         (
             ("patient,slide,dataset,category", "p,s.svs,train,LUAD"),
             "slideflow/PathBench",
@@ -174,77 +142,9 @@ def test_rows_without_a_target_are_left_out_and_listed(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("case_id,slide_id,label,survival_months,censorship", "holds labels and survival times"),
-        (
-            "case_id,slide_id,survival_months,censorship,event",
-            "'censorship' and 'event'; only one can be right",
-        ),
-        (
-            "case_id,slide_id,survival_months,censorship,os_survival_days,os_censorship",
-            "MCAT/SurvPath or PANTHER/MMP",
-        ),
-        ("name,diagnosis,a,b,c", "is no label table of"),
-    ],
-)
-def test_tables_with_two_meanings_or_none_are_refused(tmp_path, header, message):
-    path = write_table(tmp_path / "t.csv", header, ",".join("1" for _ in header.split(",")))
-    with pytest.raises(CohortError, match=message):
-        read_labels(path)
-
-
-@pytest.mark.parametrize(("column", "expected"), [("died", 1), ("pfi_censorship", 0)])
-def test_named_columns_are_read_and_a_censorship_column_is_turned(tmp_path, column, expected):
-    path = write_table(tmp_path / "t.csv", f"slide_id,case_id,days,{column}", "s,p,3,1")
-    row = read_labels(path, choice=Choice(time="days", event=column)).rows[0]
-    assert (row.time, row.event) == (3.0, expected)
-
-
 def test_named_target_wins_over_the_dialect(tmp_path):
     path = write_table(tmp_path / "t.csv", "case_id,slide_id,label,grade", "p,s,x,3", "q,t,y,1")
     assert read_labels(path, choice=Choice(target="grade")).classes == ("1", "3")
-
-
-def test_named_columns_that_do_not_exist_are_refused(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,s,x")
-    with pytest.raises(
-        UsageError, match="no column 'days'.* Its columns are: case_id, slide_id, label. .*--time and --event"
-    ):
-        read_labels(path, choice=Choice(time="days", event="died"))
-    with pytest.raises(
-        UsageError, match="no column 'grade'. It has: case_id, slide_id, label. Name the label with --target"
-    ):
-        read_labels(path, choice=Choice(target="grade"))
-    with pytest.raises(UsageError, match="give --time and --event"):
-        read_labels(path, choice=Choice(time="days"))
-
-
-def test_task_settles_a_table_with_labels_and_survival(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label,survival_months,censorship", "p,s,x,3,1")
-    assert read_labels(path, choice=Choice(task="survival")).rows[0].time == 3.0
-    assert read_labels(path, choice=Choice(task="classification")).rows[0].label == "x"
-
-
-def test_slides_of_one_case_with_different_survival_are_refused(tmp_path):
-    path = write_table(
-        tmp_path / "t.csv", "case_id,slide_id,survival_months,censorship", "p,s,3,1", "p,t,4,1"
-    )
-    with pytest.raises(CohortError, match="'s' and 't' of case 'p' have different survival"):
-        read_labels(path)
-
-
-def test_one_slide_with_two_labels_is_refused(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,s.svs,x", "p,s,y")
-    with pytest.raises(CohortError, match="slide 's' stands twice with different targets"):
-        read_labels(path)
-
-
-def test_slide_ids_that_leave_the_folder_are_refused(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,..,x")
-    with pytest.raises(CohortError, match="cannot be a slide id"):
-        read_labels(path)
 
 
 def test_excel_without_openpyxl_says_how_to_get_it(tmp_path, monkeypatch):
@@ -252,6 +152,87 @@ def test_excel_without_openpyxl_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(MissingExtraError, match="openpyxl"):
         read_labels(path)
+
+
+MCAT = "case_id,slide_id,survival_months,censorship"
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "choice", "expected"),
+    [
+        (f"{MCAT},survival_months_dss,censorship_dss", "p,s,12,1,5,0", {"endpoint": "dss"}, (5.0, 1)),
+        (f"{MCAT},label", "p,s,3,1,x", {"task": "survival"}, (3.0, 0)),
+        (f"{MCAT},label", "p,s,3,1,x", {"task": "classification"}, "x"),
+        ("patient,slide,category,time,event", "p,s,x,3,1", {"task": "survival"}, (3.0, 1)),
+        ("case_id,slide_id,ER,PR,fold_0", "p,s,1,0,train", {"target": "PR"}, "0"),
+        ("slide_id,case_id,days,died", "s,p,3,1", {"time": "days", "event": "died"}, (3.0, 1)),
+        (
+            "slide_id,case_id,days,pfi_censorship",
+            "s,p,3,1",
+            {"time": "days", "event": "pfi_censorship"},
+            (3.0, 0),
+        ),
+    ],
+)
+def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, expected):
+    row = read_labels(write_table(tmp_path / "t.csv", header, line), choice=Choice(**choice)).rows[0]
+    assert ((row.time, row.event) if row.label is None else row.label) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "choice", "error", "message"),
+    [
+        ((f"{MCAT},label", "p,s,3,1,x"), {}, CohortError, "holds labels and survival times"),
+        ((f"{MCAT},event", "p,s,3,1,1"), {}, CohortError, "'censorship' and 'event'; only one can be right"),
+        (
+            (f"{MCAT},os_survival_days,os_censorship", "p,s,3,1,3,1"),
+            {},
+            CohortError,
+            "MCAT/SurvPath or PANTHER/MMP",
+        ),
+        ((MCAT, "p,s,3,1"), {"endpoint": "dss"}, UsageError, "has endpoints os. Choose one with --endpoint"),
+        ((MCAT, "p,s,3,1", "p,t,4,1"), {}, CohortError, "'s' and 't' of case 'p' have different survival"),
+        (("name,diagnosis", "1,1"), {}, CohortError, "is no label table of gcemil, CLAM, "),
+        (("patient,slide,value", "p,s,1"), {}, UsageError, "does not say which column is the label"),
+        (
+            ("case_id,slide_id,ER,PR,fold_0", "p,s,1,0,train"),
+            {},
+            UsageError,
+            r"2 possible targets \(ER, PR\)",
+        ),
+        (("PATIENT,isMSIH", "p1,MSIH"), {}, UsageError, "--slide-table"),
+        (
+            ("slide_id,label", "s.svs,x", "s,y"),
+            {},
+            CohortError,
+            "slide 's' occurs twice with different targets",
+        ),
+        (("slide_id,label", "..,x"), {}, CohortError, "cannot be a slide id"),
+        (("slide_id,label", "s,"), {}, CohortError, r"no row has a usable target \(slide 's': no label"),
+        (("slide_id,label", "s,x"), {"time": "days"}, UsageError, "give --time and --event"),
+        (
+            ("slide_id,label", "s,x"),
+            {"task": "survival"},
+            CohortError,
+            "has no survival target.* --time and --event",
+        ),
+        (
+            ("slide_id,label", "s,x"),
+            {"time": "days", "event": "died"},
+            UsageError,
+            "no column 'days'.* Its columns are: slide_id, label. .*--time and --event",
+        ),
+        (
+            ("slide_id,label", "s,x"),
+            {"target": "grade"},
+            UsageError,
+            "no column 'grade'. It has: slide_id, label. Name the label with --target",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path, lines, choice, error, message):
+    with pytest.raises(error, match=message):
+        read_labels(write_table(tmp_path / "t.csv", *lines), choice=Choice(**choice))
 
 
 def rows_of(labels):
