@@ -14,7 +14,7 @@ from gcemil.errors import UsageError
 from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
-    from gcemil.simulation.compose import Recipe
+    from gcemil.simulation.compose import ComposeSettings
     from gcemil.simulation.patch_pool import PatchPool
 
 
@@ -52,7 +52,7 @@ def simulate(
     from functools import partial
 
     from gcemil.bags.cohort import Cohort
-    from gcemil.files import locked_folder, parse_yaml
+    from gcemil.files import lock_folder, parse_yaml
     from gcemil.simulation.pixels import simulate_pixels
     from gcemil.simulation.profile import load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
@@ -68,7 +68,7 @@ def simulate(
     if pixels and dim is not None:
         raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
     make = simulate_pixels if pixels else partial(simulate_cohort, dim=dim)
-    with locked_folder(out), progress("drawing slides" if pixels else "simulating slides") as advance:
+    with lock_folder(out), progress("drawing slides" if pixels else "simulating slides") as advance:
         cohort = make(
             profile,
             out,
@@ -138,7 +138,7 @@ def compose(
 
     Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
     """
-    from gcemil.files import locked_folder
+    from gcemil.files import lock_folder
     from gcemil.simulation.compose import compose as compose_cohort
 
     chosen = _read_recipe(
@@ -159,7 +159,7 @@ def compose(
         },
     )
     pool = _load_pool(patches, encoder, weights, patient_pattern, save_patches)
-    with locked_folder(out), progress("composing slides") as advance:
+    with lock_folder(out), progress("composing slides") as advance:
         composed = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
     if as_json:
         print_json({"cohort": str(out), "slides": len(composed.cohort.slides), "assumptions": composed.notes})
@@ -173,10 +173,10 @@ def compose(
         say(f"next: gcemil anchors from-examples {out} --examples {out}/examples.h5")
 
 
-def _read_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
+def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
     """What the file says, overruled by the options that were given."""
     from gcemil.files import read_yaml
-    from gcemil.simulation.compose import Recipe
+    from gcemil.simulation.compose import ComposeSettings
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
@@ -188,7 +188,7 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
         raise UsageError(
             "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
         )
-    return Recipe.from_values({**values, **given}, path or "The recipe")
+    return ComposeSettings.from_values({**values, **given}, path or "The recipe")
 
 
 def _load_pool(

@@ -6,39 +6,17 @@ There is no official whole-slide version; ours embeds to 512 and attends with 12
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from torch import nn
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from gcemil.hosts.attention import (
-    ClosedForm,
-    GatedAttention,
-    LinearPooling,
-    attention_weights,
-    head_readings,
-    linear_closed_form,
-    patch_values,
-    value_contributions,
-)
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Scores
+from gcemil.hosts.attention import GatedAttention
+from gcemil.hosts.attention_pool import AttentionPoolHost, create_projection
+from gcemil.hosts.host import GateMode
 
 
-@dataclass(frozen=True)
-class AttentionEmbedded(Embedded):
-    attention_logits: Scores
-
-
-@dataclass(frozen=True)
-class ValuedEmbedded(AttentionEmbedded):
-    values: Float[Tensor, "n c"]
-    """What the head says of each patch alone: pooling twice need not ask it twice."""
-
-
-class Abmil(MilHost[ValuedEmbedded]):
+class Abmil(AttentionPoolHost):
     lrp_constants = ("attention",)
+    linear_form = AttentionPoolHost.linear_form
+    closed_form = AttentionPoolHost.closed_form
 
     def __init__(
         self,
@@ -51,34 +29,6 @@ class Abmil(MilHost[ValuedEmbedded]):
         dropout: float = 0.25,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.project = create_projection(in_dim, width, dropout)
         self.attention = GatedAttention(width, hidden)
         self.head = nn.Linear(width, n_outputs)
-
-    def embed(self, features: Features) -> ValuedEmbedded:
-        tokens: Float[Tensor, "n w"] = self.project(features)
-        return ValuedEmbedded(tokens, self.attention(tokens).squeeze(1), patch_values(tokens, self.head))
-
-    def pool(
-        self,
-        embedded: ValuedEmbedded,
-        coords: Coords | None,
-        log_gates: LogGates | None,
-        target: Tensor | None,
-    ) -> HostOutput:
-        weights = attention_weights(embedded.attention_logits, log_gates)
-        bag_feature = weights @ embedded.tokens
-        logits = self.head(bag_feature)
-        return HostOutput(
-            logits=logits,
-            bag_feature=bag_feature,
-            scores=embedded.attention_logits,
-            contributions=value_contributions(weights, embedded.values, logits),
-        )
-
-    def linear_form(self, embedded: ValuedEmbedded) -> LinearPooling:
-        values = None if torch.is_grad_enabled() else embedded.values
-        return head_readings(embedded.attention_logits, embedded.tokens, self.head, values)
-
-    def closed_form(self) -> ClosedForm:
-        return linear_closed_form(self.head)

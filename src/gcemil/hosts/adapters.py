@@ -140,6 +140,35 @@ class TorchmilHost(CallableHost):
         return read_logits(logit, features, self.n_outputs), read_scores(scores, features)
 
 
+def adapt_model(model: Any, features: Features, *, is_risk: bool = False) -> CallableHost:
+    """A module or function as a host; its outputs are counted on these features, and a single one is a log-odds or a risk."""
+    if not callable(model):
+        raise UsageError(
+            f"A model is a host, a module or a function of features, got {type(model).__name__}."
+        )
+    predict = getattr(model, "predict", None)
+    is_torchmil = predict is not None and "return_inst_pred" in inspect.signature(predict).parameters
+    called = getattr(model, "forward", model)
+    takes_coords = not is_torchmil and "coords" in inspect.signature(called).parameters
+    features = features.to(find_device(model))
+    with torch.no_grad():
+        if is_torchmil:
+            output = getattr(model, "predict")(features.unsqueeze(0))  # noqa: B009
+        else:
+            output = model(features, None) if takes_coords else model(features)
+    n_outputs = torch.as_tensor(output[0] if isinstance(output, tuple) else output).numel()
+    n_outputs = 2 if n_outputs == 1 and not is_risk else n_outputs
+    if is_torchmil:
+        return TorchmilHost(model, features.shape[1], n_outputs)
+    return CallableHost(model, features.shape[1], n_outputs, takes_coords=takes_coords)
+
+
+def find_device(model: object) -> torch.device:
+    """Where the weights of a model are; the CPU for a function."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((one.device for one in parameters), torch.device("cpu"))
+
+
 def slope(logits: Logits, gates: Float[Tensor, "n 1"], *, keeps_graph: bool) -> Scores:
     """Derivative of the predicted output by each gate."""
     if not logits.requires_grad:

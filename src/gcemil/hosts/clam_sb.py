@@ -26,26 +26,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gcemil.errors import UsageError
-from gcemil.hosts.abmil import ValuedEmbedded
-from gcemil.hosts.attention import (
-    ClosedForm,
-    GatedAttention,
-    LinearPooling,
-    attention_weights,
-    head_readings,
-    linear_closed_form,
-    patch_values,
-    value_contributions,
-)
-from gcemil.hosts.host import GateMode, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Scores
+from gcemil.hosts.attention import GatedAttention
+from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.host import GateMode
+from gcemil.shapes import LogGates, Scores
 
 BAG_WEIGHT = 0.7
 ATTENTION_DROPOUT = 0.25
 
 
-class ClamSb(MilHost[ValuedEmbedded]):
+class ClamSb(AttentionPoolHost):
     lrp_constants = ("attention",)
+    linear_form = AttentionPoolHost.linear_form
+    closed_form = AttentionPoolHost.closed_form
 
     def __init__(
         self,
@@ -68,7 +61,7 @@ class ClamSb(MilHost[ValuedEmbedded]):
         self.n_sampled = n_sampled
         self.subtyping = n_outputs > 2 if subtyping is None else subtyping
         self.instance_loss = INSTANCE_LOSSES[instance_loss]
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.project = create_projection(in_dim, width, dropout)
         # The published attention dropout has one rate, switched on by any dropout at all.
         self.attention = GatedAttention(width, hidden, dropout=ATTENTION_DROPOUT if dropout > 0 else 0.0)
         self.head = nn.Linear(width, n_outputs)
@@ -76,37 +69,8 @@ class ClamSb(MilHost[ValuedEmbedded]):
         self.instance_heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(n_instance_heads))
         self.task_weights = {"bag": BAG_WEIGHT if n_instance_heads else 1.0}
 
-    def embed(self, features: Features) -> ValuedEmbedded:
-        tokens: Float[Tensor, "n w"] = self.project(features)
-        return ValuedEmbedded(tokens, self.attention(tokens).squeeze(1), patch_values(tokens, self.head))
-
-    def pool(
-        self,
-        embedded: ValuedEmbedded,
-        coords: Coords | None,
-        log_gates: LogGates | None,
-        target: Tensor | None,
-    ) -> HostOutput:
-        weights = attention_weights(embedded.attention_logits, log_gates)
-        bag_feature = weights @ embedded.tokens
-        logits = self.head(bag_feature)
-        return HostOutput(
-            logits=logits,
-            bag_feature=bag_feature,
-            scores=embedded.attention_logits,
-            contributions=value_contributions(weights, embedded.values, logits),
-            losses={} if target is None else self._instance_losses(embedded, log_gates, target),
-        )
-
-    def linear_form(self, embedded: ValuedEmbedded) -> LinearPooling:
-        values = None if torch.is_grad_enabled() else embedded.values
-        return head_readings(embedded.attention_logits, embedded.tokens, self.head, values)
-
-    def closed_form(self) -> ClosedForm:
-        return linear_closed_form(self.head)
-
-    def _instance_losses(
-        self, embedded: ValuedEmbedded, log_gates: LogGates | None, target: Tensor
+    def compute_losses(
+        self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor
     ) -> dict[str, Tensor]:
         n_side = min(self.n_sampled, len(embedded.tokens) // 2)
         if len(self.instance_heads) == 0 or n_side == 0:

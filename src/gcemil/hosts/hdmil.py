@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import ClosedForm, GatedAttention, Head, headed_means, in_chunks
+from gcemil.hosts.attention_pool import create_projection, init_xavier
 from gcemil.hosts.clam_sb import smooth_svm
 from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
@@ -89,7 +90,7 @@ class Hdmil(MilHost[BranchEmbedded]):
             raise UsageError(
                 f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, got '{normalisation}'."
             )
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.project = create_projection(in_dim, width, dropout)
         self.attention = GatedAttention(width, hidden, heads=n_outputs, dropout=dropout)
         self.bag_heads = ChebyshevHeads(n_outputs, width, 1, degree=degree)
         self.instance_heads = ChebyshevHeads(n_outputs, width, 2, degree=degree) if n_outputs > 1 else None
@@ -100,10 +101,7 @@ class Hdmil(MilHost[BranchEmbedded]):
         self.n_instances = n_instances
         self.subtyping = n_outputs > 2 if subtyping is None else subtyping
         self.is_joint = normalisation == "joint"
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_normal_(module.weight)
-                nn.init.zeros_(module.bias)
+        init_xavier(self)
 
     def embed(self, features: Features) -> BranchEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)

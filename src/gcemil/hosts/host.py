@@ -230,7 +230,7 @@ class MilHost(nn.Module, Generic[E]):
         if len(index) == 0:
             raise BagError(f"All {len(kept)} gates are 0, so no patch is left. Keep at least one.")
         kept_coords = None if coords is None else coords[index]
-        return scattered(self.pool(embedded.rows(index), kept_coords, log_gates[index], target), kept)
+        return scatter_output(self.pool(embedded.rows(index), kept_coords, log_gates[index], target), kept)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("train"),)
@@ -289,7 +289,7 @@ def pool_rows(host: Host | MilHost[Any], embedded: Any, coords: Tensor | None, s
     return host.aggregate(embedded.rows(selected), None if coords is None else coords[selected]).logits
 
 
-def scattered(output: HostOutput, kept: Selected) -> HostOutput:
+def scatter_output(output: HostOutput, kept: Selected) -> HostOutput:
     """The output with per-patch values in the full bag's order: a removed patch has the lowest score, contributes 0."""
     scores = output.scores.new_full(kept.shape, float(output.scores.detach().min()))
     scores = scores.masked_scatter(kept, output.scores)

@@ -31,22 +31,16 @@ from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.abmil import AttentionEmbedded
-from gcemil.hosts.attention import (
-    ClosedForm,
-    LinearPooling,
-    attention_weights,
-    headed_means,
-    softmax,
-)
-from gcemil.hosts.host import GateMode, HostOutput, MilHost, Stage
-from gcemil.shapes import Coords, Features, LogGates, Scores
+from gcemil.hosts.attention import ClosedForm, LinearPooling, headed_means, softmax
+from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.host import GateMode, Stage
+from gcemil.shapes import Coords, Logits, Scores
 
 KMEANS_SEED = 66
 KMEANS_ITERATIONS = 20
 
 
-class Ibmil(MilHost[AttentionEmbedded]):
+class Ibmil(AttentionPoolHost):
     # The query of the bag feature sets the mixture of the dictionary, whose rows are constants.
     lrp_constants = ("attention", "query")
     confounders: Tensor
@@ -67,11 +61,7 @@ class Ibmil(MilHost[AttentionEmbedded]):
         if n_confounders < 1:
             raise UsageError(f"ibmil needs n_confounders >= 1, got {n_confounders}.")
         projects, width = width is not None, width or in_dim
-        self.project: nn.Module = (
-            nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
-            if projects
-            else nn.Identity()
-        )
+        self.project = create_projection(in_dim, width, dropout) if projects else nn.Identity()
         self.attention = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 1))
         self.query = nn.Linear(width, key_width)
         self.key = nn.Linear(width, key_width)
@@ -80,22 +70,13 @@ class Ibmil(MilHost[AttentionEmbedded]):
         # A run resumed from its weights freezes what was frozen.
         self.register_load_state_dict_post_hook(lambda host, _: host._hold_space())  # type: ignore[no-untyped-call]
 
-    def embed(self, features: Features) -> AttentionEmbedded:
-        tokens: Float[Tensor, "n w"] = self.project(features)
-        return AttentionEmbedded(tokens, self.attention(tokens).squeeze(1))
+    def read_patches(self, tokens: Float[Tensor, "n w"]) -> None:
+        """The logits are not linear in M, so no patch has a reading of its own."""
 
-    def pool(
-        self,
-        embedded: AttentionEmbedded,
-        coords: Coords | None,
-        log_gates: LogGates | None,
-        target: Tensor | None,
-    ) -> HostOutput:
-        weights = attention_weights(embedded.attention_logits, log_gates)
-        bag_feature = weights @ embedded.tokens
-        logits = self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))
-        # The dictionary is made of bag features, so M alone is the bag feature in both stages.
-        return HostOutput(logits=logits, bag_feature=bag_feature, scores=embedded.attention_logits)
+    def read_bag(self, bag_feature: Float[Tensor, "w"]) -> Logits:
+        """The head reads M and its mixture of confounders; M alone is the bag feature that the dictionary is made of."""
+        logits: Tensor = self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))
+        return logits
 
     def confounder(self, bag_feature: Float[Tensor, "w"]) -> Float[Tensor, "w"]:
         """The dictionary's rows in the mixture this bag attends to."""

@@ -34,7 +34,8 @@ from gcemil.hosts.attention import (
     linear_closed_form,
     linear_contributions,
 )
-from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, Stage
+from gcemil.hosts.attention_pool import AttentionEmbedded, create_projection, init_xavier
+from gcemil.hosts.host import GateMode, GatePosition, HostOutput, MilHost, Stage
 from gcemil.shapes import Coords, Features, LogGates, Scores, Selected
 
 TEACHER_TEMPERATURE = 0.1
@@ -43,10 +44,9 @@ TEACHER_LEFT = 0.9999 ** (266 * 130)
 
 
 @dataclass(frozen=True)
-class MhimEmbedded(Embedded):
+class MhimEmbedded(AttentionEmbedded):
     """The student's patches and, while a student trains, the teacher's."""
 
-    attention_logits: Scores
     teacher_tokens: Float[Tensor, "n w"] | None = None
     teacher_logits: Scores | None = None
     hardness: Scores | None = None
@@ -58,12 +58,12 @@ class AttentionBase(nn.Module):
 
     def __init__(self, in_dim: int, n_outputs: int, *, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+        self.project = create_projection(in_dim, width, dropout)
         self.attention = nn.Sequential(
             nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, 1, bias=False)
         )
         self.head = nn.Linear(width, n_outputs)
-        start_afresh(self)
+        init_xavier(self)
 
     def forward(self, features: Features) -> tuple[Float[Tensor, "n w"], Scores]:
         tokens = self.project(features)
@@ -115,7 +115,13 @@ class Mhim(MilHost[MhimEmbedded]):
             return MhimEmbedded(tokens, attention_logits)
         with torch.no_grad():
             teacher_tokens, teacher_logits = self.teacher(features)
-        return MhimEmbedded(tokens, attention_logits, teacher_tokens, teacher_logits, hardness=teacher_logits)
+        return MhimEmbedded(
+            tokens,
+            attention_logits,
+            teacher_tokens=teacher_tokens,
+            teacher_logits=teacher_logits,
+            hardness=teacher_logits,
+        )
 
     def _reweighted(
         self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
@@ -196,8 +202,8 @@ class Mhim(MilHost[MhimEmbedded]):
         self.steps_done.zero_()
         if stage.name == "student":
             self.teacher.load_state_dict(self.student.state_dict())
-            start_afresh(self.student.attention)
-            start_afresh(self.student.head)
+            init_xavier(self.student.attention)
+            init_xavier(self.student.head)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -234,15 +240,6 @@ def consistency(teacher: Float[Tensor, "w"], student: Float[Tensor, "w"]) -> Flo
 def ceiling(count: float) -> int:
     """Round up, but not because 0.07 * 100 is 7.000000000000001."""
     return math.ceil(count - 1e-9)
-
-
-def start_afresh(network: nn.Module) -> None:
-    """Xavier-normal weights and zero biases, as published."""
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def check_ratios(**ratios: float) -> None:

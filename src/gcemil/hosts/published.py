@@ -232,22 +232,22 @@ def keras_convolution(kernel: Tensor) -> Tensor:
     return kernel.permute(3, 2, 0, 1).contiguous()
 
 
-def after_silence(tensor: Tensor) -> Tensor:
+def prepend_zero_logit(tensor: Tensor) -> Tensor:
     """A first output that is always 0."""
     return torch.cat([torch.zeros_like(tensor), tensor])
 
 
-def after_whisper(tensor: Tensor) -> Tensor:
+def prepend_small_logit(tensor: Tensor) -> Tensor:
     """A first output that ranks as the second does and is 0 beside it."""
     return torch.cat([SILENT * tensor, tensor])
 
 
 def from_second_stream(weight: Tensor) -> Tensor:
     """DSMIL's bag head over two streams, of which it reads the second."""
-    return after_silence(torch.cat([torch.zeros_like(weight), weight], dim=1))
+    return prepend_zero_logit(torch.cat([torch.zeros_like(weight), weight], dim=1))
 
 
-def beside_no_dictionary(weight: Tensor) -> Tensor:
+def without_confounders(weight: Tensor) -> Tensor:
     """IBMIL's head of the first stage as one that also reads the mixture of the dictionary, which is 0 there."""
     return torch.cat([weight, torch.zeros_like(weight)], dim=1)
 
@@ -294,7 +294,7 @@ ABMIL = Layout(
         *layer("classifier.0", "n_outputs width", "head"),
     ),
     options=chosen("width", "hidden"),
-    two_classes={"head.weight": after_silence, "head.bias": after_silence},
+    two_classes={"head.weight": prepend_zero_logit, "head.bias": prepend_zero_logit},
 )
 ABMIL_PLAIN = replace(
     ABMIL,
@@ -364,10 +364,10 @@ DSMIL = Layout(
     rows=DSMIL_STREAMS,
     options=chosen("hidden"),
     two_classes={
-        "instance_head.weight": after_whisper,
-        "instance_head.bias": after_whisper,
+        "instance_head.weight": prepend_small_logit,
+        "instance_head.bias": prepend_small_logit,
         "head.weight": from_second_stream,
-        "head.bias": after_silence,
+        "head.bias": prepend_zero_logit,
     },
     caveats=(
         "The authors read several outputs as one sigmoid each; here their softmax is the prediction. The logits agree.",
@@ -417,7 +417,7 @@ IBMIL_FIRST_STAGE = Layout(
     rows=(
         *IBMIL_ATTENTION,
         Row("classifier.bias", "n_outputs", "head.bias"),
-        Row("classifier.weight", "n_outputs in_dim", "head.weight", beside_no_dictionary),
+        Row("classifier.weight", "n_outputs in_dim", "head.weight", without_confounders),
     ),
     options=lambda sizes: {"width": None, **chosen("hidden")(sizes)},
     absent=("query.weight", "query.bias", "key.weight", "key.bias", "confounders"),

@@ -40,11 +40,6 @@ class HostSpec:
     """Patches sampled from a training bag by default. Transformers take fewer, since a step of theirs costs twenty times as much."""
     temperature_end: float = 0.1
     """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
-    cost_us: tuple[float, float] | None = None
-    """Microseconds per training patch at width 128: plain, wrapped; all stages in it. None: never timed."""
-    cost_width: int | None = None
-    """The option `width` at which it was timed, where the cost grows with it: at 64 of 512, with 16 landmarks, token hosts took a
-    tenth per patch."""
     parameters: int | None = None
     """Trainable parameters at width 1024 and two outputs; None: never counted."""
     published: Changes | None = None
@@ -74,14 +69,14 @@ ONE_BAG_A_STEP: Changes = {
 
 HOSTS: dict[str, HostSpec] = {
     "abmil": HostSpec(
-        "gcemil.hosts.abmil", "Abmil", "paper", cost_us=(25, 60), parameters=657_283,
+        "gcemil.hosts.abmil", "Abmil", "paper", parameters=657_283,
         published={
             "learning_rate": 5e-4, "weight_decay": 1e-4, "epochs": 20, "chosen_from": 1.0,
             "host.options": {"dropout": 0.0},
         },
     ),
     "clam_sb": HostSpec(
-        "gcemil.hosts.clam_sb", "ClamSb", "paper", cost_us=(40, 80), parameters=790_791,
+        "gcemil.hosts.clam_sb", "ClamSb", "paper", parameters=790_791,
         published={
             "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
             "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
@@ -89,7 +84,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "transmil": HostSpec(
-        "gcemil.hosts.transmil", "TransMil", "deletion", learning_rate=2e-4, max_patches=512, cost_us=(900, 1900), cost_width=512, parameters=2_672_146,
+        "gcemil.hosts.transmil", "TransMil", "deletion", learning_rate=2e-4, max_patches=512, parameters=2_672_146,
         published={
             "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10, "bags_per_step": 2,
@@ -97,21 +92,21 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "dsmil": HostSpec(
-        "gcemil.hosts.dsmil", "Dsmil", "deletion", temperature_end=0.001, cost_us=(15, 35), parameters=153_860,
+        "gcemil.hosts.dsmil", "Dsmil", "deletion", temperature_end=0.001, parameters=153_860,
         published={
             "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-3, "epochs": 50,
             "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 0.0, "early_stopping": 10,
         },
     ),
     "dtfd": HostSpec(
-        "gcemil.hosts.dtfd", "Dtfd", "deletion", cost_us=(30, 95), parameters=789_254,
+        "gcemil.hosts.dtfd", "Dtfd", "deletion", parameters=789_254,
         published={
             "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 200, "schedule": "step", "clip": 5.0,
             "chosen_from": 0.8,
         },
     ),
     "ibmil": HostSpec(
-        "gcemil.hosts.ibmil", "Ibmil", "paper", cost_us=(55, 100), parameters=723_971,
+        "gcemil.hosts.ibmil", "Ibmil", "paper", parameters=723_971,
         published={
             "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 50,
             "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 1.0,
@@ -119,7 +114,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "mhim": HostSpec(
-        "gcemil.hosts.mhim", "Mhim", "deletion", cost_us=(50, 175), parameters=591_490,
+        "gcemil.hosts.mhim", "Mhim", "deletion", parameters=591_490,
         published={
             "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200, "schedule": "cosine",
             "chosen_from": 0.65, "early_stopping": 30,
@@ -127,14 +122,14 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "camil": HostSpec(
-        "gcemil.hosts.camil", "Camil", "deletion", learning_rate=2e-4, max_patches=512, cost_us=(1000, 1900), cost_width=512, parameters=2_231_178,
+        "gcemil.hosts.camil", "Camil", "deletion", learning_rate=2e-4, max_patches=512, parameters=2_231_178,
         published={
             "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,
         },
     ),
     "hdmil": HostSpec(
-        "gcemil.hosts.hdmil", "Hdmil", "deletion", cost_us=(80, 270), parameters=827_906,
+        "gcemil.hosts.hdmil", "Hdmil", "deletion", parameters=827_906,
         published={
             "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
             "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
@@ -166,7 +161,27 @@ def create_host(
     gate_mode: GateMode | None = None,
     options: Mapping[str, object] | None = None,
 ) -> AnyHost:
-    """A fresh host by name; `options` are the further arguments of its class."""
+    """Make a host with fresh weights.
+
+    Args:
+        name: One of `HOSTS`, a host that an installed package registers, or "package.module:Class".
+        in_dim: Width of the features.
+        n_outputs: Number of classes; 1 for a risk.
+        gate_mode: Where gates act; None takes the default of the host.
+        options: Further arguments of its class.
+
+    Returns:
+        The host in training mode.
+
+    Raises:
+        UsageError: The name is unknown, or an option does not exist.
+
+    Example:
+        >>> import gcemil, torch
+        >>> host = gcemil.create_host("abmil", in_dim=8, n_outputs=2)
+        >>> host(torch.randn(5, 8)).logits.shape
+        torch.Size([2])
+    """
     from gcemil.config import LARGEST_SIZE
 
     spec = host_spec(name)
@@ -186,17 +201,6 @@ def create_host(
         name, host_class, given, options
     )
     return host
-
-
-def host_cost(name: str, *, wrapped: bool) -> float:
-    """Microseconds per training patch; a host that was never timed is taken for a middling one until a run corrects it."""
-    timed = host_spec(name).cost_us
-    if timed is not None:
-        return timed[wrapped]
-    # Imported here: it loads decimals and fractions, of which no command needs any to start.
-    from statistics import median
-
-    return median(spec.cost_us[wrapped] for spec in HOSTS.values() if spec.cost_us is not None)
 
 
 def patch_limit(settings: TrainSettings) -> int | None:

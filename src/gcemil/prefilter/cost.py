@@ -11,7 +11,6 @@ fold_<k>/prefilter_cost.json holds per slide the seconds of each part both ways,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
-from gcemil.prefilter.slide_files import Clock, SlideFilePrediction, SlidePredictor
+from gcemil.prefilter.slide_files import SlidePredictor
 from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
 from gcemil.tasks.task import create_task, measure_task_metric, stacked_targets
 
@@ -36,8 +35,6 @@ _COST_FILE = "prefilter_cost.json"
 _ENCODING, _PREDICTION = "encoding", "prediction"
 """Parts of the work: reading and encoding patches, and what comes after feature extraction."""
 Seconds = dict[str, float]
-
-
 PREFILTER_MODE = "prefilter"
 
 
@@ -79,37 +76,35 @@ class PrefilterCost:
     @property
     def end_to_end_time(self) -> float:
         """Seconds with the prefilter over seconds without, all slides together."""
-        return self._time_ratio(set())
+        return self._time_ratio()
 
     @property
     def extraction_time(self) -> float:
         """The same up to the features: tissue, view, student and encoder."""
-        return self._time_ratio({_PREDICTION})
+        return self._time_ratio(_PREDICTION)
 
     def unfiltered_time(self, explained: float) -> float:
-        """End to end with all patches encoded and a prediction that takes so many times the plain one."""
-        extraction = sum(_sum_without(slide.full_seconds, {_PREDICTION}) for slide in self.slides)
+        """End to end with all patches encoded and a prediction that takes `explained` times the plain one."""
+        extraction = sum(_sum_without(slide.full_seconds, _PREDICTION) for slide in self.slides)
         prediction = sum(slide.full_seconds.get(_PREDICTION, 0.0) for slide in self.slides)
         return (extraction + explained * prediction) / (extraction + prediction)
 
     def times_with_encoder(self, seconds: float) -> dict[str, float | None]:
-        """The same two figures had every patch taken the encoder so long; all else as it was measured."""
+        """Both ratios for an encoder that takes `seconds` per patch; all other parts as measured."""
         return {
-            "extraction_time": self._time_ratio({_ENCODING, _PREDICTION}, seconds),
-            "end_to_end_time": self._time_ratio({_ENCODING}, seconds),
+            "extraction_time": self._time_ratio(_ENCODING, _PREDICTION, per_patch=seconds),
+            "end_to_end_time": self._time_ratio(_ENCODING, per_patch=seconds),
         }
 
-    def _time_ratio(self, left_out: set[str], seconds_per_patch: float = 0.0) -> float:
-        """Time with the prefilter over time without: what was measured of all other parts, and so long per encoded patch."""
-        full = sum(
-            slide.n_patches * seconds_per_patch + _sum_without(slide.full_seconds, left_out)
-            for slide in self.slides
+    def _time_ratio(self, *left_out: str, per_patch: float = 0.0) -> float:
+        """Time with the prefilter over time without: the measured parts, and `per_patch` for each encoded patch."""
+        kept = [(slide.n_encoded, slide.prefilter_seconds) for slide in self.slides]
+        full = [(slide.n_patches, slide.full_seconds) for slide in self.slides]
+        with_prefilter, without = (
+            sum(count * per_patch + _sum_without(seconds, *left_out) for count, seconds in way)
+            for way in (kept, full)
         )
-        kept = sum(
-            slide.n_encoded * seconds_per_patch + _sum_without(slide.prefilter_seconds, left_out)
-            for slide in self.slides
-        )
-        return kept / full
+        return with_prefilter / without
 
     @property
     def relative_utility(self) -> float | None:
@@ -147,7 +142,8 @@ class PrefilterCost:
         return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
 
 
-def _sum_without(seconds: Seconds, left_out: set[str]) -> float:
+def _sum_without(seconds: Seconds, *left_out: str) -> float:
+    """Seconds of all parts but these."""
     return sum(value for part, value in seconds.items() if part not in left_out)
 
 
@@ -157,7 +153,7 @@ def write_cost(folder: Path, cost: PrefilterCost) -> None:
 
 
 def read_cost(folder: Path) -> PrefilterCost | None:
-    """What was measured for a fold; None where nothing was."""
+    """The measurement of a fold; None where there is none."""
     path = folder / _COST_FILE
     if not is_file(path):
         return None
@@ -172,7 +168,6 @@ def measure_cost(
     *,
     encoder: PatchEncoder | None = None,
     on_slide: Callable[[int, int], None] | None = None,
-    clock: Clock = time.perf_counter,
 ) -> PrefilterCost:
     """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
     card, cohort = open_cohort(run)
@@ -182,13 +177,31 @@ def measure_cost(
     found: list[SlideCost] = []
     # The first batch of a process allocates memory that all later ones find there.
     first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
-    filtered.predict(_find_file(specs[0], slides), mpp=first.mpp, clock=clock)
+    filtered.predict(_find_file(specs[0], slides), mpp=first.mpp)
     for done, spec in enumerate(specs, start=1):
         path, grid = _find_file(spec, slides), read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
         order = (whole, filtered) if done % 2 else (filtered, whole)
-        made = {one.mode: one.predict(path, mpp=grid.mpp, clock=clock) for one in order}
-        _check_same_patches(spec, made["full"], expected=len(grid))
-        found.append(_compare_slide(spec, made["full"], made["prefilter"]))
+        made = {one.mode: one.predict(path, mpp=grid.mpp) for one in order}
+        full, kept = made["full"], made["prefilter"]
+        if full.n_patches != len(grid):
+            # Rows are kept for later, so they must be the patches of the cohort's own files.
+            raise UsageError(
+                f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, {len(grid)} in the cohort: it was "
+                "patched by a mask or by other rules, so its cost cannot be compared. Leave out --measure."
+            )
+        found.append(
+            SlideCost(
+                bag_id=spec.bag_id,
+                n_patches=full.n_patches,
+                n_encoded=kept.n_encoded,
+                certified=bool(kept.certified),
+                selected=kept.evidence_rows if kept.certified else list(range(full.n_patches)),
+                full=full.per_fold[0],
+                prefiltered=kept.per_fold[0],
+                full_seconds=full.seconds,
+                prefilter_seconds=kept.seconds,
+            )
+        )
         if on_slide:
             on_slide(done, len(specs))
     task, targets = create_task(cohort, card.settings), stacked_targets(specs)
@@ -204,21 +217,6 @@ def measure_cost(
     )
     write_cost(RunFolder(run).fold(fold).path, cost)
     return cost
-
-
-def _compare_slide(spec: BagSpec, full: SlideFilePrediction, prefiltered: SlideFilePrediction) -> SlideCost:
-    pooled = prefiltered.evidence_rows if prefiltered.certified else list(range(full.n_patches))
-    return SlideCost(
-        bag_id=spec.bag_id,
-        n_patches=full.n_patches,
-        n_encoded=prefiltered.n_encoded,
-        certified=bool(prefiltered.certified),
-        selected=pooled,
-        full=full.per_fold[0],
-        prefiltered=prefiltered.per_fold[0],
-        full_seconds=full.seconds,
-        prefilter_seconds=prefiltered.seconds,
-    )
 
 
 def _as_logits(values: list[list[float]]) -> torch.Tensor:
@@ -241,17 +239,8 @@ def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
     return slides[spec.slide_ids[0]]
 
 
-def _check_same_patches(spec: BagSpec, full: SlideFilePrediction, *, expected: int) -> None:
-    """Rows are kept for later, so they must mean the patches of the cohort's own files."""
-    if full.n_patches != expected:
-        raise UsageError(
-            f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, {expected} in the cohort: it was patched "
-            "by a mask or by other rules, so its cost cannot be compared. Leave out --measure."
-        )
-
-
 def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost | None:
-    """What was measured from slide files, if it was with the very model of this fold and on these very bags."""
+    """The measurement of a fold, if it was made with its model and on these bags."""
     found = read_cost(folder)
     if found is None:
         return None

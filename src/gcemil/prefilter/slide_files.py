@@ -9,7 +9,7 @@ prefilter              per fold, the patches its student keeps; encoded is the u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,9 +54,6 @@ from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.units import LevelZeroPx
 
-Clock = Callable[[], float]
-
-
 FileMode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 
 
@@ -100,15 +97,14 @@ class PatchSource:
 class Stopwatch:
     """Seconds by part of the work."""
 
-    clock: Clock
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Add the time that the block takes to one part of the work."""
-        before = self.clock()
+        before = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - before
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - before
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,11 +166,9 @@ class SlidePredictor:
         return cls(folds, origin, ready, mode, fitted)
 
     @torch.no_grad()
-    def predict(
-        self, path: Path, *, mpp: float | None = None, clock: Clock = time.perf_counter
-    ) -> SlideFilePrediction:
+    def predict(self, path: Path, *, mpp: float | None = None) -> SlideFilePrediction:
         """One slide file; `mpp` serves where it does not state its pixel size."""
-        watch, slide_id = Stopwatch(clock), plain_id(path.name)
+        watch, slide_id = Stopwatch(), plain_id(path.name)
         with open_slide(path, fallback_mpp=mpp) as slide:
             with watch.part("tissue"):
                 grid = patch_grid(slide, find_tissue(slide), self.origin.patches)

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from gcemil.config import Settings
 from gcemil.errors import RunError, UsageError
 from gcemil.features.extract import FeatureOrigin
-from gcemil.files import checked, is_file, write_bytes
+from gcemil.files import is_file, validate_as, write_bytes
 from gcemil.runs.checkpoint import MISREAD, read_safetensors
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
@@ -47,8 +47,6 @@ Densities = Float[Tensor, "n 3 p p"]
 WHITE = 255
 _FLATTEST = 0.02
 """Deviations of the density below this are the noise of a blank slide and are not blown up to 1."""
-
-
 SCORED_AT_ONCE = 512
 """Crops in one pass of the student, so that a slide of any size needs the same memory."""
 _SMALLEST_CROP = 8
@@ -187,10 +185,7 @@ def _standardise(scores: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return centred / deviation if bool(deviation > 1e-6) else torch.zeros_like(centred)
 
 
-def fit_student(
-    lessons: Sequence[Lesson],
-    settings: PrefilterSettings,
-) -> Student:
+def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Student:
     """A student trained from the settings' seed alone; torch's global random numbers are left as they were."""
     if not lessons:
         raise UsageError("A student learns from at least one slide.")
@@ -302,7 +297,7 @@ def load_prefilter(path: Path) -> FittedPrefilter:
     remedy = "Fit it again with 'gcemil prefilter'."
     try:
         tensors, meta = read_safetensors(path, _HEADER_KEY)
-        record = checked(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
+        record = validate_as(meta, PrefilterRecord, path, error=RunError, remedy=remedy)
         student = Student(record.settings.width)
         student.load_state_dict(tensors)
     except MISREAD as error:

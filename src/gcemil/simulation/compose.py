@@ -46,7 +46,7 @@ PATCH_SIZE = 256
 EXAMPLES = "examples.h5"
 
 
-class Recipe(Settings):
+class ComposeSettings(Settings):
     """What composed slides are made of."""
 
     background: dict[str, float]
@@ -99,7 +99,7 @@ class Recipe(Settings):
         }
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Recipe:
+    def _agrees_with_itself(self) -> ComposeSettings:
         if bool(self.labels) == bool(self.hazards):
             raise ValueError("give either labels (classification) or hazards (survival)")
         if not self.background or min(self.background.values()) <= 0:
@@ -155,7 +155,7 @@ class Composition:
 
 def compose(
     pool: PatchPool,
-    recipe: Recipe,
+    recipe: ComposeSettings,
     out: Path,
     *,
     seed: int = 0,
@@ -217,7 +217,7 @@ def compose(
     return Composition(cohort, notes)
 
 
-def _make_profile(recipe: Recipe) -> Profile:
+def _make_profile(recipe: ComposeSettings) -> Profile:
     """The recipe as the simulator's planner reads it: every label as common as the next, no mimics and no distractors."""
     return Profile(
         name="composed",
@@ -240,7 +240,7 @@ def _make_profile(recipe: Recipe) -> Profile:
     )
 
 
-def _make_dials(recipe: Recipe) -> Dials:
+def _make_dials(recipe: ComposeSettings) -> Dials:
     """Patches are what they are: nothing is mixed, mimicked or mislabelled."""
     return Dials(
         evidence_min=recipe.evidence[0],
@@ -256,7 +256,7 @@ def _make_dials(recipe: Recipe) -> Dials:
     )
 
 
-def _pool_part(folds: Sequence[Fold], recipe: Recipe) -> dict[str, int]:
+def _pool_part(folds: Sequence[Fold], recipe: ComposeSettings) -> dict[str, int]:
     """The part of the patches that each slide may hold.
 
     In cross-validation a slide belongs to the fold that tests it and to the half of that fold that validates or does not.
@@ -284,7 +284,9 @@ def _choose_patches(
     return rows
 
 
-def _write_held_out(pool: PatchPool, recipe: Recipe, held: tuple[Rows, Rows], out: Path, seed: int) -> None:
+def _write_held_out(
+    pool: PatchPool, recipe: ComposeSettings, held: tuple[Rows, Rows], out: Path, seed: int
+) -> None:
     """examples.h5 and, where asked, the stand-in for a text bank."""
     examples, more = held
     if not recipe.examples_per_class:
@@ -300,7 +302,7 @@ def _write_held_out(pool: PatchPool, recipe: Recipe, held: tuple[Rows, Rows], ou
 
 
 def _text_like_bank(
-    pool: PatchPool, recipe: Recipe, rows: Rows, generator: Generator
+    pool: PatchPool, recipe: ComposeSettings, rows: Rows, generator: Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """One anchor per class, and these patches in the anchors' space."""
     centred = pool.features[rows].astype(np.float64)
@@ -317,7 +319,7 @@ def _text_like_bank(
 
 def _list_assumptions(
     pool: PatchPool,
-    recipe: Recipe,
+    recipe: ComposeSettings,
     slides: Sequence[PlannedSlide],
     part: Parts,
     part_of: Mapping[str, int],
@@ -366,7 +368,7 @@ def _list_assumptions(
 
 def _describe_repeats(
     pool: PatchPool,
-    recipe: Recipe,
+    recipe: ComposeSettings,
     slides: Sequence[PlannedSlide],
     part: Parts,
     part_of: Mapping[str, int],
@@ -380,7 +382,7 @@ def _describe_repeats(
     return f"repeats: on the largest slide for its part a background patch stands {once}, over all bags about {uses:.1f} times"
 
 
-def _cohort_card(pool: PatchPool, recipe: Recipe, seed: int) -> CohortCard:
+def _cohort_card(pool: PatchPool, recipe: ComposeSettings, seed: int) -> CohortCard:
     """The card, with all it takes to compose the same cohort again."""
     digest = hashlib.sha256(np.ascontiguousarray(pool.features).tobytes())
     for column in (pool.labels, pool.patients):

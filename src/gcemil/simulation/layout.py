@@ -118,7 +118,7 @@ def _grow_region(
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class TissueLayout:
     """Where every patch lies and what it shows."""
 
     cells: Cells
@@ -136,7 +136,7 @@ class Layout:
 
 def draw_layout(
     profile: Profile, dials: Dials, n_patches: int, regions: Sequence[Region], generator: Generator
-) -> Layout:
+) -> TissueLayout:
     """A slide that holds exactly these regions; tissue on which they find no room is drawn again."""
     for _ in range(_LAYOUTS_TRIED):
         cells = draw_tissue_cells(n_patches, dials.pieces_max, generator)
@@ -185,7 +185,7 @@ def _paint_layout(
     regions: Sequence[Region],
     number: PatchIndex,
     generator: Generator,
-) -> Layout:
+) -> TissueLayout:
     """Background and regions as one concept per patch, and the mixtures that follow from it."""
     concept = _draw_background(profile, dials, cells, generator)
     names = [own.name for own in profile.concepts]
@@ -194,7 +194,7 @@ def _paint_layout(
     concept = np.where(number > 0, painted_with[number], concept)
     evidence_number = np.where(is_evidence, np.cumsum(is_evidence), 0)
     region = evidence_number[number]
-    return Layout(
+    return TissueLayout(
         cells=cells,
         concept=concept,
         region=region,

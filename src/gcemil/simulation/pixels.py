@@ -1,7 +1,7 @@
 """The same cohorts as drawn slides: `gcemil simulate PROFILE --pixels`.
 
-Plans, labels, outcomes, sites and layouts come from the very functions that make simulated features, so a label is caused by
-what is drawn. Only the last step differs: a layout is drawn as an H&E-like slide instead of being encoded.
+Plans, labels, outcomes, sites and layouts come from the functions that make simulated features, so a label is caused by
+what is drawn. Only the last step differs: a layout is painted (painting.py) instead of being encoded.
 
 slides/<id>.tif                                   pyramidal TIFF, 0.5 micrometres per pixel
 masks/{concept,evidence,tissue}/<id>.png          truth at 2 micrometres per pixel: index of the concept + 1, number of the
@@ -31,27 +31,24 @@ from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
-from gcemil.files import checked, read_yaml, write_table, write_text
-from gcemil.simulation.draw import STANDARD, vary_dyes
+from gcemil.files import read_yaml, validate_as, write_table, write_text
 from gcemil.simulation.drawn_slide import (
     DRAWN_MPP,
     MASK_DOWNSAMPLE,
-    DrawnSlide,
-    draw_slide,
     mask_path,
     read_drawn_mask,
     slide_path,
     write_drawn_slide,
 )
-from gcemil.simulation.label_map import SquarePlan
-from gcemil.simulation.layout import Layout, draw_layout
-from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
-from gcemil.simulation.recipes import Recipe, calm_recipe, find_recipe
+from gcemil.simulation.layout import TissueLayout, draw_layout
+from gcemil.simulation.painting import STANDARD, LabelMap, choose_styles, draw_labels, paint_tissue, vary_dyes
+from gcemil.simulation.profile import find_size, load_profile, resolve_dials
 from gcemil.simulation.simulate import PLAN, PlannedSlide, check_arguments, plan_slides, writing_slides
 from gcemil.simulation.world import World, draw_world
 from gcemil.slides.grid import PatchGrid, covered_share
+from gcemil.slides.reader import Pixels
 
-GENERATION = 1
+GENERATION = 2
 """Raised whenever equal arguments would draw other slides than before."""
 _PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
     "tiny": (8, (64, 64)),
@@ -61,12 +58,9 @@ _PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
 """Slides, and fewest and most patches of a slide; `full` has those of the profile."""
 PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
 """Drawn slides are small: a share of 0.4 % of 64 patches is not even one."""
-_PEN_RATE = 0.2
 SITE_STAIN, SLIDE_STAIN = 0.7, 0.25
 """How far stains move per unit of the dials `site_shift` and `slide_shift`."""
 PIXEL_CARD = "pixels.yaml"
-
-
 _EVIDENT = 0.5
 """A patch is evidence when more than this share of it lies inside the annotation."""
 Coords = Int[np.ndarray, "n 2"]
@@ -129,46 +123,26 @@ def _is_drawn_whole(cohort: PixelCohort) -> bool:
 
 def _write_pixels(world: World, out: Path, slide: PlannedSlide) -> None:
     """Slide, masks and annotations of one planned slide."""
-    layout, drawn = draw_pixels(world, slide)
+    layout, labels, image = draw_pixels(world, slide)
     names = [concept.name for concept in world.profile.concepts]
     region_names = {
         int(number): names[int(layout.concept[layout.region == number][0])]
         for number in np.unique(layout.region[layout.evidence])
     }
-    write_drawn_slide(drawn, out, slide.row.slide_id, region_names)
+    write_drawn_slide(image, labels, out, slide.row.slide_id, region_names)
 
 
-def draw_pixels(world: World, slide: PlannedSlide) -> tuple[Layout, DrawnSlide]:
-    """The layout that the plan gets, and the slide drawn from it, from random streams of its own."""
-    name = slide.row.slide_id
-    layout = draw_layout(
-        world.profile, world.dials, slide.n_patches, slide.regions, world.draws("layout", name)
-    )
-    plan = SquarePlan(
-        cells=layout.cells,
-        texture=layout.concept,
-        is_region=layout.concept >= len(world.profile.tissues),
-        evidence=layout.region,
-    )
-    draws, dials = world.draws("pixels", name), world.dials
+def draw_pixels(world: World, slide: PlannedSlide) -> tuple[TissueLayout, LabelMap, Pixels]:
+    """The layout that the plan gets, its map, and its image, from random streams of their own."""
+    name, dials = slide.row.slide_id, world.dials
+    layout = draw_layout(world.profile, dials, slide.n_patches, slide.regions, world.draws("layout", name))
+    draws = world.draws("pixels", name)
+    labels = draw_labels(layout.cells, layout.concept, layout.region, draws)
     # The stain of the slide's site, and what is its own.
     site = vary_dyes(STANDARD, SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site))
     dyes = vary_dyes(site, SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
-    pen = bool(draws.random() < _PEN_RATE)
-    recipes = choose_recipes(world.profile, dials.mimic_similarity)
-    return layout, draw_slide(plan, recipes, dyes, draws, pen=pen)
-
-
-def choose_recipes(profile: Profile, mimic_similarity: float) -> list[Recipe]:
-    """A texture for every concept of the profile, in the order of its concepts."""
-    recipes = []
-    for concept in profile.concepts:
-        if concept.imitates is None:
-            recipes.append(find_recipe(concept.name, concept.kind))
-        else:
-            imitated = find_recipe(concept.imitates, profile.kinds[concept.imitates])
-            recipes.append(calm_recipe(imitated, mimic_similarity))
-    return recipes
+    styles = choose_styles(world.profile, dials.mimic_similarity)
+    return layout, labels, paint_tissue(labels, styles, dyes, draws)
 
 
 def _write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
@@ -196,6 +170,7 @@ def _pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, 
             "mpp": DRAWN_MPP,
             "mask_downsample": MASK_DOWNSAMPLE,
             "concepts": [concept.name for concept in profile.concepts],
+            "kinds": [concept.kind for concept in profile.concepts],
             "dials": world.dials.model_dump(mode="json"),
         },
     }
@@ -211,7 +186,7 @@ def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_siz
     stated = read_yaml(path)
     made = {"feature_dim": feature_dim, "encoder": encoder, "patch_size_level0": patch_size_level0}
     values = {**stated, **made} if isinstance(stated, dict) else stated
-    return checked(values, CohortCard, path, error=CohortError, remedy="Simulate the slides again.")
+    return validate_as(values, CohortCard, path, error=CohortError, remedy="Simulate the slides again.")
 
 
 def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:

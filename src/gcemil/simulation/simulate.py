@@ -24,8 +24,8 @@ from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.loader import sample_patches
 from gcemil.errors import InputError, UsageError
-from gcemil.files import LOCK_NAME, read_json, remove_leftovers, write_json
-from gcemil.simulation.layout import Layout, draw_layout
+from gcemil.files import LOCK_NAME, read_json, write_json
+from gcemil.simulation.layout import TissueLayout, draw_layout
 from gcemil.simulation.plan import (
     CasePlan,
     Region,
@@ -140,7 +140,6 @@ def writing_slides(
         raise UsageError(
             f"{out} is not empty and holds something else ('{sorted(others)[0]}' …). Choose another folder, or add --force."
         )
-    remove_leftovers(out)
     write_json(out / PLAN, plan)
     for done, slide in enumerate(slides, start=1):
         if not (begun and last_file(slide.row.slide_id).is_file()):
@@ -223,7 +222,7 @@ def case_sites(
     return np.where(generator.random(len(preference)) < dials.site_confounding, preferred, anywhere)
 
 
-def _draw_latent_slide(world: World, slide: PlannedSlide) -> tuple[Layout, Latents]:
+def _draw_latent_slide(world: World, slide: PlannedSlide) -> tuple[TissueLayout, Latents]:
     """Layout and latents of one slide from its own random streams."""
     name = slide.row.slide_id
     layout = draw_layout(
@@ -243,7 +242,7 @@ def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
 def write_layout(
     out: Path,
     slide: PlannedSlide,
-    layout: Layout,
+    layout: TissueLayout,
     features: NDArray[Any],
     patch_size: int,
     generator: Generator,
@@ -294,6 +293,7 @@ def _cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCar
         "seed": world.seed,
         "patches": list(patches),
         "concepts": [concept.name for concept in profile.concepts],
+        "kinds": [concept.kind for concept in profile.concepts],
         "dials": world.dials.model_dump(mode="json"),
     }
     return CohortCard(

@@ -26,7 +26,7 @@ from jaxtyping import Float, Float16, Float32
 from numpy.random import Generator
 
 from gcemil.families import GENERIC_FAMILY, load_family
-from gcemil.simulation.layout import Layout, smooth_fields
+from gcemil.simulation.layout import TissueLayout, smooth_fields
 from gcemil.simulation.plan import stream
 from gcemil.simulation.profile import Concept, Dials, Kind, Profile, plain_words
 
@@ -163,7 +163,7 @@ def _draw_unit(draws: Generator, length: int) -> Float[np.ndarray, "{length}"]:
     return vector / np.linalg.norm(vector)
 
 
-def draw_latents(world: World, layout: Layout, site: int, generator: Generator) -> Latents:
+def draw_latents(world: World, layout: TissueLayout, site: int, generator: Generator) -> Latents:
     """What there is to see in every patch, before any encoder."""
     dials, rank = world.dials, world.latent_dim
     shift = world.site_shifts[site] + dials.slide_shift * generator.standard_normal(rank)
@@ -173,7 +173,7 @@ def draw_latents(world: World, layout: Layout, site: int, generator: Generator) 
     return shift + signal + _draw_variation(world, layout, generator)
 
 
-def _draw_variation(world: World, layout: Layout, generator: Generator) -> Latents:
+def _draw_variation(world: World, layout: TissueLayout, generator: Generator) -> Latents:
     """Variation of patches of one tissue, partly common to neighbours, at a level of each patch's own."""
     dials, n_patches = world.dials, len(layout.cells)
     smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.errors import UsageError
-from gcemil.hosts.abmil import ValuedEmbedded
+from gcemil.hosts.attention_pool import AttentionEmbedded
 from gcemil.hosts.clam_sb import ClamSb, extremes, smooth_svm
 
 
@@ -27,7 +27,7 @@ def toy_host(n_outputs=2, **options):
 def bag(tokens, attention_logits, n_outputs=2):
     """An embedded bag as `toy_host` would give it: values are its head on each token."""
     rows = torch.tensor(tokens).unsqueeze(1)
-    return ValuedEmbedded(rows, torch.tensor(attention_logits), rows * torch.linspace(-1, 1, n_outputs))
+    return AttentionEmbedded(rows, torch.tensor(attention_logits), rows * torch.linspace(-1, 1, n_outputs))
 
 
 def test_attention_weights_follow_the_softmax_of_the_logits():

@@ -1,12 +1,10 @@
-"""Drawn slides: truth to the pixel, texture that carries the concept, and files that other tools open."""
+"""Drawn slides: truth to the pixel, and files that other tools open."""
 
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import yaml
-from scipy import ndimage
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
@@ -14,25 +12,11 @@ from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.resources import shipped_names
-from gcemil.simulation.draw import STANDARD, colour_table, draw_tissue, vary_dyes
-from gcemil.simulation.drawn_slide import add_pen_mark, build_asap_xml, mask_path, read_drawn_mask, slide_path
-from gcemil.simulation.label_map import (
-    CORE,
-    FINE,
-    PATCH,
-    SQUARE,
-    LabelMap,
-    SquarePlan,
-    find_nearest_two,
-    grow_label_map,
-    scatter,
-    smooth_field,
-    smooth_plane,
-)
+from gcemil.simulation.drawn_slide import build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.painting import FINE, PATCH, SQUARE, STANDARD, choose_styles, draw_labels, vary_dyes
 from gcemil.simulation.pixels import (
     PIXEL_DIALS,
-    choose_recipes,
     draw_pixels,
     read_encoded_card,
     read_pixel_truth,
@@ -40,7 +24,6 @@ from gcemil.simulation.pixels import (
     write_pixel_truth,
 )
 from gcemil.simulation.profile import load_profile, resolve_dials
-from gcemil.simulation.recipes import RECIPES, STROMA, calm_recipe, find_recipe
 from gcemil.simulation.simulate import plan_slides
 from gcemil.simulation.world import draw_world
 from gcemil.slides.grid import PatchSettings, patch_grid
@@ -68,48 +51,22 @@ def world_of(profile, seed=0, **dials):
     return draw_world(chosen, resolved, feature_dim=48, anchor_dim=32, seed=seed)
 
 
-def squares(rows=4, columns=5, lesion=((1, 1), (1, 2))):
-    """A block of background with one evidence region."""
-    cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
-    is_region = np.array([tuple(cell) in lesion for cell in cells.tolist()])
-    return SquarePlan(cells, is_region.astype(np.int64), is_region, is_region.astype(np.int64))
-
-
-def plain_map(height=SQUARE, width=SQUARE):
-    return LabelMap(np.ones((height, width), np.uint8), np.zeros((height, width), np.uint8))
-
-
 # Truth
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_planned_square_is_its_concept_for_the_better_part_and_no_other_square_is(seed):
-    plan = squares()
-    labels = grow_label_map(plan, np.random.default_rng(seed))
+    cells = np.stack(np.divmod(np.arange(20), 5), axis=1)
+    lesion = np.isin(np.arange(20), (6, 7)).astype(np.int64)
+    labels = draw_labels(cells, lesion, lesion, np.random.default_rng(seed))
     blocks = labels.evidence.reshape(6, SQUARE, 7, SQUARE).astype(bool).mean(axis=(1, 3))
     planned = np.zeros((6, 7), bool)
     planned[2, 2:4] = True
     assert blocks[planned].min() > 0.6
     assert blocks[~planned].max() < 0.45
     assert (labels.texture[labels.evidence > 0] == 2).all()
-    assert 0.5 < (2 * CORE) ** 2 * 0.883 < 0.7
-
-
-def test_a_region_alone_on_the_glass_is_tissue():
-    labels = grow_label_map(squares(1, 1, lesion=((0, 0),)), np.random.default_rng(0))
-    assert labels.tissue[labels.evidence > 0].all()
-    assert (labels.evidence > 0).sum() > 0.6 * SQUARE**2
-
-
-def test_tissue_has_a_margin_of_glass_and_is_not_square():
-    labels = grow_label_map(squares(lesion=()), np.random.default_rng(0))
-    assert labels.texture.shape == (6 * SQUARE, 7 * SQUARE)
     assert not labels.tissue[:8].any()
-    assert not labels.tissue[:, -8:].any()
-    rows = labels.tissue[2 * SQUARE : 4 * SQUARE]
-    left_edge = rows.argmax(axis=1)
-    assert np.ptp(left_edge) > 4
-    assert not labels.evidence.any()
+    assert np.ptp(labels.tissue[2 * SQUARE : 4 * SQUARE].argmax(axis=1)) > 4
 
 
 def test_labels_follow_from_what_is_drawn(cohort):
@@ -125,14 +82,12 @@ def test_labels_follow_from_what_is_drawn(cohort):
 def test_truth_of_patches_is_the_plan_where_patches_are_its_squares():
     world = world_of("bracs", seed=2)
     for slide in plan_slides(world, "bracs", 8, (24, 24))[:3]:
-        layout, drawn = draw_pixels(world, slide)
+        layout, labels, _ = draw_pixels(world, slide)
         squares = (layout.cells - layout.cells.min(axis=0) + 1) * SQUARE
-        share = np.array(
-            [(drawn.labels.evidence[y : y + SQUARE, x : x + SQUARE] > 0).mean() for y, x in squares]
-        )
+        share = np.array([(labels.evidence[y : y + SQUARE, x : x + SQUARE] > 0).mean() for y, x in squares])
         np.testing.assert_array_equal(share > 0.5, layout.evidence)
         for region in np.unique(layout.region[layout.evidence]):
-            assert (drawn.labels.evidence == region).any()
+            assert (labels.evidence == region).any()
 
 
 def test_patch_truth_is_written_as_that_of_simulated_features(cohort):
@@ -236,7 +191,7 @@ def test_equal_arguments_give_equal_bytes(cohort, tmp_path):
 
 def test_another_seed_draws_other_slides(cohort):
     slides = plan_slides(world_of("camelyon16", seed=1), "camelyon16", 3, (20, 24))
-    first = draw_pixels(world_of("camelyon16", seed=1), slides[0])[1].image
+    first = draw_pixels(world_of("camelyon16", seed=1), slides[0])[2]
     with open_slide(slide_path(cohort.folder, cohort.slides[0].slide_id)) as slide:
         assert (
             first.shape[:2] != slide.dimensions[::-1]
@@ -280,7 +235,7 @@ def test_the_tissue_mask_is_a_mask_for_patching(cohort):
     assert 16 <= len(grid) <= 34
 
 
-def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_path):
+def test_the_segmenter_keeps_every_drawn_lesion(tmp_path):
     for profile, slides in (("camelyon16", 2), ("luad", 1)):
         folder = tmp_path / profile
         drawn = simulate_pixels(profile, folder, size="tiny", slides=slides, patches=(20, 20), seed=1)
@@ -303,132 +258,18 @@ def test_the_segmenter_keeps_every_drawn_lesion_and_leaves_pen_marks_out(tmp_pat
 # Looks
 
 
-def test_every_concept_of_every_profile_has_a_recipe_of_its_own():
-    for name in shipped_names("simulator"):
-        profile = load_profile(name)
-        known = {concept.name for concept in profile.concepts if concept.imitates is None}
-        assert known <= set(RECIPES), known - set(RECIPES)
-        assert len(choose_recipes(profile, 0.6)) == len(profile.concepts)
-    assert find_recipe("something new", "stroma") == STROMA
-
-
-def test_a_mimic_at_similarity_1_is_the_concept_without_its_mitoses():
-    recipe = RECIPES["mitotic activity"]
-    assert calm_recipe(recipe, 1.0) == replace(recipe, mitoses=0.0)
-    calm = calm_recipe(recipe, 0.5)
-    assert calm.cells.radius < recipe.cells.radius
-    assert calm.cells.spread < recipe.cells.spread
-
-
-def test_every_recipe_can_be_drawn():
-    for name, recipe in RECIPES.items():
-        image = draw_tissue(plain_map(), [recipe], STANDARD, np.random.default_rng(0))
-        assert image.shape == (PATCH, PATCH, 3)
-        assert image.std() > 4, name
-
-
-def sample(name, seed):
-    """Four patches of a recipe under the stain of one site."""
-    generator = np.random.default_rng([seed, len(name)])
-    dyes = vary_dyes(STANDARD, 0.2, np.random.default_rng(seed))
-    image = draw_tissue(plain_map(2 * SQUARE, 2 * SQUARE), [RECIPES[name]], dyes, generator)
-    return image.reshape(2, PATCH, 2, PATCH, 3).swapaxes(1, 2).reshape(4, PATCH, PATCH, 3).astype(np.float32)
-
-
-def texture_statistic(patch):
-    """How the contrast is shared out over five scales: blind to colour and to brightness."""
-    grey, found = patch.mean(axis=2), []
-    finer = grey
-    for reach in (1, 2, 4, 8, 16):
-        coarser = ndimage.uniform_filter(grey, 2 * reach + 1)
-        found.append(np.log(np.std(finer - coarser) + 0.1))
-        finer = coarser
-    return np.array(found) - np.mean(found)
-
-
-def balanced_accuracy(features, concept, site):
-    """Nearest centroid in whitened features, each site predicted from the others."""
-    right = []
-    for held in np.unique(site):
-        rest = site != held
-        centres = np.stack([features[rest & (concept == k)].mean(axis=0) for k in np.unique(concept)])
-        residual = features[rest] - centres[concept[rest]]
-        root = np.linalg.cholesky(np.linalg.pinv(np.cov(residual.T) + 1e-6 * np.eye(features.shape[1])))
-        distance = np.linalg.norm((features[~rest][:, None] - centres[None]) @ root, axis=2)
-        right.append(np.mean(distance.argmin(axis=1) == concept[~rest]))
-    return float(np.mean(right))
-
-
-def test_texture_and_not_colour_carries_the_concept():
-    names = (
-        "invasive epithelial nests",
-        "lymphocytic infiltration",
-        "benign glands",
-        "stromal reaction",
-        "necrosis",
-        "nuclear pleomorphism",
-    )
-    patches, concept, site = [], [], []
-    for index, name in enumerate(names):
-        for seed in range(5):
-            patches += list(sample(name, seed))
-            concept += [index] * 4
-            site += [seed] * 4
-    concept, site = np.array(concept), np.array(site)
-    colour = np.stack([patch.mean(axis=(0, 1)) for patch in patches])
-    texture = np.stack([texture_statistic(patch) for patch in patches])
-    by_colour = balanced_accuracy(colour, concept, site)
-    by_texture = balanced_accuracy(texture, concept, site)
-    assert by_texture > 0.9, by_texture
-    assert by_colour < 0.6, by_colour
+@pytest.mark.parametrize("name", shipped_names("simulator"))
+def test_every_concept_of_a_profile_has_a_style_of_its_own(name):
+    profile = load_profile(name)
+    styles = choose_styles(profile, 0.6)
+    assert len(set(styles)) == len(profile.concepts)
+    own = dict(zip([concept.name for concept in profile.concepts], choose_styles(profile, 1.0), strict=True))
+    for concept in profile.concepts:
+        assert concept.imitates is None or own[concept.name] == own[concept.imitates]
 
 
 def test_sites_differ_in_stain_and_glass_stays_pale():
-    tables = [colour_table(vary_dyes(STANDARD, 0.2, np.random.default_rng(seed))) for seed in range(4)]
-    tissue = np.array([table[256 * 80 + 80] for table in tables], float)
-    assert np.ptp(tissue, axis=0).max() > 15
-    assert min(table[0].min() for table in tables) >= 225
+    dyes = [vary_dyes(STANDARD, 0.2, np.random.default_rng(seed)) for seed in range(4)]
+    assert np.ptp([site.eosin for site in dyes], axis=0).max() > 0.1
+    assert min(site.white.min() for site in dyes) >= 225
     np.testing.assert_array_equal(vary_dyes(STANDARD, 0.0, np.random.default_rng(0)).eosin, STANDARD.eosin)
-
-
-def test_more_stain_is_darker():
-    table = colour_table(STANDARD).reshape(256, 256, 3).astype(int)
-    assert (np.diff(table, axis=0) <= 0).all()
-    assert (np.diff(table, axis=1) <= 0).all()
-
-
-def test_a_pen_mark_keeps_off_the_tissue():
-    tissue = np.zeros((4 * SQUARE, 4 * SQUARE), bool)
-    tissue[SQUARE : 3 * SQUARE, SQUARE : 3 * SQUARE] = True
-    image = np.full((4 * PATCH, 4 * PATCH, 3), 244, np.uint8)
-    before = image.copy()
-    add_pen_mark(image, tissue, np.random.default_rng(0))
-    marked = (image != before).any(axis=2)
-    assert marked.sum() > 5000
-    large = tissue.repeat(FINE, axis=0).repeat(FINE, axis=1)
-    assert (marked & large).sum() < 0.1 * marked.sum()
-
-
-def test_fields_are_about_standard_normal():
-    generator = np.random.default_rng(0)
-    plane = smooth_plane(400, 500, 8, generator)
-    assert plane.shape == (400, 500)
-    assert abs(plane.mean()) < 0.1
-    assert 0.75 < plane.std() < 1.25
-    y, x = (generator.uniform(0, 900, 20_000).astype(np.float32) for _ in range(2))
-    field = smooth_field(y, x, 7, generator)
-    assert abs(field.mean()) < 0.1
-    assert 0.75 < field.std() < 1.25
-    assert smooth_field(y[:0], x[:0], 7, generator).tolist() == []
-
-
-def test_the_nearest_two_points_are_those_of_a_search_through_all():
-    generator = np.random.default_rng(0)
-    points = scatter(200, 300, 40, 0.6, generator)
-    y, x = generator.uniform(0, 200, 50).astype(np.float32), generator.uniform(0, 300, 50).astype(np.float32)
-    first, second, nearest = find_nearest_two(points, y, x)
-    every = np.hypot(points.y.ravel()[None] - y[:, None], points.x.ravel()[None] - x[:, None])
-    np.testing.assert_allclose(first, np.sort(every, axis=1)[:, 0], rtol=1e-4)
-    np.testing.assert_array_equal(nearest, every.argmin(axis=1))
-    # A second neighbour two squares away is possible and rare; it only moves a membrane.
-    assert np.mean(np.isclose(second, np.sort(every, axis=1)[:, 1], rtol=1e-4)) > 0.9
