@@ -9,13 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gcemil import hosts
+    from gcemil.api import FittedModel, audit, explain, fit, load, save, wrap
     from gcemil.bags.bag import Bag, case_bag, slide_bag
     from gcemil.bags.cohort import Cohort
     from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
     from gcemil.diagnostics.snr import SnrScores, snr
     from gcemil.errors import GcemilError
     from gcemil.evidence.anchors import AnchorBank
+    from gcemil.evidence.anchors import AnchorBank as anchors  # noqa: N813
     from gcemil.explain import Interventions, explain_slide
+    from gcemil.exports.evidence import Evidence
     from gcemil.hosts.adapters import CallableHost, TorchmilHost
     from gcemil.hosts.host import Embedded, Host, HostOutput, MilHost, Stage
     from gcemil.hosts.own import trust_host
@@ -35,8 +39,10 @@ __all__ = [
     "CallableHost",
     "Cohort",
     "Embedded",
+    "Evidence",
     "EvidenceOutput",
     "EvidenceSettings",
+    "FittedModel",
     "GceMil",
     "GcemilError",
     "Host",
@@ -50,22 +56,32 @@ __all__ = [
     "Stage",
     "TorchmilHost",
     "TrainSettings",
+    "anchors",
+    "audit",
     "case_bag",
     "create_host",
+    "explain",
     "explain_slide",
+    "fit",
     "from_pretrained",
+    "hosts",
+    "load",
     "load_network",
     "recover",
+    "save",
     "save_pretrained",
     "slide_bag",
     "snr",
     "train_run",
     "trust_host",
+    "wrap",
 ]
 
 _HOME = {
     name: module
     for module, names in {
+        "gcemil.api": ("fit", "explain", "audit", "wrap", "save", "load", "FittedModel"),
+        "gcemil.exports.evidence": ("Evidence",),
         "gcemil.bags.bag": ("Bag", "case_bag", "slide_bag"),
         "gcemil.bags.cohort": ("Cohort",),
         "gcemil.config": ("EvidenceSettings", "HostSettings", "TrainSettings"),
@@ -88,6 +104,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hosts":
+        return import_module("gcemil.hosts")
+    if name == "anchors":
+        # gcemil.anchors.prototypes(patches) reads better than the name of the class.
+        name = "AnchorBank"
     if name not in _HOME:
         raise AttributeError(f"module 'gcemil' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from gcemil.errors import ConfigError, InputError
-from gcemil.files import parse_yaml, read_yaml, refuse_wild_numbers
+from gcemil.files import check_finite_numbers, parse_yaml, read_yaml
 from gcemil.wording import did_you_mean, dotted_names, readable
 
 LARGEST_SIZE = 65_536
@@ -49,7 +49,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_plain_numbers(cls, values: Any) -> Any:
-        return refuse_wild_numbers(values)
+        return check_finite_numbers(values)
 
     @classmethod
     def from_yaml(cls: type[S], path: Path) -> S:

@@ -12,7 +12,12 @@ Every subset rule, ours or a rival's, is judged by these. The bag is embedded on
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +39,9 @@ from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.predictor import GceEmbedded
 from gcemil.records import SlideEvidence
-from gcemil.recovery.recover import Recovery, StopReason, ranking, recover, subset_size
+from gcemil.recovery.recover import Recovery, StopReason, ranking, recover, subset_size, top_k
 from gcemil.row_blocks import is_large
-from gcemil.shapes import LogGates, Logits, Selected
+from gcemil.shapes import LogGates, Logits, Scores, Selected
 
 UNREPAIRED_GATES = {"sigmoid_threshold", "top_k"}
 """Rows of the paper's selector table that are a threshold, or a number of patches, and nothing else."""
@@ -51,6 +56,8 @@ class Explanation:
     discrete: HostOutput
     check: Check
     """What keeping and removing the recovered evidence does to the prediction."""
+    is_confirmed: bool | None = None
+    """Whether the evidence of a lesion exceeds what slides without one show; None where the cohort has no such class."""
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
@@ -78,7 +85,22 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
     check = compare_answers(
         output.answer.logits, kept.logits, None if removed is None else removed.logits, model.tolerances
     )
-    return Explanation(output, recovery, kept, check)
+    is_confirmed = None
+    if int(model.negative_class) >= 0:
+        strength = lesion_strength(model, output, kept, check)
+        is_confirmed = strength > float(model.confirmation_threshold)
+    return Explanation(output, recovery, kept, check, is_confirmed)
+
+
+def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, check: Check) -> float:
+    """How surely the evidence alone shows a lesion: 1 - p(no lesion | X_S).
+
+    It is 0 for a slide that is predicted to have no lesion, and for evidence that is not sufficient and necessary.
+    """
+    negative = int(model.negative_class)
+    if not check.is_faithful or int(output.answer.logits.argmax()) == negative:
+        return 0.0
+    return 1 - class_probability(kept.logits, negative)
 
 
 @torch.no_grad()
@@ -162,9 +184,7 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
         return _grow(model, output, coords, found)
     if not model.settings.recovery.drop_free_riders or model.explains_host:
         return found
-    selected = found.selected & counts_for_prediction(model, output)
-    if not bool(selected.any()):
-        return found
+    selected = drop_free_riders(found.selected, _importance(model, output))
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
     is_kept = selected[found.added]
     return replace(
@@ -172,28 +192,47 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
     )
 
 
-def counts_for_prediction(model: GceMil, output: EvidenceOutput) -> Selected:
-    """Which patches may be evidence: those that speak for the prediction more than an average patch of the slide does.
+def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selected:
+    """Drop patches until each one left is among the first |S| of the slide by one of the importances.
 
-    To the head, a patch counts that shows an anchor of the predicted class beyond what slides without it show: it would take the place of a stronger
-    one. To the host, one whose contribution is above the mean; where the host has no contributions, one whose attention is.
+    The last patches stay, whatever they mean: evidence is never empty.
+    """
+    while True:
+        size = int(selected.sum())
+        kept = selected & torch.stack([_first(one, size) for one in importances]).any(dim=0)
+        if int(kept.sum()) in (0, size):
+            return selected
+        selected = kept
+
+
+def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
+    """How much each patch speaks for the prediction: to the host, and to the head; 0 for one that does not.
+
+    To the host, its contribution above the mean, or its attention where the host has no contributions. To the head, its largest response to an
+    anchor of the predicted class, where it is beyond what slides of other classes show.
     """
     full, head = output.full, model.head
     shares = full.scores if full.contributions is None else full.contributions
     if model.n_outputs == 1 and full.contributions is not None:
         shares = (full.contributions - full.contributions.mean()).abs()
-    counts = shares > shares.mean()
+    to_host = (shares - shares.mean()).clamp_min(0)
     if not isinstance(output.embedded, GceEmbedded):
-        return counts
+        return to_host, torch.zeros_like(to_host)
     if model.n_outputs > 1:
         index = int(output.answer.logits.argmax())
         # What the host says of another class than the predicted one is no evidence for this one.
-        counts = counts if int(full.logits.argmax()) == index else torch.zeros_like(counts)
+        to_host = to_host if int(full.logits.argmax()) == index else torch.zeros_like(to_host)
         speaks = head.weights[index] > head.weights.mean(dim=0)
     else:
         speaks = head.weights[0] != 0
-    shown = output.embedded.responses > head.absent.clamp_min(torch.finfo(head.absent.dtype).tiny)
-    return counts | (shown & speaks).any(dim=1)
+    responses = output.embedded.responses
+    is_shown = responses > head.absent.clamp_min(torch.finfo(head.absent.dtype).tiny)
+    return to_host, torch.where(is_shown & speaks, responses, 0).amax(dim=1)
+
+
+def _first(importance: Scores, size: int) -> Selected:
+    """The first so many patches, of those that count at all."""
+    return top_k(importance, size) & (importance > 0)
 
 
 def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
@@ -290,6 +329,7 @@ def slide_evidence(
             ranking="host" if model.explains_host else "gce",
             is_sufficient=explanation.check.is_sufficient,
             is_necessary=explanation.check.is_necessary,
+            is_confirmed=explanation.is_confirmed,
             prompts=model.bank.prompts,
             anchor_weights=weights.cpu().numpy(),
             hashes=hashes or {},
@@ -353,3 +393,13 @@ def check_selected(selected: Tensor, *, n_patches: int) -> None:
         raise BagError(
             f"A selection is a bool mask over the bag's {n_patches} patches, got {selected.dtype} {tuple(selected.shape)}."
         )
+
+
+class _CallableModule(ModuleType):
+    """`gcemil.explain` names this module and the public function: a call of the module is a call of the function."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return import_module("gcemil.api").explain(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -97,6 +97,8 @@ class GceMil(nn.Module):
     temperature: Tensor
     risk_spread: Tensor
     class_directions: Tensor
+    negative_class: Tensor
+    confirmation_threshold: Tensor
 
     def __init__(
         self,
@@ -128,6 +130,9 @@ class GceMil(nn.Module):
         self.register_buffer("risk_spread", torch.tensor(1.0))
         # Where patches that decide a class lie; found after training (training/directions.py), zero before.
         self.register_buffer("class_directions", torch.zeros(host.n_outputs, in_dim))
+        # The class without a lesion (-1: none), and what evidence must exceed to be confirmed; set after training.
+        self.register_buffer("negative_class", torch.tensor(-1))
+        self.register_buffer("confirmation_threshold", torch.tensor(0.0))
         self.bridge = create_bridge(
             bridge_kind(settings, anchors, in_dim), in_dim, anchors.anchor_dim, rank=settings.bridge_rank
         )

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from gcemil.bags import store
 from gcemil.errors import RunError
-from gcemil.files import checked, parse_json
+from gcemil.files import parse_json, validate_as
 
 MODES = ("full", "head", "gce", "soft", "discrete", "opinion")
 """How a bag is seen: all patches, all of them gated, the evidence alone."""
@@ -53,6 +53,8 @@ class SlideEvidence:
     """Whether the patches alone keep the prediction; of a case with several slides, those of all of them. None: not asked."""
     is_necessary: bool | None = None
     """Whether the prediction moves without them."""
+    is_confirmed: bool | None = None
+    """Whether the evidence exceeds what slides without a lesion show. None: the cohort has no such class."""
     anchor_weights: Float[np.ndarray, "m"] | None = None
     """How much each anchor matters to the predicted class, or to the risk. None: not written."""
     hashes: dict[str, str] = field(default_factory=dict)
@@ -65,12 +67,12 @@ class SlideEvidence:
     @property
     def is_no_evidence(self) -> bool:
         """Whether the prediction stays without the patches, so that they mark nothing."""
-        return self.is_necessary is False
+        return self.is_necessary is False or self.is_confirmed is False
 
     @property
     def verdict(self) -> str:
         """What keeping and removing the patches showed, in words."""
-        return describe_verdict(self.is_sufficient, self.is_necessary)
+        return describe_verdict(self.is_sufficient, self.is_necessary, self.is_confirmed)
 
     @property
     def fraction(self) -> float:
@@ -82,12 +84,16 @@ NOT_CERTIFIED = "not certified: the model has not learned"
 """In place of a verdict on the evidence of a model at chance, or one that has not fitted its training slides."""
 
 
-def describe_verdict(is_sufficient: bool | None, is_necessary: bool | None) -> str:
-    """What keeping and removing patches showed, in words; None: not asked."""
+def describe_verdict(
+    is_sufficient: bool | None, is_necessary: bool | None, is_confirmed: bool | None = None
+) -> str:
+    """What keeping and removing patches showed, in words; None: not measured."""
     if is_sufficient is None or is_necessary is None:
         return "not checked"
     if not is_necessary:
         return "no evidence: without these patches the prediction stays as it is"
+    if is_confirmed is False:
+        return "no evidence of a lesion: slides without one show as much"
     return "sufficient and necessary" if is_sufficient else "necessary, not sufficient alone"
 
 
@@ -121,6 +127,7 @@ class _EvidenceFacts(BaseModel):
     ranking: str = "mixture"
     is_sufficient: bool | None = None
     is_necessary: bool | None = None
+    is_confirmed: bool | None = None
     model_hash: str | None = None
     features_hash: str | None = None
 
@@ -129,7 +136,9 @@ def read_evidence(path: Path) -> SlideEvidence:
     """An evidence file as training wrote it; its columns must be about the same patches and anchors."""
     attributes = store.attributes(path)
     prompts = parse_json(str(attributes.get("prompts")), path)
-    facts = checked({**attributes, "prompts": prompts}, _EvidenceFacts, path, error=RunError, remedy=REMEDY)
+    facts = validate_as(
+        {**attributes, "prompts": prompts}, _EvidenceFacts, path, error=RunError, remedy=REMEDY
+    )
     gates = _read_numbers(path, "gates", (None,))
     n_patches, n_anchors = len(gates), len(facts.prompts)
     rows = _read_numbers(path, "selected", (None,))
@@ -183,7 +192,7 @@ def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) 
     datasets = {"selected": evidence.indices} | {
         name: values for name, values in found.items() if values is not None
     }
-    verdicts = {"is_sufficient": evidence.is_sufficient, "is_necessary": evidence.is_necessary}
+    verdicts = {name: getattr(evidence, name) for name in ("is_sufficient", "is_necessary", "is_confirmed")}
     attributes: dict[str, Any] = {
         "slide_id": evidence.slide_id,
         "stop_reason": evidence.stop_reason,
@@ -211,7 +220,11 @@ def read_representations(path: Path) -> Representations:
     found = store.attributes(path)
     remedy = "Remove it; 'gcemil report --representations' writes it again."
     bag_ids, parts, groups = (
-        tuple(checked(parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy))
+        tuple(
+            validate_as(
+                parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy
+            )
+        )
         for name in ("bag_ids", "parts", "groups")
     )
     if not len(bag_ids) == len(parts) == len(groups):

@@ -1,5 +1,7 @@
 """From a bag to its evidence: recovery under the model's settings, and records per slide."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,14 @@ from gcemil.evidence.coverage import anchor_coverage, utility
 from gcemil.explain import (
     Interventions,
     class_probability,
+    drop_free_riders,
     explain_bag,
     explain_slide,
+    lesion_strength,
     recover_evidence,
     slide_evidence,
 )
+from gcemil.records import describe_verdict
 from gcemil.recovery.recover import StopReason, recover
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
@@ -95,10 +100,19 @@ def test_a_patch_that_the_prediction_does_not_rest_on_is_no_evidence():
     dropped = with_riders.recovery.selected & ~without.recovery.selected
     assert bool(dropped.any())
     assert bool((without.recovery.selected <= with_riders.recovery.selected).all())
-    shares = with_riders.output.full.contributions
-    # Around a host alone the rule is its contribution: above the mean of the slide or not.
-    assert bool((shares[dropped] <= shares.mean()).all())
-    assert bool((shares[without.recovery.selected] > shares.mean()).all())
+    # Around a host alone the rule is its contribution: what stays contributes more than what goes does on average.
+    shares, left = with_riders.output.full.contributions, without.recovery.selected
+    assert float(shares[left].mean()) > float(shares[dropped].mean())
+
+
+def test_what_is_left_without_free_riders_is_the_most_important_of_the_slide():
+    to_host = torch.tensor([5.0, 4.0, 3.0, 0.0, 1.0, 0.0])
+    to_head = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 2.0])
+    selected = torch.tensor([True, False, False, True, True, True])
+    # Of four patches the fourth counts for nothing; of the three left the fifth is no longer among the first three.
+    assert drop_free_riders(selected, (to_host, to_head)).nonzero().flatten().tolist() == [0, 5]
+    nothing = torch.zeros(6)
+    assert torch.equal(drop_free_riders(selected, (nothing, nothing)), selected)
 
 
 def test_the_verdict_of_the_evidence_is_that_of_its_own_interventions():
@@ -265,3 +279,20 @@ def test_half_precision_features_are_read_as_float32():
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(UsageError, match=r"Call model.eval\(\) first"):
         explain_bag(make_model().train(), make_slide())
+
+
+def test_evidence_on_slides_without_a_lesion_is_confirmed_only_above_the_threshold():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    assert explanation.is_confirmed is None
+    predicted = int(explanation.output.answer.logits.argmax())
+    model.negative_class.fill_(predicted)
+    assert explain_bag(model, bag).is_confirmed is False
+    model.negative_class.fill_((predicted + 1) % 3)
+    holding = replace(explanation.check, is_sufficient=True, is_necessary=True, keeps_class=True)
+    strength = lesion_strength(model, explanation.output, explanation.discrete, holding)
+    negative = torch.softmax(explanation.discrete.logits.double(), dim=0)[(predicted + 1) % 3]
+    assert strength == pytest.approx(1 - float(negative), abs=1e-6)
+    model.confirmation_threshold.fill_(1.0)
+    assert explain_bag(model, bag).is_confirmed is False
+    assert "slides without one show as much" in describe_verdict(True, True, False)

@@ -27,7 +27,15 @@ import torch
 from gcemil.diagnostics.budget import RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, Order, PredictedBag, TrainedFold, prefix_logits
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    Measure,
+    Order,
+    Pass,
+    PredictedBag,
+    TrainedFold,
+    prefix_logits,
+)
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding
 from gcemil.recovery.recover import ranking, subset_size
@@ -72,6 +80,7 @@ class Calibration:
     """Whether the mean share keeps the budget."""
 
 
+@Measure
 def measure_adaptive(
     fold: TrainedFold,
     *,
@@ -81,7 +90,7 @@ def measure_adaptive(
     max_fraction: float = 0.10,
     risk_tolerance: float = RISK_TOLERANCE,
     attributions: Sequence[str] | None = ("attention",),
-) -> Finding:
+) -> Pass[Finding]:
     """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
     ladder = sorted(set(tolerances))
     if not ladder:
@@ -92,9 +101,9 @@ def measure_adaptive(
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
     fold.require_parts("an adaptive size is calibrated on val and measured on test")
     steps = Steps(step_fraction, max_fraction, risk_tolerance)
-    shares = _measure_validation_shares(fold, ladder, steps)
+    shares = yield from _measure_validation_shares(fold, ladder, steps)
     chosen = choose_tolerance(ladder, shares, mean_budget=mean_budget)
-    table = _fill_table(fold, chosen.tolerance, steps, attributions)
+    table = yield from _fill_table(fold, chosen.tolerance, steps, attributions)
     settings = {
         "mean_budget": mean_budget,
         "tolerances": ladder,
@@ -120,10 +129,10 @@ def choose_tolerance(
 
 def _measure_validation_shares(
     fold: TrainedFold, tolerances: Sequence[float], steps: Steps
-) -> list[list[float]]:
+) -> Pass[list[list[float]]]:
     """For every validation bag, the share of its patches that each tolerance asks for."""
     shares = []
-    for bag in fold.bags("val"):
+    while (bag := (yield "val")) is not None:
         search = start_search(fold, bag, bag.predict("wrapped"), steps)
         shares.append([search.smallest(tolerance)[0] / len(bag) for tolerance in tolerances])
     return shares
@@ -134,13 +143,13 @@ def _fill_table(
     tolerance: float,
     steps: Steps,
     attributions: Sequence[str] | None,
-) -> RuleTable:
+) -> Pass[RuleTable]:
     """Every rule on every test bag, at the size the bag needs under the tolerance."""
     own_rule = RANKING_RULE_WITHOUT_WRAPPER if fold.model is None else RANKING_RULE
     explainers = {name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test"):
+    while (bag := (yield "test")) is not None:
         random = torch.rand(len(bag), generator=generator)
         views = {network: bag.predict(network) for network in fold.networks}
         size, is_reached = start_search(fold, bag, views["wrapped"], steps).smallest(tolerance)

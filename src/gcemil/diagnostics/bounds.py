@@ -37,7 +37,7 @@ from torch import Tensor
 
 from gcemil.diagnostics.rules import rule_subsets
 from gcemil.diagnostics.snr import BagOutputs
-from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.explain import Explanation
@@ -184,13 +184,14 @@ def coverage_figures(
     }
 
 
-def estimate_completeness(fold: TrainedFold) -> Completeness | None:
+@Measure
+def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
-    for bench in fold.bags("val"):
+    while (bench := (yield "val")) is not None:
         found += _measure_variations(fold.model, bench, fold, generator)
     return fit_completeness(found)
 
@@ -214,13 +215,14 @@ def _measure_variations(
     return found
 
 
-def measure_bounds(fold: TrainedFold) -> Finding:
+@Measure
+def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
     """Curvature, greedy bound and utility of every test bag, for the evidence and its rivals at the same size."""
     if fold.model is None:
         return Finding("bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",))
     generator = torch.Generator().manual_seed(fold.seed)
     slides: list[dict[str, Any]] = []
-    for bench in fold.bags("test"):
+    while (bench := (yield "test")) is not None:
         slides += _bound_records(fold.model, bench, generator)
     rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (

@@ -28,7 +28,15 @@ from gcemil.diagnostics.snr import (
     score_where_defined,
     subset_metrics,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold, prefix_logits
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    Measure,
+    NetworkName,
+    Pass,
+    PredictedBag,
+    TrainedFold,
+    prefix_logits,
+)
 from gcemil.diagnostics.truth import NO_TRUTH, truth_figures
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
@@ -57,19 +65,20 @@ class RuleOutcomes:
     figures: list[Figures] = field(default_factory=list)
 
 
+@Measure
 def measure_budget(
     fold: TrainedFold,
     *,
     budgets: Sequence[float | str] | None = None,
     attributions: Sequence[str] | None = None,
-) -> Finding:
+) -> Pass[Finding]:
     """Every rule at every budget on the test bags; `attributions` None takes all that can explain the hosts."""
     if budgets is None:
         budgets = BUDGETS if fold.model is None else (*BUDGETS, RECOVERED)
     chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test"):
+    while (bag := (yield "test")) is not None:
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:

@@ -34,6 +34,7 @@ the resident size of a process it has no noise, so that ratios of small bags mea
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,9 @@ from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
     FoldBag,
+    Measure,
     NetworkName,
+    Pass,
     PredictedBag,
     TrainedFold,
     predict_bag,
@@ -108,6 +111,7 @@ class Way:
         return self.mode != PREFILTER_MODE and self.mode not in CONTROLS
 
 
+@Measure
 @torch.no_grad()
 def measure_inference_cost(
     fold: TrainedFold,
@@ -117,7 +121,7 @@ def measure_inference_cost(
     timed_bags: int = 12,
     encoders: Sequence[str] = (),
     clock: Clock = time.perf_counter,
-) -> Finding:
+) -> Pass[Finding]:
     """Utility from every test bag, cost from `timed_bags` of them; `budget` sizes subsets where there is no wrapper."""
     encoding = {name: time_encoder(name, repeats=min(3, repeats), clock=clock) for name in encoders}
     if repeats < 1 or timed_bags < 1:
@@ -129,7 +133,8 @@ def measure_inference_cost(
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     generator = torch.Generator().manual_seed(fold.seed)
-    for number, bench in enumerate(fold.bags("test")):
+    numbers = itertools.count()
+    while (bench := (yield "test")) is not None:
         ways = [
             *list_ways(bench, fold, budget),
             *list_control_ways(bench, fold, budget, generator),
@@ -137,7 +142,7 @@ def measure_inference_cost(
         ]
         for way in ways:
             logits.setdefault(way.mode, []).append(way.predict())
-        if number % every:
+        if next(numbers) % every:
             continue
         for labels, figures in measure_ways(bench, ways, repeats, clock, encoding):
             per_bag.setdefault(tuple(labels.items()), []).append(figures)

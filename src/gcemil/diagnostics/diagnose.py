@@ -4,8 +4,8 @@ RUN/fold_<k>/diagnostics/<name>.json   one fold, slides in detail
 RUN/diagnostics/<name>.json            joined over folds: mean and deviation between folds
 RUN/diagnostics/significance.json      the run against another, paired by fold
 
-DIAGNOSTICS (table.py) names every diagnostic; `run_diagnostic` is the one way to make it: open the fold, measure, write the
-finding with its origin.
+DIAGNOSTICS (table.py) names every diagnostic. `measure_fold` measures all of a fold in one pass: every bag is read, embedded and
+explained once, whatever the number of diagnostics.
 """
 
 from __future__ import annotations
@@ -24,56 +24,54 @@ import torch
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
 from gcemil.diagnostics.table import SIGNIFICANCE
-from gcemil.diagnostics.trained_fold import TrainedFold, read_risk_scale
+from gcemil.diagnostics.trained_fold import Measure, TrainedFold, read_risk_scale, run_passes
 from gcemil.errors import UsageError
-from gcemil.files import working_in
+from gcemil.files import lock_folder
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread
-from gcemil.runs.folder import RunFolder, open_cohort, read_run, write_summary
+from gcemil.runs.folder import RunFolder, write_summary
 from gcemil.wording import did_you_mean
 
 OnDone = Callable[[int, int], None]
 
 
-def run_diagnostic(
-    name: str,
-    run: Path,
-    fold: int,
-    *,
-    against: Path | None = None,
-    others: Sequence[Path] = (),
-    seed: int = 0,
-    options: Mapping[str, Any] | None = None,
-) -> Path:
-    """Measure one diagnostic of one fold and write it; `others` are runs of other seeds, for stability."""
-    if name not in DIAGNOSTICS:
-        raise UsageError(f"Unknown diagnostic '{name}'. Choose from: {', '.join(DIAGNOSTICS)}.")
+def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> list[Path]:
+    """Measure diagnostics of one fold in one pass over its bags, and write their findings."""
+    run, seed = comparison.run, comparison.seed
     with one_thread():
-        bench = TrainedFold.open(run, fold, against=against, seed=seed)
-        extra = (
-            {"others": [_open_other_seed(other, fold, bench, seed=seed) for other in others]}
-            if name == "stability"
-            else {}
-        )
-        finding = load_measure(name)(bench, **extra, **(options or {}))
-    inputs = _hash_networks(run, fold, against, others)
+        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed)
+        passes = {}
+        for name in names:
+            options = dict(comparison.options.get(name, {}))
+            if name == "stability":
+                options["others"] = [
+                    _open_other_seed(other, fold, opened, seed=seed) for other in comparison.others
+                ]
+            passes[name] = load_measure(name).steps(opened, **options)
+        findings = run_passes(opened, passes)
     origin = {
-        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
+        **describe_environment(
+            seed=seed, device=torch.device("cpu"), inputs=_hash_networks(comparison, fold)
+        ),
         "fold": fold,
-        "settings_hash": read_run(run).settings.hash,
-        "options": dict(options or {}),
+        "settings_hash": opened.settings.hash,
     }
-    if against is not None:
-        origin[SAME_NETWORK] = bench.is_same_network
-    finding = replace(finding, provenance=origin)
-    return write_finding(RunFolder(run).fold(fold).diagnostics, finding)
+    if comparison.against is not None:
+        origin[SAME_NETWORK] = opened.is_same_network
+    written = []
+    for name, finding in findings.items():
+        provenance = origin | {"options": dict(comparison.options.get(name, {}))}
+        written.append(
+            write_finding(RunFolder(run).fold(fold).diagnostics, replace(finding, provenance=provenance))
+        )
+    return written
 
 
-def load_measure(name: str) -> Callable[..., Finding]:
+def load_measure(name: str) -> Measure[..., Finding]:
     """The function that measures a fold; its module is imported now, not when the table is read."""
     module, function = DIAGNOSTICS[name][0].split(":")
-    found: Callable[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
+    found: Measure[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
     return found
 
 
@@ -90,10 +88,10 @@ def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> 
     return replace(opened, plain=opened.host, plain_scale=read_risk_scale(run, fold, of_host=True))
 
 
-def _hash_networks(run: Path, fold: int, against: Path | None, others: Sequence[Path]) -> dict[str, str]:
+def _hash_networks(comparison: Comparison, fold: int) -> dict[str, str]:
     """The fingerprints of every network a finding depends on."""
-    networks = {"run": run, **({"against": against} if against else {})}
-    networks |= {f"other_{number}": path for number, path in enumerate(others)}
+    networks = {"run": comparison.run, **({"against": comparison.against} if comparison.against else {})}
+    networks |= {f"other_{number}": path for number, path in enumerate(comparison.others)}
     return {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
 
 
@@ -120,17 +118,15 @@ def diagnose_run(
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
     run, chosen = comparison.run, _choose_names(names, comparison)
-    open_cohort(run)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
-    with working_in(run):
-        numbers = [one.number for one in RunFolder(run).trained_folds()] if folds is None else folds
-        todo = [
-            (name, fold)
-            for name in per_fold
+    numbers = [one.number for one in RunFolder(run).trained_folds()] if folds is None else folds
+    with lock_folder(run):
+        todo = {
+            fold: [name for name in per_fold if again or not is_current(comparison, name, fold)]
             for fold in numbers
-            if again or not is_current(comparison, name, fold)
-        ]
-        for done, _ in enumerate(_make_findings(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+        }
+        todo = {fold: missing for fold, missing in todo.items() if missing}
+        for done, _ in enumerate(_measure_folds(comparison, todo, jobs or os.cpu_count() or 1), start=1):
             if on_done:
                 on_done(done, len(todo))
         found = [_join_finding(run, name) for name in per_fold]
@@ -164,36 +160,24 @@ def is_current(comparison: Comparison, name: str, fold: int) -> bool:
         return False
     provenance = read_finding(path).provenance
     # By name: a file keeps its names in alphabetical order.
-    expected = _hash_networks(comparison.run, fold, comparison.against, comparison.others)
+    expected = _hash_networks(comparison, fold)
     is_asked_alike = provenance.get("options", {}) == comparison.options.get(name, {})
     return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 
-def _make_findings(comparison: Comparison, todo: Sequence[tuple[str, int]], jobs: int) -> Iterator[Path]:
-    """The findings as they get ready: in this process, or spread over several."""
+def _measure_folds(
+    comparison: Comparison, todo: Mapping[int, Sequence[str]], jobs: int
+) -> Iterator[list[Path]]:
+    """The findings of each fold as they get ready: in this process, or with folds side by side."""
     if min(jobs, len(todo)) <= 1:
-        yield from (_make_finding(comparison, job) for job in todo)
+        yield from (measure_fold(comparison, fold, names) for fold, names in todo.items())
         return
-    ended = run_jobs(
-        partial(_make_finding, comparison),
-        todo,
-        jobs,
-        name=lambda job: f"Diagnostic '{job[0]}' of fold {job[1]}",
-    )
-    yield from (path for _, path in ended if path is not None)
+    ended = run_jobs(partial(_measure_job, comparison), list(todo.items()), jobs)
+    yield from (paths for _, paths in ended)
 
 
-def _make_finding(comparison: Comparison, job: tuple[str, int]) -> Path:
-    name, fold = job
-    return run_diagnostic(
-        name,
-        comparison.run,
-        fold,
-        against=comparison.against,
-        others=comparison.others,
-        seed=comparison.seed,
-        options=comparison.options.get(name),
-    )
+def _measure_job(comparison: Comparison, job: tuple[int, Sequence[str]]) -> list[Path]:
+    return measure_fold(comparison, *job)
 
 
 def _join_finding(run: Path, name: str) -> Finding:

@@ -31,7 +31,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import find_slide_file
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.snr_report import JudgedSubset, bag_record, judge_subsets
-from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import artifact_concepts, truth_column
 from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
@@ -68,6 +68,7 @@ class Thresholds:
             )
 
 
+@Measure
 def measure_failures(
     fold: TrainedFold,
     *,
@@ -79,7 +80,7 @@ def measure_failures(
     artifacts: Sequence[str] | None = None,
     intended_weight_share: float = 0.5,
     severe_count: int = 2,
-) -> Finding:
+) -> Pass[Finding]:
     """The audit of a fold's test bags; `artifacts` names the concepts that are artifacts, None asks the cohort."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
@@ -88,7 +89,7 @@ def measure_failures(
     budget = fold.own_budget
     records: list[Record] = []
     by_pixels = 0
-    for bench in fold.bags("test"):
+    while (bench := (yield "test")) is not None:
         subsets = list(judge_subsets(bench, fold, tolerances, generator=generator, budget=budget))
         is_artifact = _artifact_patches(fold, bench, numbers)
         if is_artifact is None:

@@ -44,9 +44,11 @@ from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
+    Measure,
     NetworkName,
     Order,
     PartName,
+    Pass,
     PredictedBag,
     TrainedFold,
     prefix_logits,
@@ -157,6 +159,7 @@ class RuleRecord:
         return np.stack(self.agreement)
 
 
+@Measure
 def measure_guarantee(
     fold: TrainedFold,
     *,
@@ -164,7 +167,7 @@ def measure_guarantee(
     confidence: float = 0.9,
     fractions: Sequence[float] = FRACTIONS,
     risk_tolerance: float = RISK_TOLERANCE,
-) -> Finding:
+) -> Pass[Finding]:
     """Promised and realised agreement of every ranking, under both methods."""
     for name, level in (("alpha", alpha), ("confidence", confidence)):
         if not 0 < level < 1:
@@ -174,7 +177,8 @@ def measure_guarantee(
         raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
     fold.require_parts("a guarantee is made on val and shown on test")
     judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration, test = (_measure_part(fold, part, judges, fractions) for part in ("val", "test"))
+    calibration = yield from _measure_part(fold, "val", judges, fractions)
+    test = yield from _measure_part(fold, "test", judges, fractions)
     rows, slides, notes = [], [], [SELECTION_NOTE]
     for key in (key for key in test if _is_complete(key, calibration, test)):
         agrees = calibration[key].agrees
@@ -202,11 +206,11 @@ def _measure_part(
     part: PartName,
     judges: dict[NetworkName, Answers],
     fractions: Sequence[float],
-) -> dict[RuleKey, RuleRecord]:
+) -> Pass[dict[RuleKey, RuleRecord]]:
     """Agreement of every bag of a part at every size, by rule and network."""
     records: dict[RuleKey, RuleRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags(part):
+    while (bag := (yield part)) is not None:
         random_order = torch.randperm(len(bag), generator=generator)
         for network, answers in judges.items():
             view = bag.predict(network)

@@ -56,7 +56,7 @@ from gcemil.diagnostics.lesions import (
     reached_sensitivity,
     specificity,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, PartName, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, PartName, Pass, TrainedFold
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 
 ISOLATED_MICRONS = 275.0
@@ -180,17 +180,18 @@ RATE_NAMES = {1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2"}
 Detail = dict[str, Any]
 
 
+@Measure
 def measure_localisation(
     fold: TrainedFold,
     *,
     min_overlap: float = MIN_OVERLAP,
     microns_per_pixel: float | None = None,
-) -> Finding:
+) -> Pass[Finding]:
     """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
     judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
     excluded: dict[str, str] = {}
     for part, slides in judged.items():
-        for bench in fold.bags(part):
+        while (bench := (yield part)) is not None:
             mapped, left_out = _map_slides(fold, bench, min_overlap, microns_per_pixel)
             slides += mapped
             excluded |= left_out

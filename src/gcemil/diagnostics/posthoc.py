@@ -39,7 +39,15 @@ from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.budget import RECOVERED, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import choose_attributions, rule_scores
 from gcemil.diagnostics.snr import Answers
-from gcemil.diagnostics.trained_fold import FoldBag, PredictedBag, TrainedFold, predict_bag, prefix_logits
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    Measure,
+    Pass,
+    PredictedBag,
+    TrainedFold,
+    predict_bag,
+    prefix_logits,
+)
 from gcemil.errors import UsageError
 from gcemil.explain import read_evidence_output, recover_evidence
 from gcemil.findings import Figures, Finding
@@ -52,20 +60,21 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
+@Measure
 def measure_posthoc(
     fold: TrainedFold,
     *,
     budget: float | str | None = None,
     attributions: Sequence[str] | None = None,
     clock: Clock = time.perf_counter,
-) -> Finding:
+) -> Pass[Finding]:
     """Every method on the test bags; `budget` None is the size of the recovered evidence, where there is any."""
     if budget is None:
         budget = RECOVERED if fold.model is not None else fold.own_budget
     chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test"):
+    while (bag := (yield "test")) is not None:
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:

@@ -25,7 +25,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, rule_subsets
 from gcemil.diagnostics.snr import Answers, Tolerances, bag_outcome, judge_subset
-from gcemil.diagnostics.trained_fold import PredictedBag, TrainedFold, prefix_logits
+from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
 from gcemil.findings import Finding, mean_rows
@@ -118,6 +118,7 @@ class RegionJudge:
         return None
 
 
+@Measure
 def measure_regions(
     fold: TrainedFold,
     *,
@@ -125,7 +126,7 @@ def measure_regions(
     necessity_tolerance: float = 0.05,
     budget: float | None = None,
     max_regions: int = MAX_ASKED,
-) -> Finding:
+) -> Pass[Finding]:
     """Regions of every rule on the test bags; `budget` is the size of the subsets of a run without a wrapper."""
     if max_regions < 1:
         raise UsageError(f"max_regions is at least 1, got {max_regions}.")
@@ -137,7 +138,7 @@ def measure_regions(
     generator = torch.Generator().manual_seed(fold.seed)
     records: list[dict[str, Any]] = []
     placeless: list[str] = []
-    for bench in fold.bags("test"):
+    while (bench := (yield "test")) is not None:
         random = torch.rand(len(bench), generator=generator)
         if bench.bag.coords is None:
             placeless.append(bench.spec.bag_id)

@@ -41,7 +41,7 @@ from gcemil.diagnostics.agreement import (
 )
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.files import checked, parse_json, read_bytes, working_in
+from gcemil.files import lock_folder, parse_json, read_bytes, validate_as
 from gcemil.findings import Finding, write_finding
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
@@ -139,7 +139,7 @@ def review_run(
             "marks": {slide_id: marks[slide_id].sha256 for own in placed.values() for slide_id in own},
         },
     )
-    with working_in(run):
+    with lock_folder(run):
         write_finding(RunFolder(run).diagnostics, finding)
     return finding, left_out
 
@@ -185,7 +185,7 @@ def _read_mark_file(path: Path) -> _MarkFile:
     given = parse_json(content, path)
     is_saved = isinstance(given, dict) and "marks" in given
     marks = (
-        checked(given, SavedReview, path, error=RunError, remedy=REMEDY)
+        validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
         if is_saved
         else parse_objects(given, path)
     )

@@ -56,8 +56,10 @@ def rule_scores(
 
 
 def attribute_patches(view: PredictedBag, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
-    """What each attribution says of the patches of a bag."""
-    return {name: one.scores(view) for name, one in attributions.items()}
+    """The scores of each attribution for the patches of a bag; computed once per bag and network."""
+    for name in attributions.keys() - view.attributed.keys():
+        view.attributed[name] = attributions[name].scores(view)
+    return {name: view.attributed[name] for name in attributions}
 
 
 def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Scores]:

@@ -50,7 +50,7 @@ from gcemil.diagnostics.snr import (
     score_where_defined,
     subset_metrics,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, TrainedFold
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES, truth_figures
 from gcemil.explain import Explanation
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
@@ -102,6 +102,7 @@ class Trial:
         return self.record["network"], self.record["rule"]
 
 
+@Measure
 def measure_snr(
     fold: TrainedFold,
     *,
@@ -110,15 +111,15 @@ def measure_snr(
     recoverability_tolerance: float = 0.01,
     budget: float | None = None,
     slope_points: int = 5,
-) -> Finding:
+) -> Pass[Finding]:
     """S/N/R of a fold's test bags; `budget` None is the run's own, 5 % for a run without a wrapper."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
     budget = fold.own_budget if budget is None else budget
-    complete = estimate_completeness(fold)
+    complete = yield from estimate_completeness.steps(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
     trials: list[Trial] = []
-    for bench in fold.bags("test"):
+    while (bench := (yield "test")) is not None:
         for judged in judge_subsets(
             bench, fold, tolerances, generator=generator, budget=budget, rivals=rivals
         ):

@@ -44,7 +44,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag, RowIndex
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, PredictedBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Figures, Finding, mean_row, mean_rows
@@ -64,6 +64,7 @@ Record = dict[str, Any]
 SEEDS = "seeds"
 
 
+@Measure
 def measure_stability(
     fold: TrainedFold,
     *,
@@ -74,15 +75,16 @@ def measure_stability(
     risk_tolerance: float = RISK_TOLERANCE,
     share: float = FIXED_SHARE,
     attributions: Sequence[str] = RIVALS,
-) -> Finding:
+) -> Pass[Finding]:
     """Under perturbation and, where runs of other seeds are given, across them."""
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
+    seeds = _SeedPairs([fold, *others], share, risk_tolerance, tuple(attributions)) if others else None
     rules = _EvidenceRules(
         torch.Generator().manual_seed(fold.seed), share, risk_tolerance, tuple(attributions)
     )
     records: list[Record] = []
-    for bag in fold.bags("test"):
+    while (bag := (yield "test")) is not None:
         original = OriginalBag.of(bag)
         clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
@@ -94,23 +96,21 @@ def measure_stability(
                 ]
                 means = mean_row({}, figures).values
                 records.append({**_labels(bag, key, f"{name} {strength:g}"), **means})
-    perturbed = _stability_finding(
-        records,
-        settings={
-            "dropout": dropout,
-            "noise": noise,
-            "repeats": repeats,
-            "risk_tolerance": risk_tolerance,
-            "share": share,
-            "attributions": list(attributions),
-        },
-        notes=() if others else ("Across seeds: not measured, since no run of another seed was given.",),
-    )
-    if not others:
-        return perturbed
-    across = measure_across_runs(
-        [fold, *others], risk_tolerance=risk_tolerance, share=share, attributions=attributions
-    )
+        if seeds is not None:
+            seeds.add(bag)
+        del bag
+    settings = {
+        "dropout": dropout,
+        "noise": noise,
+        "repeats": repeats,
+        "risk_tolerance": risk_tolerance,
+        "share": share,
+        "attributions": list(attributions),
+    }
+    if seeds is None:
+        note = "Across seeds: not measured, since no run of another seed was given."
+        return _stability_finding(records, settings, notes=(note,))
+    across, perturbed = seeds.to_finding(), _stability_finding(records, settings, notes=())
     return replace(
         across,
         rows=across.rows + perturbed.rows,
@@ -127,23 +127,45 @@ def measure_across_runs(
     attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
-    _check_runs(folds)
-    generator = torch.Generator().manual_seed(folds[0].seed)
-    rules = _EvidenceRules(generator, share, risk_tolerance, tuple(attributions))
-    records: list[Record] = []
+    pairs = _SeedPairs(folds, share, risk_tolerance, tuple(attributions))
     for bag in folds[0].bags("test"):
+        pairs.add(bag)
+    return pairs.to_finding()
+
+
+class _SeedPairs:
+    """The evidence of runs of several seeds, bag by bag."""
+
+    def __init__(
+        self, folds: Sequence[TrainedFold], share: float, risk_tolerance: float, attributions: tuple[str, ...]
+    ) -> None:
+        _check_runs(folds)
+        generator = torch.Generator().manual_seed(folds[0].seed)
+        self._rules = _EvidenceRules(generator, share, risk_tolerance, attributions)
+        self._folds = folds
+        self._records: list[Record] = []
+
+    def add(self, bag: FoldBag) -> None:
+        """Compare what every rule takes from the bag under every two runs; `bag` is of the first."""
         original, rows = OriginalBag.of(bag), torch.arange(len(bag))
-        found = [rules.collect(fold, FoldBag(bag.spec, bag.bag, fold), original, rows) for fold in folds]
+        bags = [bag, *(FoldBag(bag.spec, bag.bag, fold) for fold in self._folds[1:])]
+        found = [
+            self._rules.collect(fold, one, original, rows)
+            for fold, one in zip(self._folds, bags, strict=True)
+        ]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
             figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
-            records.append({**_labels(bag, key, SEEDS), **figures})
-    settings = {
-        "seeds": [fold.settings.seed for fold in folds],
-        "risk_tolerance": risk_tolerance,
-        "share": share,
-    }
-    return _stability_finding(records, settings, notes=tuple(_run_differences(folds)))
+            self._records.append({**_labels(bag, key, SEEDS), **figures})
+
+    def to_finding(self) -> Finding:
+        """Rows and slides across seeds."""
+        settings = {
+            "seeds": [fold.settings.seed for fold in self._folds],
+            "risk_tolerance": self._rules.risk_tolerance,
+            "share": self._rules.share,
+        }
+        return _stability_finding(self._records, settings, notes=tuple(_run_differences(self._folds)))
 
 
 def _judge_perturbed(

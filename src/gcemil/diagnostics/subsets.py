@@ -33,7 +33,16 @@ from torch import Tensor
 
 from gcemil.diagnostics.rules import rank_by_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
-from gcemil.diagnostics.trained_fold import Order, PartName, PredictedBag, Ranking, TrainedFold, prefix_logits
+from gcemil.diagnostics.trained_fold import (
+    Measure,
+    Order,
+    PartName,
+    Pass,
+    PredictedBag,
+    Ranking,
+    TrainedFold,
+    prefix_logits,
+)
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
@@ -68,6 +77,7 @@ class _Candidate:
     is_sufficient: bool
 
 
+@Measure
 def measure_subsets(
     fold: TrainedFold,
     *,
@@ -76,7 +86,7 @@ def measure_subsets(
     risk_tolerance: float = RISK_TOLERANCE,
     seed: int = RANDOM_SEED,
     part: PartName = "test",
-) -> Finding:
+) -> Pass[Finding]:
     """Disjoint sufficient subsets of every bag by rule, network and k."""
     if not sizes or min(sizes) < 1:
         raise UsageError(
@@ -88,7 +98,7 @@ def measure_subsets(
         for network in fold.networks
     }
     slides: list[dict[str, Any]] = []
-    for bag in fold.bags(part):
+    while (bag := (yield part)) is not None:
         # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():

@@ -25,10 +25,10 @@ from gcemil.diagnostics.snr import (
     score_where_defined,
     subset_metrics,
 )
-from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
-from gcemil.explain import Explanation, Interventions, explain_bag
+from gcemil.explain import Explanation, Interventions
 from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, members, ranking, recover
@@ -41,12 +41,13 @@ SweepCell = tuple[float, float | None]
 CellKey = tuple[str, float, float | None]
 
 
+@Measure
 def measure_sweep(
     fold: TrainedFold,
     *,
     thresholds: Sequence[float] = THRESHOLDS,
     coverage_targets: Sequence[float | None] = COVERAGE_TARGETS,
-) -> Finding:
+) -> Pass[Finding]:
     """Evidence, random and oracle in every cell of threshold x coverage target."""
     if not thresholds or not coverage_targets:
         raise UsageError("A sweep needs at least one threshold and one coverage target.")
@@ -56,7 +57,7 @@ def measure_sweep(
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
     records: dict[CellKey, RuleOutcomes] = {}
     generator = torch.Generator().manual_seed(fold.seed)
-    for bag in fold.bags("test"):
+    while (bag := (yield "test")) is not None:
         random_order = torch.randperm(len(bag), generator=generator)
         sweep_bag(records, fold, fold.model, bag, cells, random_order)
     targets = fold.targets()
@@ -75,7 +76,9 @@ def sweep_bag(
     random_order: Tensor,
 ) -> None:
     """Add one bag to every cell."""
-    explanation = explain_bag(model, bag.bag)
+    explanation = bag.explanation
+    if explanation is None:
+        return
     pooled = SubsetCache(model, bag, explanation)
     orders = {"random": random_order}
     if bag.truth is not None:

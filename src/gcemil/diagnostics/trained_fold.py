@@ -22,11 +22,11 @@ Other hosts pool every prefix that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, update_wrapper
 from pathlib import Path
-from typing import Literal
+from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -56,6 +56,7 @@ from gcemil.runs.folder import (
     open_cohort,
     read_metrics,
 )
+from gcemil.shapes import Scores
 from gcemil.tasks.task import Task, create_task, stacked_targets
 
 DEFAULT_BUDGET = 0.05
@@ -63,6 +64,7 @@ DEFAULT_BUDGET = 0.05
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
+PARTS: tuple[PartName, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +120,15 @@ class FoldBag(NetworkBag):
         super().__init__(bag, fold)
         self.spec = spec
         self._fold = fold
+        self._predicted: dict[NetworkName, PredictedBag] = {}
 
     def predict(self, network: NetworkName) -> PredictedBag:
-        """The bag under the wrapped or the plain host; the wrapper's own embedding is used where there is one."""
+        """The bag under the wrapped or the plain host, predicted once; the wrapper's own embedding is used where there is one."""
+        if network not in self._predicted:
+            self._predicted[network] = self._predict(network)
+        return self._predicted[network]
+
+    def _predict(self, network: NetworkName) -> PredictedBag:
         host = self._fold.host_of(network)
         if network == "wrapped" and self.explanation is not None:
             output = self.explanation.output
@@ -236,6 +244,51 @@ class TrainedFold(FoldNetwork):
             del bag
 
 
+T = TypeVar("T")
+P = ParamSpec("P")
+Pass = Generator[PartName, FoldBag | None, T]
+"""A measurement that shares its bags with others: it yields the part it wants a bag of, is sent one bag after another, and None
+after the last. It may read several parts, in the order train, val, test."""
+
+
+class Measure(Generic[P, T]):
+    """A decorator that makes a pass a function of the fold, which reads the bags itself; `steps` is the pass."""
+
+    def __init__(self, steps: Callable[Concatenate[TrainedFold, P], Pass[T]]) -> None:
+        self.steps = steps
+        update_wrapper(self, steps)
+
+    def __call__(self, fold: TrainedFold, /, *args: P.args, **options: P.kwargs) -> T:
+        return run_passes(fold, {"only": self.steps(fold, *args, **options)})["only"]
+
+
+def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]:
+    """Feed every bag of the fold to all passes that want it, so that it is read, embedded and explained once."""
+    results: dict[str, T] = {}
+    wanted: dict[str, PartName] = {}
+
+    def advance(name: str, bag: FoldBag | None) -> None:
+        try:
+            wanted[name] = passes[name].send(bag)
+        except StopIteration as ended:
+            wanted.pop(name, None)
+            results[name] = ended.value
+
+    for name in passes:
+        advance(name, None)
+    for part in PARTS:
+        readers = [name for name in wanted if wanted[name] == part]
+        for bag in fold.bags(part) if readers else ():
+            for name in readers:
+                advance(name, bag)
+            del bag
+        for name in readers:
+            advance(name, None)
+    if wanted:
+        raise ValueError(f"Parts are read in the order {', '.join(PARTS)}: {', '.join(wanted)} went back.")
+    return {name: results[name] for name in passes}
+
+
 def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale:
     """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classification."""
     details = read_metrics(RunFolder(run).fold(fold).path).details
@@ -261,6 +314,8 @@ class PredictedBag:
     embedded: Embedded
     """Of the host's own kind."""
     full: HostOutput
+    attributed: dict[str, Scores] = field(default_factory=dict)
+    """Scores of the attributions that were computed so far, by name."""
 
     def __len__(self) -> int:
         return len(self.features)

@@ -24,7 +24,6 @@ from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
 from gcemil.recovery.recover import rank_scores, ranking
 from gcemil.shapes import Scores, Selected
-from gcemil.simulation.profile import load_profile
 
 RegionNumbers = Int[Tensor, "n"]
 """The connected true region of each patch, 0 = none."""
@@ -127,9 +126,9 @@ def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None
 
 
 def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tuple[int, ...] | None:
-    """Numbers in the concept column that stand for artefacts: the named ones, or those a simulated cohort declares.
+    """Numbers in the concept column that are artifacts: the named ones, or those of kind "artifact" in cohort.yaml.
 
-    None where the cohort does not say what its concepts are.
+    None where cohort.yaml does not list the kinds of its concepts.
     """
     provenance = cohort.card.provenance
     known = list(provenance.get("concepts", ()))
@@ -139,7 +138,7 @@ def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tup
                 f"{cohort.folder / 'cohort.yaml'} names no concept '{missing[0]}', only: {', '.join(known) or 'none'}."
             )
         return tuple(known.index(name) for name in names)
-    if not known or "simulator" not in provenance:
+    kinds = provenance.get("kinds")
+    if not isinstance(kinds, list):
         return None
-    kinds = {concept.name: concept.kind for concept in load_profile(provenance["profile"]).concepts}
-    return tuple(number for number, name in enumerate(known) if kinds.get(name) == "artifact")
+    return tuple(number for number, kind in enumerate(kinds) if kind == "artifact")

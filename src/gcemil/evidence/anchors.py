@@ -13,7 +13,7 @@ With the paper's constants a patch at a right angle to every anchor already resp
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,10 +125,54 @@ class AnchorBank:
 
     @classmethod
     def prototypes(cls, features: Features, n_anchors: int = 8, seed: int = 0) -> "AnchorBank":
-        """k-means centres of training patches, largest cluster first; they live in feature space (identity bridge)."""
+        """Take k-means centres of training patches, which live in feature space (identity bridge).
+
+        Args:
+            features: Patches of training slides, (patches, width).
+            n_anchors: Number of centres.
+            seed: Of the clustering.
+
+        Returns:
+            A bank with the largest cluster first.
+
+        Raises:
+            InputError: There are too few patches, or they are too alike.
+
+        Example:
+            >>> import gcemil, torch
+            >>> gcemil.anchors.prototypes(torch.randn(60, 8), 3).prompts
+            ('prototype 1', 'prototype 2', 'prototype 3')
+        """
         centres = _cluster_centres(features.detach().cpu().numpy(), n_anchors, seed)
         names = tuple(f"prototype {number}" for number in range(1, n_anchors + 1))
         return cls(torch.from_numpy(centres), names, f"prototypes of {len(features)} patches, seed {seed}")
+
+    @classmethod
+    def from_examples(
+        cls, examples: Mapping[str, Float[Tensor, "_ d"]], patches: Float[Tensor, "p d"]
+    ) -> "AnchorBank":
+        """Make one anchor per concept: the direction that sets its examples apart from other patches.
+
+        Args:
+            examples: Name of a concept to its example patches, (examples, width).
+            patches: Patches of training slides, (patches, width).
+
+        Returns:
+            A bank in feature space.
+
+        Raises:
+            InputError: An anchor is zero or not finite.
+
+        Example:
+            >>> import gcemil, torch
+            >>> examples = {"tumour": torch.randn(4, 8) + 3, "stroma": torch.randn(4, 8) - 3}
+            >>> gcemil.anchors.from_examples(examples, torch.randn(60, 8)).prompts
+            ('tumour', 'stroma')
+        """
+        # Imported here because alignment imports this module.
+        from gcemil.evidence.alignment import bank_from_examples
+
+        return bank_from_examples(examples, patches, source="given patches", note="")
 
     @classmethod
     def random_like(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":

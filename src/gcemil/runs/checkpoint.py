@@ -24,7 +24,7 @@ from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.files import checked, is_file, parse_json, read_record, whole_file
+from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
 from gcemil.model import GceMil
@@ -108,7 +108,12 @@ class LoadedNetwork:
 
 def save_network(path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings) -> None:
     """Weights, and what is needed to build the network again without the cohort."""
-    meta: dict[str, Any] = {
+    save_tensors(path, loaded.network.state_dict(), describe_network(loaded, cohort, settings))
+
+
+def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings) -> Meta:
+    """The header of a checkpoint, as `NetworkRecord` reads it."""
+    meta: Meta = {
         "settings": settings.model_dump(mode="json"),
         "in_dim": cohort.card.feature_dim,
         "n_outputs": cohort.n_outputs,
@@ -120,7 +125,7 @@ def save_network(path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: Tr
     if loaded.model is not None:
         bank = loaded.model.bank
         meta["bank"] = {"prompts": list(bank.prompts), "provenance": bank.provenance, "hash": bank.hash}
-    save_tensors(path, loaded.network.state_dict(), meta)
+    return meta
 
 
 def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
@@ -134,7 +139,7 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
         tensors, _ = load_tensors(path, remedy=remedy)
     else:
         tensors, meta = load_tensors(path)
-    record = checked(meta, NetworkRecord, described, error=RunError, remedy=remedy)
+    record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     _import_own_host(record.settings.host.name, path)
     try:
         if record.largest_layer > SUSPICIOUS_LAYER:
@@ -218,7 +223,7 @@ def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> N
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
     """Write tensors, and a record of plain values in the header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             save_file(plain, temporary, metadata={"gcemil": json.dumps(meta)})
         except SafetensorError as error:

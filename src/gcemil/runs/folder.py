@@ -29,13 +29,13 @@ from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import (
-    checked,
     is_file,
     parse_json,
     read_json,
     read_record,
     read_text,
     read_yaml,
+    validate_as,
     write_json,
 )
 from gcemil.findings import Figures, join_folds, mean_and_deviation, read_finding
@@ -273,6 +273,8 @@ class FoldDetails(BaseModel):
     learning: Learning | None = None
     vote: dict[str, Any] | None = None
     """How much the evidence head decides: its weight, and what it reads."""
+    no_evidence: dict[str, Any] | None = None
+    """On slides without a lesion: the promised and the reached rate of confirmed evidence."""
 
 
 class FoldMetrics(BaseModel):
@@ -315,7 +317,7 @@ def read_run(run: Path) -> RunCard:
         values = read_yaml(path)
     except InputError as error:
         raise RunError(f"{error} {remedy}") from error
-    return checked(values, RunCard, path, error=RunError, remedy=remedy)
+    return validate_as(values, RunCard, path, error=RunError, remedy=remedy)
 
 
 def _describe_no_run(run: Path) -> str:
@@ -350,7 +352,7 @@ def read_history(fold: Path) -> list[Record]:
     remedy = "Remove the file."
     for number, record in enumerate(records, start=1):
         # Losses may be NaN where training went wrong, which is what the file is there to show.
-        checked(record, _EpochLine, f"{path}, line {number}", error=RunError, remedy=remedy, finite=False)
+        validate_as(record, _EpochLine, f"{path}, line {number}", error=RunError, remedy=remedy, finite=False)
     return records
 
 
@@ -413,16 +415,13 @@ def read_training_cohort(run: Path) -> CohortRecord:
         raise RunError(f"{error} Train the run again into another folder.") from error
 
 
-def check_cohort(run: Path, cohort: Cohort, before: CohortRecord | None = None) -> CohortRecord:
-    """Refuse a cohort that is not what the run was begun with; `before` is its record, where that was read already."""
-    before = before or read_training_cohort(run)
-    now = record_cohort(cohort, run)
-    if changed := before.differences(now):
+def check_cohort(run: Path, cohort: Cohort) -> None:
+    """Refuse a cohort that changed since the run began."""
+    if changed := read_training_cohort(run).differences(record_cohort(cohort, run)):
         raise RunError(
             f"{run} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
             "Put back what was there, or train again into another folder (--out)."
         )
-    return now
 
 
 def check_cohort_if_there(run: Path, folder: Path) -> None:
@@ -471,6 +470,7 @@ def summarise(run: Path) -> dict[str, Any]:
     summary["model_warning"] = read_model_warning(run)
     weights = [fold.details.vote["weight"] for fold in loaded if fold.details.vote is not None]
     summary["vote"] = weights or None
+    summary["no_evidence"] = [fold.details.no_evidence for fold in loaded if fold.details.no_evidence] or None
     summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
     summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
     if found := _summarise_findings(run):

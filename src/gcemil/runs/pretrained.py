@@ -22,12 +22,12 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import InputError, UsageError
-from gcemil.files import whole_folder, write_json, write_text
+from gcemil.files import atomic_folder, write_json, write_text
 from gcemil.findings import Finding, read_finding
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
 from gcemil.rules import find_rule
-from gcemil.runs.checkpoint import PRETRAINED_FORMAT, load_network, save_tensors
+from gcemil.runs.checkpoint import PRETRAINED_FORMAT, LoadedNetwork, load_network, save_tensors
 from gcemil.runs.folder import (
     PRETRAINED_CONFIG,
     PRETRAINED_WEIGHTS,
@@ -79,9 +79,9 @@ CARD = """\
 ```python
 import gcemil
 
-model = gcemil.from_pretrained("THIS_FOLDER")
+model = gcemil.load("THIS_FOLDER")
 bag = gcemil.slide_bag("S-17", features, coords)   # features (n, width), coords (n, 2) in level-0 pixels
-evidence = gcemil.explain_slide(model, bag)
+evidence = gcemil.explain(model, bag)
 ```
 """
 
@@ -91,8 +91,6 @@ Record = dict[str, Any]
 def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LICENSE) -> Path:
     """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
     source = RunFolder(fold).trained_folds()[0] if RunFolder(fold).is_begun else FoldFolder(fold)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty. Give a new folder.")
     loaded, network = load_network(source.checkpoint)
     snr = source.finding("snr")
     config: Record = {
@@ -111,8 +109,15 @@ def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LIC
             "settings_hash": read_run(source.run.path).settings.hash,
         },
     }
+    return write_folder(folder, loaded, config)
+
+
+def write_folder(folder: Path, loaded: LoadedNetwork, config: Record) -> Path:
+    """Write weights, config.json and the model card into a new folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty. Give a new folder.")
     card = write_card(config)
-    with whole_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         save_tensors(temporary / PRETRAINED_WEIGHTS, loaded.network.state_dict(), {})
         write_json(temporary / PRETRAINED_CONFIG, config)
         write_text(temporary / README, card)
@@ -205,6 +210,8 @@ def write_card(config: Mapping[str, Any]) -> str:
 
 
 def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    if not modes:
+        return ["Not measured."]
     names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
     words = {
         "full": "host, all patches",

@@ -26,7 +26,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError, error_text
-from gcemil.files import checked, is_file, parse_json
+from gcemil.files import is_file, parse_json, validate_as
 from gcemil.hosts.published import LAYOUTS, Tensors, describe_misfit, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, host_spec
 from gcemil.runs.checkpoint import NetworkRecord, build_host
@@ -149,7 +149,7 @@ def _read_own_checkpoint(
     path: Path, content: Any, header: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint of ours; the wrapper around a host is left behind."""
-    record = checked(header, NetworkRecord, path, error=WeightsError, remedy="Give another file.")
+    record = validate_as(header, NetworkRecord, path, error=WeightsError, remedy="Give another file.")
     trained = record.settings.host
     if trained.name != host.name:
         raise WeightsError(

@@ -15,7 +15,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError
-from gcemil.files import working_in, write_json
+from gcemil.files import lock_folder, write_json
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import (
@@ -69,7 +69,7 @@ def adopt_run(
     paired = pair_folds(cohort, files, folds)
     given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = _settings_of_weights(list(given.values()))
-    with working_in(out):
+    with lock_folder(out):
         if RunFolder(out).is_begun:
             check_run(out, cohort, settings)
         warnings = refuse_faulty(cohort, settings, list(paired))
@@ -124,7 +124,7 @@ def _adopt_fold(
     network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
     loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval(), None, None)
-    with working_in(folder.path):
+    with lock_folder(folder.path):
         save_network(folder.checkpoint, loaded, cohort, settings)
         details = {
             "warnings": [UNKNOWN_TRAINING],

@@ -17,6 +17,7 @@ classes rest on, without a prompt or a named example. No label is read beyond th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ from gcemil.evidence.anchors import MET, AnchorBank
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
-from gcemil.explain import bag_tensors
+from gcemil.explain import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil
 from gcemil.row_blocks import mapped_rows, widened
@@ -49,6 +50,9 @@ MOST_PATCHES = 4096
 
 PROMPT_PATCHES_PER_SLIDE = 2
 """That may stand for a prompt."""
+
+FALSE_EVIDENCE_RATE = 0.1
+"""Largest share of slides without a lesion whose evidence may be confirmed."""
 
 Directions = Float[Tensor, "c d"]
 
@@ -175,6 +179,37 @@ def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[T
         )
         spread = float(((1 - fit.weight) * host + fit.weight * head).std())
         model.risk_spread.fill_(max(spread, 1e-12))
+
+
+def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> int:
+    """Choose the strength that evidence must exceed, so that few slides without a lesion carry confirmed evidence.
+
+    The threshold is the conformal quantile of the strengths on validation slides without a lesion: a new one exceeds it with a
+    probability of at most FALSE_EVIDENCE_RATE. With fewer than nine such slides their largest strength is taken, which promises
+    less.
+
+    Returns:
+        The number of validation slides without a lesion; 0 if the cohort has no such class.
+    """
+    negative = cohort.card.negative_index
+    if negative is None or model.n_outputs == 1:
+        return 0
+    model.eval()
+    model.negative_class.fill_(negative)
+    strengths = []
+    for _, bag in load_bags(cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()):
+        found = explain_bag(model, bag)
+        strengths.append(lesion_strength(model, found.output, found.discrete, found.check))
+    model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
+    return len(strengths)
+
+
+def conformal_quantile(values: Sequence[float], rate: float) -> float:
+    """What a new value exceeds with a probability of at most `rate`; the largest value where there are too few, 0 for none."""
+    if not values:
+        return 0.0
+    rank = math.ceil((len(values) + 1) * (1 - rate))
+    return sorted(values)[min(rank, len(values)) - 1]
 
 
 def _read_coverage(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> tuple[np.ndarray, np.ndarray]:

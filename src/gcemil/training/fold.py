@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,14 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.errors import CohortError, ConfigError
+from gcemil.errors import CohortError, ConfigError, RunError
 from gcemil.evidence.alignment import bank_from_examples
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge, create_bridge
 from gcemil.explain import Explanation, slide_evidence
-from gcemil.files import working_in, write_json, write_table
+from gcemil.files import lock_folder, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
-from gcemil.processes import LAST_WORDS_S
+from gcemil.processes import SHUTDOWN_TIMEOUT_S
 from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import pick_device
@@ -43,7 +42,6 @@ from gcemil.runs.folder import (
     check_cohort,
     fold_parts,
     main_mode,
-    read_training_cohort,
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
@@ -56,7 +54,7 @@ from gcemil.tasks.task import (
     stacked_targets,
     training_task,
 )
-from gcemil.training.directions import meet_prompts
+from gcemil.training.directions import FALSE_EVIDENCE_RATE, meet_prompts
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
@@ -82,9 +80,8 @@ def train_fold(
     if fold.is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
-    with working_in(folder, wait=LAST_WORDS_S):
-        started, run = time.monotonic(), fold.run.path
-        check_unchanged = partial(check_cohort, run, cohort, read_training_cohort(run))
+    with lock_folder(folder, wait=SHUTDOWN_TIMEOUT_S):
+        started = time.monotonic()
         parts = fold_parts(cohort, read_fold(cohort, index))
         check_parts(parts, create_task(cohort, settings), index)
         task = training_task(cohort, settings, parts.train)
@@ -92,7 +89,6 @@ def train_fold(
         given = given_host_of_fold(settings, cohort, index)
         tensors = None if given is None else given.tensors
         loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
-        check_unchanged()
         with closing(Tracker(fold.tensorboard)) as tracker:
 
             def report(record: EpochRecord) -> None:
@@ -102,7 +98,7 @@ def train_fold(
 
             progress = train(
                 loaded, cohort, parts, task, settings, folder,
-                fold=index, on_epoch=report, on_bag=on_bag, before_saving=check_unchanged,
+                fold=index, on_epoch=report, on_bag=on_bag,
             )  # fmt: skip
         save_network(fold.checkpoint, loaded, cohort, settings)
         details = {
@@ -115,7 +111,13 @@ def train_fold(
             details["vote"] = vote
         if given is not None:
             details["weights"] = given.record
-        evaluate_fold(loaded, cohort, parts, task, fold, details)
+        try:
+            evaluate_fold(loaded, cohort, parts, task, fold, details)
+        except RunError:
+            # An epoch may have read files that changed, so the next training starts from the beginning.
+            for path in (fold.resume, fold.checkpoint):
+                path.unlink(missing_ok=True)
+            raise
         write_json(fold.timing, {"seconds": time.monotonic() - started})
 
 
@@ -128,15 +130,16 @@ def create_network(
     settings: TrainSettings,
     device: torch.device,
     host_weights: Mapping[str, Tensor] | None = None,
+    bank: AnchorBank | None = None,
 ) -> LoadedNetwork:
-    """Fresh weights from torch's current seed, those of the host as given; anchors, bridge and responses from training patches."""
+    """Fresh weights from torch's current seed, or given ones of the host; anchors, unless given, bridge and responses from training patches."""
     host = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     if host_weights is not None:
         host.load_state_dict(host_weights)
     if settings.evidence is None:
         return LoadedNetwork(host.to(device), None, None)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
-    bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed)
+    bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed, bank=bank)
     model = GceMil(
         host,
         bank,
@@ -157,12 +160,18 @@ def create_network(
 
 
 def create_anchors(
-    cohort: Cohort, train_bags: Sequence[BagSpec], settings: EvidenceSettings, reference: Tensor, *, seed: int
+    cohort: Cohort,
+    train_bags: Sequence[BagSpec],
+    settings: EvidenceSettings,
+    reference: Tensor,
+    *,
+    seed: int,
+    bank: AnchorBank | None = None,
 ) -> AnchorBank:
-    """The bank the settings ask for; prompts are read through training patches unless the settings say otherwise."""
-    if _takes_examples(cohort, settings):
+    """The given bank or the one of the settings; prompts are read through training patches unless the settings say otherwise."""
+    if bank is None and _takes_examples(cohort, settings):
         return create_example_bank(cohort, train_bags, reference)
-    bank = create_bank(cohort, settings, reference, seed=seed)
+    bank = bank or create_bank(cohort, settings, reference, seed=seed)
     is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
     if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
         return bank
@@ -265,16 +274,19 @@ def evaluate_fold(
 ) -> None:
     """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete.
 
-    A cohort that is no longer what the run was begun with is refused before that.
+    A cohort that changed since the run began is refused before that.
     """
-    run = folder.run.path
-    begun_with = read_training_cohort(run)
     modes = available_modes(loaded)
     model_hash = content_hash(folder.checkpoint)
+
+    negative = cohort.card.negative_index
+    false_evidence: list[bool] = []
 
     def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
         if loaded.model is None or spec not in tested:
             return
+        if explanation.is_confirmed is not None and spec.target == negative:
+            false_evidence.append(explanation.is_confirmed)
         for evidence in slide_evidence(loaded.model, bag, explanation):
             hashes = {
                 "model": model_hash,
@@ -311,8 +323,17 @@ def evaluate_fold(
     test_values = task.prediction(logits[main][len(parts.val) :])
     learning = measure_learning(task, targets, test_values, stacked_targets(fitted), train_logits)
     details = {**details, "learning": learning.model_dump()}
+    if false_evidence and loaded.model is not None:
+        details["no_evidence"] = {
+            "class": cohort.card.classes[negative or 0],
+            "promised_rate": FALSE_EVIDENCE_RATE,
+            "n_validation": sum(spec.target == negative for spec in parts.val),
+            "threshold": float(loaded.model.confirmation_threshold),
+            "n_test": len(false_evidence),
+            "reached_rate": sum(false_evidence) / len(false_evidence),
+        }
     metrics["details"] = {**details, "caveats": task.caveats(targets)}
-    check_cohort(run, cohort, begun_with)
+    check_cohort(folder.run.path, cohort)
     write_json(folder.metrics, metrics)
 
 

@@ -29,7 +29,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
 from gcemil.explain import bag_tensors
-from gcemil.files import checked, write_text
+from gcemil.files import validate_as, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost, host_spec, patch_limit
 from gcemil.model import Evidence
@@ -48,7 +48,7 @@ from gcemil.runs.checkpoint import (
 from gcemil.runs.folder import FoldFolder, FoldParts
 from gcemil.runs.predict import Mode, evaluate_bags, represent_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
-from gcemil.training.directions import find_class_directions, fit_head
+from gcemil.training.directions import calibrate_confirmation, find_class_directions, fit_head
 from gcemil.training.epochs import GateStatistics, GradientNorms, LossMeans, find_failures
 from gcemil.training.objective import TrainingBag, create_null, evidence_terms, host_terms
 from gcemil.training.optimizer import (
@@ -92,12 +92,8 @@ def train(
     fold: int = 0,
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
-    before_saving: Callable[[], object] | None = None,
 ) -> Progress:
-    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after.
-
-    `before_saving` may refuse an epoch, such as one that read features which are no longer the cohort's.
-    """
+    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after."""
     device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}
@@ -145,8 +141,6 @@ def train(
             progress.history.append(record)
             progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
             progress.finished = done and is_last_stage
-            if before_saving:
-                before_saving()
             if done and not is_last_stage and best is not None:
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
@@ -176,6 +170,7 @@ def train(
             loaded.model.set_class_directions(found)
         if loaded.model.settings.head and loaded.reference is not None:
             fit_head(loaded.model, cohort, parts, loaded.reference)
+        calibrate_confirmation(loaded.model, cohort, parts.val)
     return progress
 
 
@@ -383,6 +378,8 @@ def _resume(
         if best and _list_shapes(best) != _list_shapes(modules["network"].state_dict()):
             raise ValueError("the best weights have other shapes")
     # Before the first validation the best figure is minus infinity.
-    progress = checked(meta.get("progress"), Progress, path, error=RunError, remedy=TRAIN_AGAIN, finite=False)
+    progress = validate_as(
+        meta.get("progress"), Progress, path, error=RunError, remedy=TRAIN_AGAIN, finite=False
+    )
     # The optimiser belongs to one stage; a new stage starts with a new one.
     return progress, best or None, tensors if progress.epoch > 0 else None

@@ -22,7 +22,7 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.guards import refuse_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
-from gcemil.files import LOCK_NAME, is_file, read_json, working_in, write_json, write_text
+from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
@@ -73,7 +73,7 @@ def train_run(
     if run.is_begun:
         check_run(out, cohort, settings)
     warnings = refuse_faulty(cohort, settings, chosen)
-    with working_in(out):
+    with lock_folder(out):
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
         for index in chosen:
@@ -97,7 +97,7 @@ def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -
     """Predictions, metrics and evidence of every trained fold, and the summary."""
     # Before the lock, which would make the folder of a run that is not there.
     read_run(run)
-    with working_in(run):
+    with lock_folder(run):
         card, cohort = open_cohort(run)
         task = create_task(cohort, card.settings)
         folds = RunFolder(run).trained_folds()
@@ -214,7 +214,7 @@ def _train_in_processes(
                 on_bag(index, done, total)  # type: ignore[misc]
 
     work = partial(_train_one, cohort_folder, out, settings)
-    for _ in run_jobs(work, folds, workers, name=lambda index: f"Fold {index}", on_poll=report_epochs):
+    for _ in run_jobs(work, folds, workers, on_poll=report_epochs):
         pass
 
 

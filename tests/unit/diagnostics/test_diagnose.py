@@ -3,7 +3,9 @@
 import shutil
 from dataclasses import replace
 
-from gcemil.diagnostics.diagnose import Comparison, is_current, run_diagnostic
+from gcemil.diagnostics import trained_fold
+from gcemil.diagnostics.diagnose import Comparison, diagnose_run, is_current, measure_fold
+from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.runs.folder import RunFolder
 from run_builders import TrainedRuns
 
@@ -13,7 +15,25 @@ def test_a_finding_beside_a_plain_host_is_not_measured_again(classification_runs
     comparison = Comparison(run, against=classification_runs.host)
     RunFolder(run).fold(0).finding("guarantee").unlink(missing_ok=True)
     assert not is_current(comparison, "guarantee", 0)
-    run_diagnostic("guarantee", run, 0, against=classification_runs.host)
+    measure_fold(comparison, 0, ["guarantee"])
     assert is_current(comparison, "guarantee", 0)
     assert not is_current(replace(comparison, against=None), "guarantee", 0)
     assert not is_current(replace(comparison, seed=comparison.seed + 1), "guarantee", 0)
+
+
+def test_every_slide_is_read_and_explained_once_by_all_diagnostics(
+    classification_runs: TrainedRuns, tmp_path, monkeypatch
+):
+    run = shutil.copytree(classification_runs.gce, tmp_path / "run")
+    explained, explain = [], trained_fold.explain_bag
+
+    def count(model, bag):
+        explained.append(bag.bag_id)
+        return explain(model, bag)
+
+    monkeypatch.setattr(trained_fold, "explain_bag", count)
+    # Stability perturbs bags, which are other bags; the perturbed ones are explained too.
+    names = [name for name in DIAGNOSTICS if name != "stability"]
+    diagnose_run(Comparison(run), names=names, jobs=1, again=True)
+    fold = trained_fold.TrainedFold.open(run, 0)
+    assert sorted(explained) == sorted(one.bag_id for one in (*fold.specs("val"), *fold.specs("test")))

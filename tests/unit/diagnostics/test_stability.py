@@ -10,7 +10,7 @@ import torch
 from builders import make_bag
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import stability
-from gcemil.diagnostics.diagnose import run_diagnostic
+from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.stability import (
     OriginalBag,
@@ -207,14 +207,13 @@ def test_the_command_that_tables_name_gives_the_rivals_rows_across_seeds(
     """gcemil diagnose RUN RUN_OF_OTHER_SEED --against HOST_RUN --only stability."""
     for name in ("run", "twin"):
         shutil.copytree(classification_runs.gce, tmp_path / name)
-    run_diagnostic(
-        "stability",
+    comparison = Comparison(
         tmp_path / "run",
-        0,
         against=classification_runs.host,
-        others=[tmp_path / "twin"],
-        options={"repeats": 1},
+        others=(tmp_path / "twin",),
+        options={"stability": {"repeats": 1}},
     )
+    measure_fold(comparison, 0, ["stability"])
     found = read_finding(tmp_path / "run" / "fold_0" / "diagnostics" / "stability.json")
     across = {
         (row.labels["rule"], row.labels["network"])

@@ -1,0 +1,301 @@
+"""The public functions on tensors: bags in, model, evidence and tables out."""
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import gcemil
+from gcemil.errors import BagError, InputError, UsageError
+
+PUBLIC = {
+    "HOSTS", "AnchorBank", "Bag", "CallableHost", "Cohort", "Embedded", "Evidence", "EvidenceOutput", "EvidenceSettings",
+    "FittedModel", "GceMil", "GcemilError", "Host", "HostOutput", "HostSettings", "HostSpec", "Interventions", "MilHost",
+    "Recovery", "SnrScores", "Stage", "TorchmilHost", "TrainSettings", "anchors", "audit", "case_bag", "create_host",
+    "explain", "explain_slide", "fit", "from_pretrained", "hosts", "load", "load_network", "recover", "save",
+    "save_pretrained", "slide_bag", "snr", "train_run", "trust_host", "wrap",
+}  # fmt: skip
+DIM = 12
+GRID = 256 * np.stack(np.divmod(np.arange(40), 8)[::-1], axis=1)
+
+
+def make_bags(n_bags=24, seed=0):
+    """Half of the bags have four patches of a lesion in their first rows."""
+    generator = torch.Generator().manual_seed(seed)
+    bags = [torch.randn(40, DIM, generator=generator) for _ in range(n_bags)]
+    for bag in bags[1::2]:
+        bag[:4, 0] += 6
+    return bags
+
+
+LABELS = ["normal", "tumour"] * 12
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return gcemil.fit([(bag, GRID) for bag in make_bags()], LABELS, epochs=12)
+
+
+def test_the_public_names_are_these():
+    assert set(gcemil.__all__) == PUBLIC
+    assert gcemil.anchors is gcemil.AnchorBank
+    assert gcemil.hosts.create_host is gcemil.create_host
+
+
+def test_explain_is_a_function_although_a_module_has_its_name():
+    importlib.import_module("gcemil.explain")
+    model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, DIM))
+    assert isinstance(gcemil.explain(model, torch.randn(9, DIM)), gcemil.Evidence)
+
+
+def test_an_import_loads_no_library():
+    code = "import sys, gcemil; print({'torch', 'numpy', 'pandas', 'scipy', 'sklearn'} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("module", ["api", "bags.bag", "evidence.anchors", "exports.evidence", "hosts.table"])
+def test_the_examples_of_the_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(f"gcemil.{module}"))
+    assert result.attempted
+    assert not result.failed
+
+
+def test_a_fitted_model_predicts_and_finds_the_lesion(fitted):
+    bag = make_bags(2, seed=9)[1]
+    assert fitted.classes == ("normal", "tumour")
+    assert fitted.predict((bag, GRID))["tumour"] > 0.8
+    evidence = fitted.explain((bag, GRID))
+    assert evidence.prediction == pytest.approx(fitted.predict((bag, GRID)))
+    assert set(evidence.indices) & {0, 1, 2, 3}
+    assert evidence.scores.shape == (40,)
+    assert evidence.kept.keys() == evidence.removed.keys() == {"normal", "tumour"}
+    assert isinstance(evidence.verdict, str)
+
+
+def test_training_is_repeatable_and_leaves_the_generator_of_the_user_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = (gcemil.fit(make_bags(), LABELS, epochs=2, seed=3) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    for name, tensor in first.network.state_dict().items():
+        assert torch.equal(tensor, second.network.state_dict()[name]), name
+
+
+def test_bags_in_memory_train_as_bags_on_disk_do(tmp_path):
+    from gcemil.bags import store
+    from gcemil.bags.memory import make_cohort
+
+    in_memory = make_cohort(make_bags(), LABELS, tmp_path)
+    for name, bag in in_memory.held.items():
+        store.write(in_memory.feature_file(name), {"features": bag.features})
+    in_memory.save()
+    on_disk = gcemil.Cohort.load(tmp_path)
+    one, other = gcemil.fit(make_bags(), LABELS, epochs=2), gcemil.fit(on_disk, epochs=2)
+    assert one.predict(make_bags()[0]) == other.predict(make_bags()[0])
+    assert len(gcemil.audit(one, on_disk)) == 3 * len(on_disk.bags)
+
+
+class Item:
+    """As torchmil's datasets give them."""
+
+    def __init__(self, bag, label):
+        self.X, self.Y, self.coords = bag, torch.tensor([float(label)]), torch.from_numpy(GRID)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [Item(bag, number % 2) for number, bag in enumerate(make_bags())],
+        [{"X": bag, "Y": torch.tensor(number % 2)} for number, bag in enumerate(make_bags())],
+        [{"features": bag.numpy(), "label": number % 2} for number, bag in enumerate(make_bags())],
+    ],
+    ids=["attributes", "tensors", "arrays"],
+)
+def test_a_dataset_brings_its_own_labels(items):
+    model = gcemil.fit(items, epochs=1)
+    assert model.classes == ("0", "1")
+    assert sum(model.predict(items[0]).values()) == pytest.approx(1)
+
+
+def test_survival_takes_times_and_events():
+    labels = [(float(10 - 5 * (number % 2) + number / 10), number % 3 > 0) for number in range(24)]
+    model = gcemil.fit(make_bags(), labels, epochs=2)
+    assert model.record["task"] == "survival"
+    assert list(model.predict(make_bags()[0])) == ["risk"]
+    table = gcemil.audit(model, make_bags()[:4])
+    assert set(table.rule) == {"evidence", "attention", "random"}
+    assert table.sufficiency_gap.notna().all()
+
+
+@pytest.mark.parametrize("anchors", [3, {"lesion": make_bags()[1][:4], "other": make_bags()[0][:9]}], ids=["number", "examples"])  # fmt: skip
+def test_anchors_are_a_number_examples_or_a_bank(anchors):
+    model = gcemil.fit(make_bags(), LABELS, anchors=anchors, epochs=1)
+    assert model.network.bank.n_anchors == (3 if anchors == 3 else 2)
+    bank = gcemil.fit(make_bags(), LABELS, anchors=model.network.bank, epochs=1).network.bank
+    assert bank.hash == model.network.bank.hash
+    assert "anchor: lesion" in model.explain(make_bags()[1]).to_frame() or anchors == 3
+
+
+def test_text_anchors_are_reached_through_pairs():
+    projection = torch.randn(DIM, 5)
+    bank = gcemil.AnchorBank(torch.randn(3, 5), ("a", "b", "c"), "text")
+    patches = torch.cat(make_bags())
+    pairs = patches, patches @ projection
+    model = gcemil.fit(make_bags(), LABELS, anchors=bank, pairs=pairs, epochs=1)
+    assert model.network.bank.prompts == ("a", "b", "c")
+    wrapped = gcemil.wrap(
+        gcemil.create_host("abmil", in_dim=DIM, n_outputs=2), bank, patches=patches, pairs=pairs
+    )
+    assert gcemil.explain(wrapped, make_bags()[0]).to_frame()["anchor: a"].notna().all()
+
+
+class MeanModel(torch.nn.Module):
+    """A module of the user, from features to logits."""
+
+    def __init__(self, in_dim, n_outputs):
+        super().__init__()
+        self.head = torch.nn.Linear(in_dim, n_outputs)
+
+    def forward(self, features):
+        return self.head(features).max(dim=0).values
+
+
+def test_a_class_of_the_user_is_trained(monkeypatch):
+    monkeypatch.setitem(sys.modules, MeanModel.__module__, sys.modules[__name__])
+    model = gcemil.fit(make_bags(), LABELS, host=MeanModel, epochs=1)
+    assert isinstance(model.loaded.host.model, MeanModel)
+
+
+def test_the_plain_host_predicts_and_has_no_evidence():
+    model = gcemil.fit(make_bags(), LABELS, evidence=None, epochs=1)
+    assert set(model.predict(make_bags()[0])) == {"normal", "tumour"}
+    with pytest.raises(UsageError, match=r"gcemil\.wrap"):
+        model.explain(make_bags()[0])
+
+
+def test_a_model_is_the_same_after_save_and_load(fitted, tmp_path):
+    again = gcemil.load(fitted.save(tmp_path / "model"))
+    bag = (make_bags()[1], GRID)
+    assert again.predict(bag) == fitted.predict(bag)
+    assert np.array_equal(again.explain(bag).scores, fitted.explain(bag).scores)
+    assert "in memory" in (tmp_path / "model" / "README.md").read_text()
+    assert gcemil.load(again.save(tmp_path / "again")).predict(bag) == fitted.predict(bag)
+    with pytest.raises(UsageError, match="not empty"):
+        fitted.save(tmp_path / "model")
+    with pytest.raises(UsageError, match="state_dict"):
+        gcemil.save(fitted.network, tmp_path / "other")
+
+
+def test_out_keeps_the_checkpoint_and_the_history(tmp_path):
+    model = gcemil.fit(make_bags(), LABELS, epochs=2, out=tmp_path / "run")
+    assert len(model.history) == len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 2
+    assert gcemil.load(tmp_path / "run").predict(make_bags()[0]) == model.predict(make_bags()[0])
+    with pytest.raises(UsageError, match="out="):
+        gcemil.fit(make_bags(), LABELS, out=tmp_path / "run")
+
+
+def test_evidence_is_a_table_a_picture_and_a_file(fitted, tmp_path):
+    evidence = fitted.explain((make_bags()[1], GRID))
+    frame = evidence.to_frame()
+    assert frame.selected.sum() == len(evidence.indices)
+    assert frame[["x", "y"]].to_numpy().tolist() == GRID.tolist()
+    written = json.loads(evidence.to_geojson(tmp_path / "bag.geojson").read_text())
+    assert len(written["features"]) == len(evidence.indices)
+    assert evidence.plot().size[0] > 100
+    with pytest.raises(BagError, match="no coordinates"):
+        fitted.explain(make_bags()[1]).plot()
+
+
+def test_evidence_of_a_case_names_its_slides(fitted, tmp_path):
+    slides = [gcemil.slide_bag(name, bag.numpy(), GRID) for name, bag in zip("ab", make_bags(2), strict=True)]
+    evidence = fitted.explain(gcemil.case_bag("case", slides))
+    assert evidence.to_frame().slide_id.value_counts().to_dict() == {"a": 40, "b": 40}
+    assert evidence.scores.shape == (80,)
+    assert evidence.to_geojson(tmp_path / "b.geojson", "b").is_file()
+    with pytest.raises(UsageError, match="a, b"):
+        evidence.plot()
+
+
+def test_an_audit_judges_any_explanation_of_any_module():
+    """The logit is the largest of column 0: a true explanation keeps and moves the prediction, a wrong one does not."""
+
+    def model(features):
+        lesion = features[:, 0].max() - 3
+        return torch.stack([-lesion, lesion])
+
+    rules = {
+        "true": lambda bag: bag[:, 0],
+        "mask": lambda bag: bag[:, 0] > 3,
+        "wrong": lambda bag: -bag[:, 0],
+    }
+    table = gcemil.audit(model, make_bags(8)[1::2], rules, budget=0.1)
+    verdicts = table.groupby("rule")[["sufficient@0.05", "necessary@0.05"]].mean()
+    assert verdicts.loc["true"].tolist() == verdicts.loc["mask"].tolist() == [1, 1]
+    assert verdicts.loc["wrong"].tolist() == [0, 0]
+    assert set(table.rule) == {"true", "mask", "wrong", "random"}
+    assert (table[table.rule != "mask"].n_selected == 4).all()
+    assert table.phi_full.sub(table.phi_kept).abs().equals(table.sufficiency_gap)
+    assert table.recoverability_gap.isna().all()
+
+
+def test_an_audit_of_gates_measures_recoverability():
+    def model(features):
+        lesion = features[:, 0].max() - 3
+        return torch.stack([-lesion, lesion])
+
+    table = gcemil.audit(
+        model, make_bags(4)[1::2], lambda bag: (bag[:, 0] > 3).float(), budget=0.1, gates=True
+    )
+    own = table[table.rule == "scores"]
+    assert (own.recoverability_gap < 1e-6).all()
+    assert own["recoverable@0.01"].all()
+
+
+def test_an_audit_of_a_fitted_model_has_its_evidence_and_its_attention(fitted):
+    table = gcemil.audit(fitted, [(bag, GRID) for bag in make_bags()[:4]], tolerances=[0.05])
+    assert list(table.rule.unique()) == ["evidence", "attention", "random"]
+    own = table[table.rule == "evidence"].iloc[1]
+    evidence = fitted.explain((make_bags()[1], GRID))
+    assert own.phi_kept == pytest.approx(evidence.kept[max(evidence.prediction, key=evidence.prediction.get)])
+    assert own["sufficient@0.05"] == evidence.slides[0].is_sufficient
+    assert own["necessary@0.05"] == evidence.slides[0].is_necessary
+
+
+def test_a_torchmil_model_is_wrapped_and_audited():
+    models = pytest.importorskip("torchmil.models")
+    model = models.ABMIL(in_shape=(DIM,), criterion=torch.nn.BCEWithLogitsLoss()).eval()
+    assert list(gcemil.audit(model, make_bags(2)).rule.unique()) == ["attention", "random"]
+    wrapped = gcemil.wrap(model, patches=torch.cat(make_bags(6)))
+    assert len(gcemil.explain(wrapped, make_bags(1)[0]).prediction) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: gcemil.fit(make_bags(), LABELS[:3]), UsageError, "24 bags need as many labels"),
+        (lambda: gcemil.fit(make_bags()), UsageError, "Every bag needs a label"),
+        (lambda: gcemil.fit(make_bags(), ["a"] * 24), UsageError, "two classes"),
+        (lambda: gcemil.fit(make_bags(), LABELS, classes=["x", "y"]), UsageError, "the classes are: x, y"),
+        (lambda: gcemil.fit(make_bags(), [(0, 1)] * 24), UsageError, "above 0"),
+        (lambda: gcemil.fit([torch.zeros(5)] * 2, [0, 1]), BagError, "shape"),
+        (lambda: gcemil.fit([torch.full((5, 3), np.nan)] * 2, [0, 1]), BagError, "NaN"),
+        (lambda: gcemil.fit([torch.zeros(5, 3), torch.zeros(5, 4)], [0, 1]), InputError, "one width"),
+        (lambda: gcemil.fit([(torch.zeros(5, 3), GRID)] * 2, [0, 1]), BagError, "coords of shape"),
+        (lambda: gcemil.fit(make_bags(2), [0, 1]), UsageError, "none for validation"),
+        (lambda: gcemil.fit(make_bags(), LABELS, epoch=3), UsageError, "epoch"),
+        (lambda: gcemil.fit(make_bags(), LABELS, host="abmill"), UsageError, "abmil"),
+        (lambda: gcemil.wrap(lambda bag: bag.mean(0)), UsageError, "patches="),
+        (lambda: gcemil.audit(MeanModel(DIM, 2), make_bags(1)), UsageError, r"model\.eval"),
+        (lambda: gcemil.audit(lambda bag: bag.mean(0), []), UsageError, "at least one bag"),
+        (lambda: gcemil.audit(lambda bag: bag.mean(0), make_bags(1), lambda bag: bag[0]), UsageError, "40 finite scores"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_with_a_remedy(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
