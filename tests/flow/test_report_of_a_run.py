@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gcemil.cli.report import report
-from gcemil.diagnostics.diagnose import run_diagnostic
+from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import RunError
 from gcemil.records import read_representations, write_evidence
@@ -43,12 +43,11 @@ def gce(classification_runs, tmp_path):
 
 
 def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classification_runs, gce):
-    for name in ("snr", "failures"):
-        run_diagnostic(name, gce, 0, against=classification_runs.host)
+    measure_fold(Comparison(gce, against=classification_runs.host), 0, ["snr", "failures"])
     path = write_report(gce, gce / "report.html", against=classification_runs.host)
     text = path.read_text(encoding="utf-8")
     assert ids_of(text) == [
-        "snr", "prediction", "examples", "mechanism", "truth", "failures", "slides", "provenance", "missing",
+        "performance", "snr", "examples", "mechanism", "truth", "failures", "slides", "provenance", "missing",
     ]  # fmt: skip
     slides = read_run_data(gce).slides("snr")
     own = [one for one in slides if (one["rule"], one["network"]) == ("evidence", "wrapped")]
@@ -73,9 +72,9 @@ def test_a_plain_host_has_a_page_without_evidence(classification_runs, tmp_path)
 
 def test_a_survival_run_draws_its_risk_groups_with_and_without_evidence(survival_runs, tmp_path):
     run = copied(survival_runs.gce, tmp_path)
-    run_diagnostic("snr", run, 0)
+    measure_fold(Comparison(run), 0, ["snr"])
     text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "survival" in ids_of(text)
+    assert "C-index" in text.partition('id="performance"')[2]
     assert (run / "figures" / "kaplan_meier.svg").is_file()
     assert "test cases" in text
     assert re.search(r"(event|censored) at [0-9.]+", text)

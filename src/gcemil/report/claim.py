@@ -1,12 +1,12 @@
-"""What may be claimed of a run's evidence: slides counted rule by rule and network by network, and the sentence that follows.
+"""What may be claimed of the evidence of a run: counts of slides by rule and network, and the sentence that follows.
 
-  both        the patches are sufficient and necessary (Definitions 1 and 2 of the paper): what every rule can be asked
+  both        the patches are sufficient and necessary (Definitions 1 and 2 of the paper), which every rule can be
   rival       a ranking made from a host alone, attention among them; random and oracle are controls, never rivals
-  interval    95 % of Wilson for a share of n slides: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-  chance      the slides on which one of two rules holds and the other does not, under a fair coin, two-sided
+  interval    the 95 % Wilson interval of a share
+  chance      the sign test over slides on which only one of two rules holds, two-sided
 
-Report, terminal and viewer take their words from here, so that all of them say the same. The sentence follows the
-numbers: the best rival is named after the fact, which favours the rival and not the evidence.
+Report, terminal and viewer use these sentences. The best rival is chosen after the fact, which favours the rival and
+not the evidence.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scipy.stats import binomtest
+
 from gcemil.findings import read_finding
 from gcemil.rules import CONTROLS, RULES, find_rule, order_rules
 from gcemil.runs.folder import RunFolder
 
 Record = dict[str, Any]
-Z95 = 1.959963984540054
 CHANCE = 0.05
 ORACLE_MEANING = (
     "The oracle takes annotated patches first, as many as the evidence has: what a pathologist marked, not what the model "
@@ -49,11 +50,8 @@ class Count:
         """95 % interval of the share; everything is possible without observations."""
         if self.of == 0:
             return 0.0, 1.0
-        square = Z95**2
-        centre = self.share + square / (2 * self.of)
-        half = Z95 * math.sqrt(self.share * (1 - self.share) / self.of + square / (4 * self.of**2))
-        whole = 1 + square / self.of
-        return max(0.0, (centre - half) / whole), min(1.0, (centre + half) / whole)
+        low, high = binomtest(self.held, self.of).proportion_ci(0.95, method="wilson")
+        return float(low), float(high)
 
     @property
     def words(self) -> str:
@@ -205,9 +203,7 @@ def _holds(record: Mapping[str, Any]) -> bool:
 
 def sign_test(won: int, lost: int) -> float:
     """Two-sided chance of a split at least as uneven under a fair coin; 1 without a single difference."""
-    n = won + lost
-    tail = sum(math.comb(n, count) for count in range(min(won, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    return float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
 
 
 def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -> Claim | None:

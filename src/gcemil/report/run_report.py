@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gcemil.errors import RunError
-from gcemil.files import read_record, remove_leftovers, remove_leftovers_of, write_bytes
+from gcemil.files import read_record, write_bytes
 from gcemil.report.html import Section, encode_page, render_page
 from gcemil.report.run_data import Record, RunData, read_run_data
 from gcemil.report.sections import (
@@ -19,13 +19,12 @@ from gcemil.report.sections import (
     grid,
     headline,
     mechanism,
-    prediction,
+    performance,
     provenance,
     representations,
     robustness,
     slides,
     snr,
-    survival,
     truth,
 )
 from gcemil.report.sections.context import Context, FigureFolder
@@ -51,8 +50,6 @@ def write_report(
     if rival is not None:
         _check_pair(data, rival)
     check_cohort_if_there(run, data.cohort)
-    remove_leftovers(run)
-    remove_leftovers_of(out)
     context = Context(data, rival, FigureFolder(run / "figures"), seed)
     lead = headline.render_lead(context)
     page = render_page(f"Evidence report: {run.name or run}", lead, render_sections(context, on_step))
@@ -64,14 +61,13 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
     views = examples.choose_examples(context.run) if context.run.is_wrapped else {}
     example = next(iter(views.values()), None)
     makers: list[Callable[[], Section | None]] = [
+        lambda: performance.render_section(context),
         lambda: snr.render_section(context),
-        lambda: prediction.render_section(context),
         lambda: controls.render_section(context),
         lambda: examples.render_section(context, views),
         lambda: mechanism.render_section(context, example),
         lambda: truth.render_section(context),
         lambda: truth.render_review_section(context),
-        lambda: survival.render_section(context),
         lambda: robustness.render_section(context),
         lambda: representations.render_section(context),
         lambda: failures.render_section(context, slides.link_bags(context)),

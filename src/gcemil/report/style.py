@@ -10,6 +10,7 @@ bytes from the same data.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +28,8 @@ RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
 ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
 GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
 """For things without a colour of their own, such as classes; they repeat after eight, and markers then differ."""
+DASHED: Any = {"color": "#667078", "linewidth": 1, "linestyle": (0, (4, 2))}
+"""A line that marks a limit."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, MUTED, LINE, PAPER = "#23272b", "#667078", "#d9dee2", "#ffffff"
 NAMES = {
@@ -128,6 +131,15 @@ def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
     return list(np.atleast_1d(figure.subplots(1, count, **options)))
 
 
+def add_axes_grid(figure: Figure, count: int, columns: int) -> list[Axes]:
+    """Panels in rows of so many columns; places that are left over stay empty."""
+    rows = -(-count // columns)
+    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    return panels[:count]
+
+
 @apply_style
 def fix_layout(figure: Figure) -> Figure:
     """The figure with its layout computed once; every further drawing would compute it again."""
@@ -164,6 +176,15 @@ def draw_grid(axes: Axes, *, grid: str = "y") -> Axes:
     axes.grid(True, axis=grid)  # type: ignore[arg-type]
     axes.tick_params(length=2.5)
     return axes
+
+
+def label_rows(axes: Axes, names: Sequence[str], *, width: int = MOST_LETTERS) -> np.ndarray:
+    """Name the rows of a chart from top to bottom, and return their places."""
+    places = np.arange(len(names), 0, -1)
+    axes.set_yticks(places, [textwrap.fill(shorten_label(name, 2 * width), width) for name in names])
+    axes.set_ylim(0.4, len(names) + 0.75)
+    axes.tick_params(axis="y", length=0)
+    return places
 
 
 def spread_positions(values: Sequence[float], *, width: float = 0.32) -> np.ndarray:

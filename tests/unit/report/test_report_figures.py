@@ -38,16 +38,13 @@ from gcemil.report.sections.mechanism import (
     draw_anchor_coverage,
     draw_gate_histograms,
     draw_mechanism,
-    draw_method,
-    measure_coverage,
 )
-from gcemil.report.sections.prediction import draw_fold_pairs
+from gcemil.report.sections.performance import draw_fold_pairs
 from gcemil.report.sections.representations import draw_representations, embed_slides
 from gcemil.report.sections.snr import SlidePanel, draw_slides_by_rule
 from gcemil.report.sections.survival import (
     RiskGroups,
     draw_risk_groups,
-    estimate_survival,
     log_rank_p,
     split_at_median,
 )
@@ -111,27 +108,14 @@ def test_ours_comes_first_and_the_controls_last():
 # --- survival -------------------------------------------------------------------------------------------------------
 
 
-def test_kaplan_meier_of_four_cases_is_the_product_over_events():
-    curve = estimate_survival(np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True]))
-    assert curve.times.tolist() == [0, 1, 3, 4, 4]
-    assert curve.survival.tolist() == pytest.approx([1, 0.75, 0.375, 0, 0])
-    assert curve.censored.tolist() == [2]
-
-
-def test_nobody_falls_when_all_are_censored():
-    curve = estimate_survival(np.array([2.0, 5.0]), np.array([False, False]))
-    assert curve.survival.tolist() == pytest.approx([1, 1])
-    assert curve.times.tolist() == [0, 5]
-
-
-def test_log_rank_agrees_with_lifelines():
-    statistics = pytest.importorskip("lifelines.statistics")
-    draws = np.random.default_rng(0)
-    high = np.arange(40) < 18
-    times = np.round(draws.exponential(np.where(high, 2.0, 5.0)), 1) + 0.1
-    events = draws.random(40) < 0.7
-    theirs = statistics.logrank_test(times[high], times[~high], events[high], events[~high]).p_value
-    assert log_rank_p(RiskGroups(times, events, high)) == pytest.approx(theirs, rel=1e-6)
+def test_a_curve_falls_at_events_and_ticks_mark_censored_cases():
+    groups = RiskGroups(
+        np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True]), np.ones(4, dtype=bool)
+    )
+    curve, ticks = draw_risk_groups({"All": groups}).axes[0].lines
+    assert curve.get_xdata().tolist() == [0, 1, 2, 3, 4]
+    assert curve.get_ydata() == pytest.approx([1, 0.75, 0.75, 0.375, 0])
+    assert ticks.get_xydata() == pytest.approx(np.array([[2, 0.75]]))
 
 
 @pytest.mark.parametrize("high", [[True, True], [False, False]])
@@ -288,9 +272,7 @@ def test_anchors_are_lettered_and_then_numbered():
 
 def test_coverage_of_two_halves_is_three_quarters():
     responses = np.array([[0.5, 0.0], [0.5, 1.0], [0.9, 0.0]], dtype=np.float32)
-    assert measure_coverage(responses, np.array([True, True, False])) == pytest.approx([0.75, 1.0])
-    assert measure_coverage(responses, np.zeros(3, dtype=bool)).tolist() == pytest.approx([0, 0])
-    assert accumulate_coverage(responses, np.array([0, 1]))[:, 0] == pytest.approx([0.5, 0.75])
+    assert accumulate_coverage(responses[:2]).tolist() == [[0.5, 0], [0.75, 1]]
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -333,7 +315,6 @@ FIGURES = {
         ),
         "50.0% open",
     ),
-    "method": (lambda: draw_method(describe_method(EvidenceSettings(), "abmil")), "selector"),
     "mechanism": (lambda: draw_mechanism(EVIDENCE, threshold=0.95), "Repair: 2 added"),
     "mechanism of a whole bag": (
         lambda: draw_mechanism(toy_evidence(n_patches=1, selected=(0,)), threshold=0.5),

@@ -20,7 +20,7 @@ from gcemil.report.sections import (
     failures,
     headline,
     mechanism,
-    prediction,
+    performance,
     provenance,
     representations,
     snr,
@@ -209,15 +209,15 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
     host = run_folder(tmp_path / "host", wrapped=False)
     host.fold(0, ["s0", "s1", "s2"], wrapped=False, value=0.5)
     context = context_of(toy_run.folder, host.folder)
-    rows = {row.labels["arm"]: row.values["macro_f1"] for row in prediction.list_metric_rows(context)}
-    assert rows == {
+    arms = {arm: values[0] for arm, values in performance.group_values_by_arm(context, "macro_f1").items()}
+    assert arms == {
         "plain host, all patches": 0.5,
-        "host + GCE, all patches": 0.8,
-        "host + GCE, host and evidence": 0.8,
-        "host + GCE, gated": 0.8,
-        "host + GCE, evidence alone": 0.8,
+        "host, all patches": 0.8,
+        "host and evidence": 0.8,
+        "gated": 0.8,
+        "evidence alone": 0.8,
     }
-    assert "significance" not in prediction.render_section(context).body
+    assert "significance" not in performance.render_section(context).body
     text = context.render_missing().body
     assert "--only significance" in text
     assert f"--against {host.folder}" in text
@@ -225,7 +225,7 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
 
 def test_without_a_plain_host_the_end_of_the_page_says_how_to_add_it(toy_run):
     context = context_of(toy_run.folder)
-    prediction.render_section(context)
+    performance.render_section(context)
     assert f"gcemil report {toy_run.folder} --against HOST_RUN" in context.render_missing().body
 
 
@@ -313,7 +313,7 @@ def test_failing_slides_are_named_and_linked(toy_run):
 
 def test_a_classification_run_has_no_survival_and_a_cohort_without_truth_no_truth(toy_run):
     context = context_of(toy_run.folder)
-    assert survival.render_section(context) is None
+    assert "Kaplan-Meier" not in performance.render_section(context).body
     assert truth.render_section(context) is None
 
 

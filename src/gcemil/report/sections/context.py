@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -18,12 +18,18 @@ from gcemil.exports.overlay import encode_image
 from gcemil.files import write_bytes
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import EMPTY, Section, command, element, join_markup, paragraph, picture, render_table
+from gcemil.report.html import EMPTY, Section, picture, render, render_element, render_table
 from gcemil.report.run_data import RunData
 from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
+OWN_RULES = ("evidence", "confirmed evidence", "gce_discrete", "evidence scores")
+GROUP_NAMES = {"guarantee": "Promise", "failure": "Failures"}
+"""What a criterion is called above its columns where that is not its own word."""
+RULE_HEADINGS = {"rule": "Patches chosen by", "network": "Predicted by"}
+Naming = Callable[[str], str]
+NO_NAMING: Mapping[str, Naming] = {}
 LARGEST_SVG = 400_000
 """Bytes above which a page shows a JPEG instead: tissue is large as PNG. The files are complete either way."""
 
@@ -45,7 +51,7 @@ class FigureFolder:
             if len(vector) <= LARGEST_SVG
             else picture(_encode_small_jpeg(pixels), alt, mime="image/jpeg")
         )
-        return element("figure", shown, element("figcaption", caption))
+        return render_element("figure", shown, caption)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,29 +106,13 @@ class Context:
         rows: Sequence[Row],
         metrics: Sequence[str],
         *,
-        labels: Mapping[str, str] | None = None,
-        naming: Mapping[str, Naming] | None = None,
-        caption: str = "",
-        notes: Sequence[str] = (),
-        grouped: bool = True,
-        bold: bool = True,
-        within: str = "",
+        labels: Mapping[str, str] = RULE_HEADINGS,
+        naming: Mapping[str, Naming] = NO_NAMING,
+        **options: Any,
     ) -> Markup:
-        """Rows of a finding as a table, by default one line per rule and network."""
-        words: dict[str, Naming] = {"network": self.name_network, **(naming or {})}
-        return render_table(
-            finding_table(
-                rows,
-                labels or RULE_HEADINGS,
-                metrics,
-                caption=caption,
-                notes=notes,
-                naming=words,
-                grouped=grouped,
-                bold=bold,
-                within=within,
-            )
-        )
+        """Rows of a finding as a table, by default one line per rule and network; options as in finding_table."""
+        words: dict[str, Naming] = {"network": self.name_network, **naming}
+        return render_table(finding_table(rows, labels, metrics, naming=words, **options))
 
     def list_missing(self, what: str, remedy: str) -> Markup:
         """Note what cannot be shown for the list at the end; nothing in its place."""
@@ -131,17 +121,15 @@ class Context:
 
     def render_missing(self) -> Section | None:
         """Everything that the page does not show, in one place; None where it shows all."""
-        lines = [element("li", QUESTIONS[name]) for name in self.unmeasured]
-        parts = [element("ul", *lines)] if lines else []
-        if lines:
-            names = ",".join(self.unmeasured)
-            parts.append(paragraph("Measure all of these with ", command(self.diagnose_command(names))))
-        others = [
-            element("li", what, " Add it with ", command(remedy)) for what, remedy in self.missing.items()
-        ]
-        if others:
-            parts.append(element("ul", *others))
-        return Section("missing", "Not measured", join_markup(parts)) if parts else None
+        if not self.unmeasured and not self.missing:
+            return None
+        body = render(
+            "missing.html",
+            questions=[QUESTIONS[name] for name in self.unmeasured],
+            command=self.diagnose_command(",".join(self.unmeasured)),
+            others=self.missing,
+        )
+        return Section("missing", "Not measured", body)
 
 
 def _encode_small_jpeg(png: bytes) -> bytes:
@@ -150,21 +138,9 @@ def _encode_small_jpeg(png: bytes) -> bytes:
         return encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
 
 
-def render_missing(what: str, remedy: str) -> Markup:
-    """A place on the page that says what would be there and how to get it."""
-    return element("div", what, " Add it with ", command(remedy), class_="missing")
-
-
 def quote_path(path: Path) -> str:
     """A path as a shell wants it."""
     return shlex.quote(str(path))
-
-
-OWN_RULES = ("evidence", "confirmed evidence", "gce_discrete", "evidence scores")
-GROUP_NAMES = {"guarantee": "Promise", "failure": "Failures"}
-"""What a criterion is called above its columns where that is not its own word."""
-RULE_HEADINGS = {"rule": "Patches chosen by", "network": "Predicted by"}
-Naming = Callable[[str], str]
 
 
 def finding_table(
@@ -174,21 +150,20 @@ def finding_table(
     *,
     caption: str = "",
     notes: Sequence[str] = (),
-    naming: Mapping[str, Naming] | None = None,
+    naming: Mapping[str, Naming] = NO_NAMING,
     grouped: bool = True,
     bold: bool = True,
     within: str = "",
 ) -> Table:
     """One line per row; `labels` gives headings, `naming` words for values, `within` the label whose lines compete."""
     shown = [name for name in metrics if any(row.values.get(name) is not None for row in rows)]
-    words = naming or {}
     lines = []
     for row in rows:
         # The oracle knows the truth, so it competes with nothing.
         competes = bold and row.labels.get("rule") != "oracle"
         lines.append(
             Line(
-                tuple(words.get(label, readable_name)(row.labels.get(label, "")) for label in labels),
+                tuple(naming.get(label, readable_name)(row.labels.get(label, "")) for label in labels),
                 "ours",
                 tuple(metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in shown),
                 comparison=row.labels.get(within, "") if competes else None,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING
-from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph
+from gcemil.report.html import EMPTY, Section, fold, join_markup, paragraph, render
 from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 from gcemil.report.style import (
     INK,
@@ -25,9 +25,9 @@ from gcemil.report.style import (
     add_axes_row,
     apply_style,
     draw_grid,
+    label_rows,
     new_figure,
     readable_name,
-    shorten_label,
 )
 from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule, order_rules
 
@@ -51,20 +51,16 @@ RULE_ONLY = {"rule": RULE_HEADINGS["rule"]}
 
 def render_section(context: Context) -> Section:
     """Every rule at the same number of patches, and explanations made after training."""
-    parts = [
-        paragraph(
-            "A subset is only as good as what it beats. Every rule below picks the same number of patches of every bag, and "
-            f"the network that is named judges them: random patches are the floor. {ORACLE_MEANING}"
-        )
-    ]
     budget, posthoc = context.find("budget"), context.find("posthoc")
-    if budget is None and posthoc is None:
-        parts = []
-    if budget is not None:
-        parts.append(_render_budget(context, budget))
-    if posthoc is not None:
-        parts += [element("h3", "Explanations made after training"), _render_posthoc(context, posthoc)]
-    return Section("controls", "Controls and rivals", join_markup(parts))
+    body = EMPTY
+    if budget is not None or posthoc is not None:
+        body = render(
+            "controls.html",
+            oracle=ORACLE_MEANING,
+            budget=budget and _render_budget(context, budget),
+            posthoc=posthoc and _render_posthoc(context, posthoc),
+        )
+    return Section("controls", "Controls and rivals", body)
 
 
 def _render_budget(context: Context, finding: Finding) -> Markup:
@@ -79,8 +75,8 @@ def _render_budget(context: Context, finding: Finding) -> Markup:
             caption=f"At {_name_size(budget)}",
             notes=[f"± standard deviation over {context.run.spread('budget')}."],
         )
-        parts.append(collapse(f"All rules at {_name_size(budget)}", table))
-    parts += [paragraph(note, kind="note") for note in finding.notes]
+        parts.append(fold(f"All rules at {_name_size(budget)}", table))
+    parts += [paragraph(note, "note") for note in finding.notes]
     return join_markup(parts)
 
 
@@ -152,7 +148,7 @@ def _render_posthoc(context: Context, finding: Finding) -> Markup:
     parts = [context.render_rows(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes)]
     if plain:
         table = context.render_rows(plain, POSTHOC_METRICS, labels=RULE_ONLY)
-        parts.append(collapse("The same methods on the plain host", table))
+        parts.append(fold("The same methods on the plain host", table))
     return join_markup(parts)
 
 
@@ -171,31 +167,27 @@ def draw_same_budget(rows: Sequence[Row], metrics: Sequence[str], *, title: str)
     """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
     rules = order_rules([row.labels["rule"] for row in rows])
     figure = new_figure(0.95 + 0.23 * len(rules), title)
-    places = {rule: len(rules) - number for number, rule in enumerate(rules)}
-    axes_row = add_axes_row(figure, len(metrics), sharey=True)
-    for axes, name in zip(axes_row, metrics, strict=True):
-        draw_grid(axes, grid="x")
+    for axes, name in zip(add_axes_row(figure, len(metrics), sharey=True), metrics, strict=True):
+        places = dict(zip(rules, label_rows(axes, [readable_name(rule) for rule in rules]), strict=True))
         for row in rows:
             if (value := row.values.get(name)) is not None:
                 _draw_bar(axes, places[row.labels["rule"]], row, value, row.deviations.get(name))
         metric = METRICS[name]
-        axes.set_title(textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20), fontsize=9)
+        draw_grid(axes, grid="x").set_title(
+            textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20), fontsize=9
+        )
         axes.axvline(0, color=MUTED, linewidth=0.7)
-    axes_row[0].set_yticks(list(places.values()), [shorten_label(readable_name(rule), 30) for rule in places])
-    axes_row[0].tick_params(axis="y", length=0)
     return figure
 
 
 def _draw_bar(axes: Axes, place: int, row: Row, value: float, deviation: float | None) -> None:
     rule = row.labels["rule"]
     if row.labels["network"] == "plain":
-        axes.plot(
-            value, place, marker="D", markersize=3.8, color="white", markeredgecolor=INK, markeredgewidth=0.9
-        )
+        look: Any = {"marker": "D", "markersize": 3.8, "markeredgecolor": INK, "markeredgewidth": 0.9}
+        axes.plot(value, place, color="white", **look)
         return
-    axes.barh(
-        place, value, height=0.64, color=find_rule(rule).color, alpha=1.0 if rule in MAIN_RULES else 0.75
-    )
+    strength = 1.0 if rule in MAIN_RULES else 0.75
+    axes.barh(place, value, height=0.64, color=find_rule(rule).color, alpha=strength)
     if deviation:
         axes.plot([value - deviation, value + deviation], [place, place], color=INK, linewidth=0.9)
 
@@ -211,12 +203,11 @@ def draw_keep_and_remove(
     rivals = [curve.rule for curve in curves if curve.rule not in MAIN_RULES]
     for curve in sorted(curves, key=_rank_layer):
         strong = curve.rule in MAIN_RULES
-        marker = "o" if strong else MARKERS[1 + rivals.index(curve.rule) % (len(MARKERS) - 1)]
         look: dict[str, Any] = {
             "color": find_rule(curve.rule).color,
             "linewidth": 1.9 if strong else 0.9,
             "linestyle": (0, (4, 2)) if curve.rule in CONTROLS else "-",
-            "marker": marker,
+            "marker": "o" if strong else MARKERS[1 + rivals.index(curve.rule) % (len(MARKERS) - 1)],
             "markersize": 4.5 if strong else 3.4,
             "label": readable_name(curve.rule),
         }
@@ -228,18 +219,14 @@ def draw_keep_and_remove(
             "all patches", (0.01, full), xycoords=("axes fraction", "data"), xytext=(0, 2),
             textcoords="offset points", ha="left", fontsize=7.5,
         )  # fmt: skip
+    ticks = sorted({float(100 * share) for curve in curves for share in curve.shares})
     for axes, title in ((keep, f"Keep only: {label} ↑"), (remove, f"Remove: {label} lost ↑")):
-        draw_grid(axes)
-        axes.set_xscale("log")
-        axes.set_xlabel("patches kept or removed, % of the bag")
-        axes.set_title(title)
-        ticks = sorted({float(100 * share) for curve in curves for share in curve.shares})
+        draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         if evidence_share is not None:
-            axes.axvline(
-                100 * evidence_share, color=find_rule("evidence").color, linewidth=0.8, linestyle=(0, (1, 2))
-            )
+            color = find_rule("evidence").color
+            axes.axvline(100 * evidence_share, color=color, linewidth=0.8, linestyle=(0, (1, 2)))
     remove.axhline(0, color=MUTED, linewidth=0.7)
     handles, names = keep.get_legend_handles_labels()
     shown = dict(zip(names, handles, strict=True))

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 from gcemil.exports.overlay import Canvas, SlideFrame, draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
-from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph
+from gcemil.report.html import EMPTY, Section, paragraph, render
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
@@ -57,16 +57,16 @@ def render_section(context: Context, chosen: dict[str, SlideView]) -> Section | 
         return None
     if not chosen:
         text = "No tested slide has evidence with coordinates, so there is no map to draw."
-        return Section("examples", "Two slides", paragraph(text, kind="missing"))
-    parts = [
-        paragraph(
-            "Chosen by rule: the slide in the middle when all are ordered by how much the prediction moves when only their "
-            "evidence is kept, and the slide at the end, where it moves most."
-        )
-    ]
-    for key, view in chosen.items():
-        parts += [element("h3", f"{key.capitalize()}: {view.slide_id}"), *_render_slide(context, key, view)]
-    return Section("examples", "Two slides", join_markup(parts))
+        return Section("examples", "Two slides", paragraph(text, "missing"))
+    intro = paragraph(
+        "Chosen by rule: the slide in the middle when all are ordered by how much the prediction moves when only their "
+        "evidence is kept, and the slide at the end, where it moves most."
+    )
+    parts = {
+        f"{key.capitalize()}: {view.slide_id}": _render_slide(context, key, view)
+        for key, view in chosen.items()
+    }
+    return Section("examples", "Two slides", intro + render("titled_parts.html", parts=parts))
 
 
 def choose_examples(run: RunData) -> dict[str, SlideView]:
@@ -90,7 +90,7 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
     return found
 
 
-def _render_slide(context: Context, key: str, view: SlideView) -> list[Markup]:
+def _render_slide(context: Context, key: str, view: SlideView) -> Markup:
     truth = "; the outline is the annotated truth" if view.truth is not None and view.truth.any() else ""
     maps = context.figures.save(
         f"slide_{key}",
@@ -112,7 +112,7 @@ def _render_slide(context: Context, key: str, view: SlideView) -> list[Markup]:
         alt=f"Strongest evidence patches of slide {view.slide_id}",
         caption=f"{shown} responses to the anchors, the strongest patch first.",
     )  # fmt: skip
-    return [maps, sheet, _render_subsets(context, key, view)]
+    return maps + sheet + _render_subsets(context, key, view)
 
 
 def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
@@ -124,7 +124,7 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
         text = f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
-        return paragraph(text, kind="note")
+        return paragraph(text, "note")
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
@@ -143,7 +143,7 @@ def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
         return EMPTY
     if not any(numbers.any() for numbers in panels.values()):
         text = f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
-        return paragraph(text, kind="note")
+        return paragraph(text, "note")
     return context.figures.save(
         f"subsets_{key}",
         draw_disjoint_subsets(view, panels),

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from gcemil.findings import Finding
 from gcemil.metrics import FAILURE_TYPES
-from gcemil.report.html import EMPTY, Section, join_markup, link, render_rows
+from gcemil.report.html import EMPTY, Section, join_markup, render_element, render_rows
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.tables import NOT_MEASURED
 
@@ -41,11 +41,7 @@ def _render_failing_slides(context: Context, places: dict[str, str]) -> Markup:
     for kind, title in FAILURE_TYPES.items():
         failing = [str(record["bag_id"]) for record in own if record[kind]]
         known = sum(record[kind] is not None for record in own)
-        names = join_markup(
-            part
-            for number, bag in enumerate(failing)
-            for part in (", " if number else "", link(places[bag], bag) if bag in places else bag)
-        )
+        names = render_element("links", [(bag, places.get(bag)) for bag in failing])
         count = f"{len(failing)} of {known}" if known else NOT_MEASURED.text
         rows.append((title, count, names if failing else ("none" if known else "not known")))
     headings = ("Failure", "Count", f"{context.unit.capitalize()}s")

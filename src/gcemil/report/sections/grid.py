@@ -20,10 +20,11 @@ from gcemil.findings import Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import (
     Section,
-    collapse,
-    element,
+    fold,
     join_markup,
     paragraph,
+    render,
+    render_element,
     render_page,
     render_rows,
     render_table,
@@ -33,7 +34,6 @@ from gcemil.report.sections.context import (
     FigureFolder,
     finding_table,
     quote_path,
-    render_missing,
 )
 from gcemil.report.style import (
     EVIDENCE_COLOR,
@@ -42,8 +42,10 @@ from gcemil.report.style import (
     MARKERS,
     MODE_NAMES,
     MUTED,
+    add_axes_row,
     apply_style,
     draw_grid,
+    label_rows,
     new_figure,
     shorten_label,
 )
@@ -88,14 +90,7 @@ def _render_lead(summary: Record, results: Path) -> Markup:
     cohorts = summary["cohorts"]
     simulated = [name for name, card in cohorts.items() if card.get("simulated")]
     facts = f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
-    parts = [
-        paragraph("Grid report", kind="eyebrow"),
-        element("h1", results.name),
-        paragraph(facts, kind="facts"),
-    ]
-    if simulated:
-        parts.append(paragraph(f"Simulated, not tissue: {', '.join(simulated)}.", kind="caution"))
-    return join_markup(parts)
+    return render("grid_lead.html", title=results.name, facts=facts, simulated=simulated)
 
 
 Pair = tuple[str, str]
@@ -120,7 +115,7 @@ def _render_motivation(summary: Record, alone: set[Pair], results: Path, figures
     gains = [gain for metric in MAIN for gain in pair_hosts(summary["means"], metric, alone)]
     title = "Is attention evidence?"
     if not rules and not gates and not gains:
-        return Section("motivation", title, paragraph("No finished fold to draw from yet.", kind="missing"))
+        return Section("motivation", title, paragraph("No finished fold to draw from yet.", "missing"))
     figure = figures.save(
         "motivation",
         draw_motivation(rules, gates, gains),
@@ -174,7 +169,7 @@ def _render_performance(means: list[Record], alone: set[Pair], figures: FigureFo
                 )
             )
     if not parts:
-        parts.append(paragraph("No host was trained both plainly and with the wrapper yet.", kind="missing"))
+        parts.append(paragraph("No host was trained both plainly and with the wrapper yet.", "missing"))
     return Section("performance", "Relative performance per host", join_markup(parts))
 
 
@@ -202,18 +197,13 @@ def _read_mean(row: Record, mode: str, metric: str) -> float | None:
 def _render_runs(means: list[Record], runs: list[Record]) -> Section:
     """Means in view, single folds folded below."""
     if not runs:
-        return Section("runs", "Runs", paragraph("No fold is trained yet.", kind="missing"))
+        return Section("runs", "Runs", paragraph("No fold is trained yet.", "missing"))
     folds = [{**row, "runs": 1, "metrics": _wrap_values(row["metrics"])} for row in runs]
-    parts = [
-        *_render_metric_tables(means, {"runs": "Folds"}, "Mean ± standard deviation over folds and seeds.")
-    ]
-    parts.append(
-        collapse(
-            f"All {len(runs)} trained folds",
-            join_markup(_render_metric_tables(folds, {"seed": "Seed", "fold": "Fold"})),
-        )
+    tables = _render_metric_tables(
+        means, {"runs": "Folds"}, "Mean ± standard deviation over folds and seeds."
     )
-    return Section("runs", "Runs", join_markup(parts))
+    single = join_markup(_render_metric_tables(folds, {"seed": "Seed", "fold": "Fold"}))
+    return Section("runs", "Runs", join_markup([*tables, fold(f"All {len(runs)} trained folds", single)]))
 
 
 def _wrap_values(metrics: Record) -> Record:
@@ -230,30 +220,23 @@ def _render_metric_tables(rows: list[Record], extra: dict[str, str], note: str =
         if not own:
             continue
         modes = [mode for mode in MODE_NAMES if any(mode in row["metrics"] for row in own)]
-        shown = [(name, mode) for name in names for mode in modes]
         labels = {"cohort": "Cohort", "host": "Host", "label": "Arm", **extra}
         columns = [
             Column(f"{name} {mode}", MODE_NAMES[mode], group=f"{METRICS[name].label} ↑")
-            for name, mode in shown
+            for name in names
+            for mode in modes
         ]
         lines = [
             Line(
                 tuple(str({**row, "label": row["variant"] or row["arm"]}[label]) for label in labels),
                 "ours",
-                tuple(_read_cell(row, mode, name) for name, mode in shown),
+                tuple(_read_cell(row, mode, name) for name in names for mode in modes),
             )
             for row in own
         ]
+        notes = (note,) if note else ()
         yield render_table(
-            Table(
-                name="",
-                title="",
-                label="",
-                row_labels=tuple(labels.values()),
-                columns=tuple(columns),
-                lines=tuple(lines),
-                notes=(note,) if note else (),
-            )
+            Table("", "", "", tuple(labels.values()), tuple(columns), tuple(lines), notes=notes)
         )
 
 
@@ -264,22 +247,8 @@ def _read_cell(row: Record, mode: str, metric: str) -> Cell:
 
 def _render_snr(diagnostics: list[Record], results: Path) -> Section:
     """Sufficiency, necessity, recoverability of the evidence and of its controls, cohort by cohort."""
-    title = "Sufficiency, necessity, recoverability"
     own = [row for row in diagnostics if row["diagnostic"] == "snr" and row["labels"].get("class") == "all"]
-    if not own:
-        remedy = f"gcemil benchmark GRID.yaml --out {quote_path(results)}"
-        return Section(
-            "snr",
-            title,
-            render_missing("The grid asks for no 'snr'. Name it under diagnostics in the grid file.", remedy),
-        )
     parts = []
-    labels = {
-        "cohort": "Cohort",
-        "host": "Host",
-        "arm": "Arm",
-        **RULE_HEADINGS,
-    }
     for comparison, metrics in (("full-kept", SNR), ("soft-kept", SOFT)):
         rows = [
             Row(
@@ -296,18 +265,15 @@ def _render_snr(diagnostics: list[Record], results: Path) -> Section:
             if row["labels"].get("comparison") == comparison
         ]
         if rows:
-            parts.append(
-                render_table(
-                    finding_table(
-                        rows,
-                        labels,
-                        metrics,
-                        bold=False,
-                        notes=["Mean ± standard deviation over folds and seeds."],
-                    )
-                )
-            )
-    return Section("snr", title, join_markup(parts))
+            labels = {"cohort": "Cohort", "host": "Host", "arm": "Arm", **RULE_HEADINGS}
+            notes = ["Mean ± standard deviation over folds and seeds."]
+            parts.append(render_table(finding_table(rows, labels, metrics, bold=False, notes=notes)))
+    if not own:
+        what = "The grid asks for no 'snr'. Name it under diagnostics in the grid file."
+        parts.append(
+            render_element("missing", what, f"gcemil benchmark GRID.yaml --out {quote_path(results)}")
+        )
+    return Section("snr", "Sufficiency, necessity, recoverability", join_markup(parts))
 
 
 def _render_unfinished(missing: list[Record], results: Path) -> Section:
@@ -315,8 +281,8 @@ def _render_unfinished(missing: list[Record], results: Path) -> Section:
     if not missing:
         return Section("unfinished", title, paragraph("Everything the grids ask for is done."))
     rows = [(str(row["key"]), str(row["failure"] or "not run yet")) for row in missing]
-    remedy = render_missing(
-        f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quote_path(results)}"
+    remedy = render_element(
+        "missing", f"{len(missing)} are missing.", f"gcemil benchmark GRID.yaml --out {quote_path(results)}"
     )
     return Section("unfinished", title, join_markup([remedy, render_rows(("What", "Why"), rows)]))
 
@@ -342,65 +308,66 @@ def draw_motivation(
 ) -> Figure:
     """Three panels; one without figures says so."""
     figure = new_figure(2.7)
-    kept, bimodal, hosts = figure.subplots(1, 3)
-    draw_grid(kept, grid="x")
-    places = np.arange(len(rules))[::-1]
-    kept.barh(places, list(rules.values()), color=[find_rule(rule).color for rule in rules], height=0.62)
-    kept.set_yticks(places, [find_rule(rule).label for rule in rules])
-    kept.set_title("Kept alone, 5 % of patches")
-    draw_grid(bimodal)
+    kept, bimodal, hosts = add_axes_row(figure, 3)
+    colors = [find_rule(rule).color for rule in rules]
+    kept.barh(
+        label_rows(kept, [find_rule(rule).label for rule in rules]),
+        list(rules.values()),
+        color=colors,
+        height=0.62,
+    )
+    draw_grid(kept, grid="x").set_title("Kept alone, 5 % of patches")
+    for (epoch, shares), color in zip(gates, (MUTED, EVIDENCE_COLOR), strict=False):
+        middles = (np.arange(len(shares)) + 0.5) / len(shares)
+        bimodal.step(middles, shares, where="mid", color=color, label=f"epoch {epoch}")
     if gates:
-        for (epoch, shares), color in zip(gates, (MUTED, EVIDENCE_COLOR), strict=True):
-            middles = (np.arange(len(shares)) + 0.5) / len(shares)
-            bimodal.step(middles, shares, where="mid", color=color, label=f"epoch {epoch}")
         bimodal.set_yscale("log")
         bimodal.minorticks_off()
         bimodal.legend(loc="upper center")
-    bimodal.set_xlabel("gate")
-    bimodal.set_title("Gates" if gates else "Gates: not recorded")
-    draw_grid(hosts, grid="x")
-    names = list(dict.fromkeys(gain.host for gain in gains))
-    relative = {name: [one.relative for one in gains if one.host == name] for name in names}
-    means = [
-        float(np.mean([one for one in found if one is not None] or [np.nan])) for found in relative.values()
-    ]
+    draw_grid(bimodal).set(xlabel="gate", title="Gates" if gates else "Gates: not recorded")
+    by_host = group_gains(gains)
     hosts.axvline(1.0, color=INK, linewidth=0.9)
-    hosts.plot(means, np.arange(len(names))[::-1], linestyle="", marker="D", color=EVIDENCE_COLOR)
-    hosts.set_yticks(np.arange(len(names))[::-1], names)
-    hosts.set_title("Host + GCE over host")
+    means = [np.mean(list(found.values()) or [np.nan]) for found in by_host.values()]
+    hosts.plot(means, label_rows(hosts, list(by_host)), linestyle="", marker="D", color=EVIDENCE_COLOR)
+    draw_grid(hosts, grid="x").set_title("Host + GCE over host")
     return figure
+
+
+def group_gains(gains: Sequence[HostGain]) -> dict[str, dict[str, float]]:
+    """Wrapped over plain by host and cohort; without those that are undefined."""
+    found: dict[str, dict[str, float]] = {}
+    for gain in gains:
+        own = found.setdefault(gain.host, {})
+        if gain.relative is not None:
+            own[gain.cohort] = gain.relative
+    return found
 
 
 @apply_style
 def draw_relative_performance(gains: Sequence[HostGain], *, label: str) -> Figure:
     """A dot per cohort and a line at the mean for every host; 1 is the plain host."""
-    hosts = list(dict.fromkeys(gain.host for gain in gains))
-    cohorts = list(dict.fromkeys(gain.cohort for gain in gains))
-    figure = new_figure(1.1 + 0.36 * len(hosts))
+    by_host = group_gains(gains)
+    cohorts = dict.fromkeys(gain.cohort for gain in gains)
+    looks: dict[str, Any] = {
+        cohort: {
+            "marker": MARKERS[number % len(MARKERS)],
+            "color": GROUPS[number % len(GROUPS)],
+            "linestyle": "",
+        }
+        for number, cohort in enumerate(cohorts)
+    }
+    figure = new_figure(1.1 + 0.36 * len(by_host))
     axes = draw_grid(figure.subplots(), grid="x")
     axes.axvline(1.0, color=INK, linewidth=0.9)
-    for row, host in enumerate(hosts):
-        place = len(hosts) - row
-        own = [
-            (gain.cohort, gain.relative) for gain in gains if gain.host == host and gain.relative is not None
-        ]
-        for cohort, value in own:
-            number = cohorts.index(cohort)
-            axes.plot(
-                value, place, linestyle="", marker=MARKERS[number % len(MARKERS)],
-                color=GROUPS[number % len(GROUPS)], markersize=6,
-            )  # fmt: skip
-        if own:
-            mean = float(np.mean([value for _, value in own]))
+    for place, found in zip(label_rows(axes, list(by_host)), by_host.values(), strict=True):
+        for cohort, value in found.items():
+            axes.plot(value, place, markersize=6, **looks[cohort])
+        if found:
+            mean = np.mean(list(found.values()))
             axes.plot([mean, mean], [place - 0.32, place + 0.32], color=EVIDENCE_COLOR, linewidth=2.2)
-    axes.set_yticks([len(hosts) - row for row in range(len(hosts))], hosts)
-    axes.set_ylim(0.4, len(hosts) + 0.6)
     axes.set_xlabel(label)
-    for number, cohort in enumerate(cohorts):
-        axes.plot(
-            [], [], linestyle="", marker=MARKERS[number % len(MARKERS)], color=GROUPS[number % len(GROUPS)],
-            label=shorten_label(cohort, 24),
-        )  # fmt: skip
+    for cohort, look in looks.items():
+        axes.plot([], [], label=shorten_label(cohort, 24), **look)
     axes.plot([], [], color=EVIDENCE_COLOR, linewidth=2.2, label="mean over cohorts")
     figure.legend(loc="outside lower left", ncols=5)
     return figure

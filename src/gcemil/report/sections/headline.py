@@ -6,13 +6,15 @@ Which rules are compared, how slides are counted and what sentence follows: repo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
 from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
-from gcemil.report.html import EMPTY, bar, command, element, join_markup, paragraph, render_rows
+from gcemil.report.html import render, render_rows
+from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
 
 FEW = 30
@@ -35,53 +37,58 @@ COLUMNS = ("Patches chosen by", "Sufficient", "Necessary", "Both", "Recoverable"
 def render_lead(context: Context) -> Markup:
     """Title, facts and the answer."""
     run = context.run
-    card = run.card
-    cohort = run.cohort.name if card is None else card.name
-    folds = f"{len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
-    arm = f"{run.host} + GCE" if run.is_wrapped else f"{run.host}, no wrapper"
-    tested = f"{context.count_units(len(run.bags))} tested"
-    facts = " · ".join([cohort, arm, folds, tested, f"seed {run.settings.seed}"])
-    return join_markup(
-        [
-            paragraph("Evidence report", kind="eyebrow"),
-            element("h1", run.folder.name or str(run.folder)),
-            paragraph(facts, kind="facts"),
-            *([] if run.model_warning is None else [paragraph(run.model_warning, kind="answer warning")]),
-            *([] if (vote := run.vote) is None else [paragraph(vote)]),
-            element("h2", "Does the evidence hold?"),
-            _render_answer(context),
-            *[paragraph(text, kind="caution") for text in list_cautions(context)],
-        ]
-    )
-
-
-def _render_answer(context: Context) -> Markup:
-    """The sentence that follows from the counts, the three criteria, and every rule in a table."""
-    run, finding = context.run, context.run.finding("snr")
+    facts = [
+        run.cohort.name if run.card is None else run.card.name,
+        f"{run.host} + GCE" if run.is_wrapped else f"{run.host}, no wrapper",
+        f"{len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}",
+        f"{context.count_units(len(run.bags))} tested",
+        f"seed {run.settings.seed}",
+    ]
     claim = make_claim(run.slides("snr"), rule=run.rule, is_same_network=run.is_same_network)
     if claim is None:
         context.list_unmeasured("snr")
-        return paragraph("Not measured yet. Measure it with ", command(context.diagnose_command("snr")))
-    settings = {} if finding is None else finding.settings
+    return render(
+        "lead.html",
+        title=run.folder.name or str(run.folder),
+        facts=facts,
+        warning=run.model_warning,
+        no_evidence=describe_false_evidence(context),
+        claim=claim,
+        command=context.diagnose_command("snr"),
+        cautions=list_cautions(context),
+        **({} if claim is None else _describe_answer(context, claim)),
+    )
+
+
+def _describe_answer(context: Context, claim: Claim) -> dict[str, Any]:
+    """The sentence that follows from the counts, the three criteria, and every rule in a table."""
     rules = list_rules(context)
-    best = claim.rival and (claim.rival.rule, claim.rival.network)
-    beside = [
-        one
-        for one in rules
-        if one is not claim.own and (one.rule in SHOWN_BESIDE or (one.rule, one.network) == best)
-    ]
-    cards = [
-        _render_criterion(name, claim.own, beside, float(settings.get(CRITERIA[name].tolerance, math.nan)))
-        for name in WORDS
-        if claim.own.count(name).of
-    ]
-    return join_markup(
-        [
-            *_render_sentences(context, claim),
-            element("div", *cards, class_="criteria"),
-            _render_rules(rules),
-            *[paragraph(text, kind="note") for text in _list_notes(context, claim, rules)],
-        ]
+    # The count is bold; the rival has the same size, since it is half of the answer.
+    first, *sentences = claim.sentences(context.unit)
+    before, _, after = first.partition(claim.own.both.words)
+    if not context.run.is_wrapped:
+        sentences.insert(0, "The run has no wrapper, so the most attended patches stand for evidence.")
+    return {
+        "before": before[:1].upper() + before[1:],
+        "after": after,
+        "sentences": sentences,
+        "cards": list(_describe_criteria(context, claim, rules)),
+        "rules": _render_rules(rules),
+        "remarks": _list_notes(context, claim, rules),
+    }
+
+
+def describe_false_evidence(context: Context) -> str | None:
+    """Promised and reached rate of evidence on slides without a lesion; None where it was not measured."""
+    folds = [one for fold in context.run.folds if (one := fold.metrics["details"].get("no_evidence"))]
+    if not folds:
+        return None
+    tested = sum(one["n_test"] for one in folds)
+    reached = sum(one["reached_rate"] * one["n_test"] for one in folds) / tested
+    promised = max(one["promised_rate"] for one in folds)
+    return (
+        f"Without a lesion (class {folds[0]['class']}): evidence is confirmed on {reached:.0%} of "
+        f"{context.count_units(tested)} tested; the threshold, set on validation {context.unit}s, promises at most {promised:.0%}."
     )
 
 
@@ -90,46 +97,21 @@ def list_rules(context: Context) -> list[RuleSlides]:
     return group_rules(context.run.slides("snr"), is_same_network=context.run.is_same_network)
 
 
-def _render_sentences(context: Context, claim: Claim) -> list[Markup]:
-    """The count in bold; the rival in the same size, since it is half of the answer."""
-    first, *rest = claim.sentences(context.unit)
-    before, words, after = first.partition(claim.own.both.words)
-    lead = paragraph(before[:1].upper() + before[1:], element("b", words), after, kind="answer")
-    if not context.run.is_wrapped:
-        rest.insert(0, "The run has no wrapper, so the most attended patches stand for evidence.")
-    return [lead, *[paragraph(text, kind="rival") for text in rest]]
-
-
-def _render_criterion(
-    name: VerdictName, own: RuleSlides, beside: Sequence[RuleSlides], limit: float
-) -> Markup:
-    """One criterion: the share, its interval, what it means, and the rules beside it."""
-    count = own.count(name)
-    low, high = count.interval
-    title, meaning = WORDS[name]
-    rivals = []
-    for other in beside:
-        if (theirs := other.count(name)).of:
-            share = f"{100 * theirs.share:.0f} %"
-            rivals += [
-                element("span", other.words),
-                bar(theirs.share, kind=other.rule, words=share),
-                element("span", share),
-            ]
-    return element(
-        "div",
-        element("h3", title),
-        element(
-            "div",
-            f"{100 * count.share:.0f} %",
-            element("small", f"{count.words}; {100 * low:.0f} to {100 * high:.0f} %"),
-            class_="big",
-        ),
-        bar(count.share, kind=own.rule, words=f"{count.words}"),
-        paragraph(meaning.format(limit=limit)),
-        element("div", *rivals, class_="rivals") if rivals else EMPTY,
-        class_="criterion",
-    )
+def _describe_criteria(context: Context, claim: Claim, rules: Sequence[RuleSlides]) -> Iterator[Record]:
+    """Per criterion the count, what it means, and the rules beside it."""
+    finding = context.run.finding("snr")
+    settings = {} if finding is None else finding.settings
+    best = claim.rival and (claim.rival.rule, claim.rival.network)
+    beside = [
+        one
+        for one in rules
+        if one is not claim.own and (one.rule in SHOWN_BESIDE or (one.rule, one.network) == best)
+    ]
+    for name, (title, meaning) in WORDS.items():
+        if (count := claim.own.count(name)).of:
+            limit = float(settings.get(CRITERIA[name].tolerance, math.nan))
+            rivals = [(one.rule, one.words, one.count(name).share) for one in beside if one.count(name).of]
+            yield {"title": title, "count": count, "meaning": meaning.format(limit=limit), "rivals": rivals}
 
 
 def _render_rules(rules: Sequence[RuleSlides]) -> Markup:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -29,19 +29,30 @@ from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
 from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
-from gcemil.report.html import EMPTY, Section, element, join_markup, paragraph, picture, render_rows
+from gcemil.report.html import (
+    EMPTY,
+    Section,
+    join_markup,
+    paragraph,
+    picture,
+    render,
+    render_element,
+    render_rows,
+)
 from gcemil.report.run_data import FoldData, RunData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.examples import list_anchor_letters
 from gcemil.report.slide_view import PROTOTYPE, SlideView, encode_jpeg, read_patch_pixels
 from gcemil.report.style import (
     ATTENTION_COLOR,
+    DASHED,
     EVIDENCE_COLOR,
     INK,
     MUTED,
     RANDOM_COLOR,
     apply_style,
     draw_grid,
+    label_rows,
     new_figure,
     shorten_label,
     spread_positions,
@@ -60,38 +71,21 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
     """None for a plain host, which has neither gates nor anchors."""
     if not context.run.is_wrapped:
         return None
-    parts = [
-        _render_method(context),
-        _render_adapter(context),
-        _render_gates(context),
-        _render_anchors(context),
-    ]
-    if example is not None:
-        parts.append(
-            context.figures.save(
-                "mechanism",
-                draw_mechanism(example.evidence, threshold=context.run.evidence.selection_threshold),
-                alt="Responses, gates, coverage, threshold and repair of one slide",
-                caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only "
-                "where it reads morphology.",
-            )
-        )
-    return Section("mechanism", "How the evidence came about", join_markup(parts))
-
-
-def _render_method(context: Context) -> Markup:
     evidence = context.run.evidence
-    return context.figures.save(
-        "method",
-        draw_method(describe_method(evidence, context.run.host)),
-        alt="The parts of the model and what passes between them",
-        caption="The parts of this run's model in the order the data travels, with its own settings. "
-        + (
-            "The evidence taught the host."
-            if evidence.teaches_host
-            else "Nothing of the evidence reached the host's weights."
-        ),
+    method = render(
+        "method.html", parts=describe_method(evidence, context.run.host), taught=evidence.teaches_host
     )
+    parts = [method, _render_adapter(context), _render_gates(context), _render_anchors(context)]
+    if example is not None:
+        figure = context.figures.save(
+            "mechanism",
+            draw_mechanism(example.evidence, threshold=evidence.selection_threshold),
+            alt="Responses, gates, coverage, threshold and repair of one slide",
+            caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only where "
+            "it reads morphology.",
+        )
+        parts.append(figure)
+    return Section("mechanism", "How the evidence came about", join_markup(parts))
 
 
 def _render_adapter(context: Context) -> Markup:
@@ -100,10 +94,8 @@ def _render_adapter(context: Context) -> Markup:
         return EMPTY
     fold = context.run.folds[0].files
     if not fold.adapter.is_file():
-        return context.list_missing(
-            "The feature adapter of this run was not measured.",
-            f"gcemil report {quote_path(context.run.folder)} --representations",
-        )
+        remedy = f"gcemil report {quote_path(context.run.folder)} --representations"
+        return context.list_missing("The feature adapter of this run was not measured.", remedy)
     return context.figures.save(
         "adapter",
         draw_adapter(read_adapter(fold.adapter)),
@@ -137,43 +129,18 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
     ]
 
 
-@apply_style
-def draw_method(parts: Sequence[tuple[str, str]]) -> Figure:
-    """A box per part in two rows, arrows in the order the data travels."""
-    figure = new_figure(2.2)
-    axes = figure.subplots()
-    axes.set_axis_off()
-    columns = (len(parts) + 1) // 2
-    places = [(number % columns, 1 - number // columns) for number in range(len(parts))]
-    # The second row is read back from the right, so that every arrow joins neighbours.
-    places = [(x if y else columns - 1 - x, y) for x, y in places]
-    look = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED}
-    for (name, detail), (x, y) in zip(parts, places, strict=True):
-        text = f"{name}\n" + textwrap.fill(detail, 22)
-        axes.text(x, y, text, ha="center", va="center", fontsize=6.8, color=INK, bbox=look)
-    for (x, y), (next_x, next_y) in pairwise(places):
-        start = (x + 0.42 * np.sign(next_x - x), y + 0.3 * np.sign(next_y - y))
-        end = (next_x - 0.42 * np.sign(next_x - x), next_y - 0.3 * np.sign(next_y - y))
-        axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": MUTED})
-    axes.set_xlim(-0.6, columns - 0.4)
-    axes.set_ylim(-0.6, 1.6)
-    return figure
-
-
 def _render_gates(context: Context) -> Markup:
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
     if not records:
-        return context.list_missing(
-            "The training history has no gates.",
-            f"gcemil train COHORT --out {quote_path(context.run.folder)}",
-        )
-    epochs = [int(record["epoch"]) for record in records]
+        remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
+        return context.list_missing("The training history has no gates.", remedy)
     figure = draw_gate_histograms(
-        epochs, np.array([record["gate_histogram"] for record in records], dtype=float),
+        [int(record["epoch"]) for record in records],
+        np.array([record["gate_histogram"] for record in records], dtype=float),
         threshold=context.run.evidence.selection_threshold,
         open_share=float(records[-1]["evidence_fraction"]),
-    )  # fmt: skip
+    )
     return context.figures.save(
         "gates",
         figure,
@@ -185,28 +152,29 @@ def _render_gates(context: Context) -> Markup:
 
 def _render_anchors(context: Context) -> Markup:
     """Anchors of one fold: prototypes of another fold are other anchors."""
-    found = _read_coverage(context.run, context.run.folds[0])
-    if found is None:
-        remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
-        return context.list_missing("The fold has no evidence files.", remedy)
-    prompts, coverage = found
-    recovery = context.run.evidence.recovery
+    run, fold = context.run, context.run.folds[0]
+    found = [
+        evidence
+        for bag in run.bags
+        if bag.fold == fold.number and (evidence := fold.evidence(bag.slide_ids[0])) is not None
+    ]
+    if not found:
+        return context.list_missing(
+            "The fold has no evidence files.", f"gcemil evaluate {quote_path(run.folder)}"
+        )
+    prompts, recovery = found[0].prompts, run.evidence.recovery
     target = None if recovery.reachable else recovery.coverage_target
-    kind = "a share of what the whole bag covers" if target is None else "the dashed line"
-    names = sorted({str(fold.metrics["details"].get("anchors")) for fold in context.run.folds})
-    return join_markup(
-        [
-            context.figures.save(
-                "anchor_coverage",
-                draw_anchor_coverage(prompts, coverage, target=target),
-                alt="Coverage of every anchor by the evidence",
-                caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {kind}, for the anchors that count for the "
-                "predicted class.",
-            ),
-            paragraph(f"Anchors: {'; '.join(names)}.", kind="note"),
-            _render_prototypes(context, prompts),
-        ]
+    aim = "a share of what the whole bag covers" if target is None else "the dashed line"
+    coverage = np.stack([evidence.coverage for evidence in found]).astype(float)
+    figure = context.figures.save(
+        "anchor_coverage",
+        draw_anchor_coverage(prompts, coverage, target=target),
+        alt="Coverage of every anchor by the evidence",
+        caption=f"Fold {fold.number}, test slides. Recovery aims at {aim}, for the anchors that count for the predicted class.",
     )
+    names = sorted({str(one.metrics["details"].get("anchors")) for one in run.folds})
+    note = paragraph(f"Anchors: {'; '.join(names)}.", "note")
+    return figure + note + _render_prototypes(context, prompts)
 
 
 def _render_prototypes(context: Context, prompts: Sequence[str]) -> Markup:
@@ -220,9 +188,7 @@ def _render_prototypes(context: Context, prompts: Sequence[str]) -> Markup:
         shown = (_render_example(context, slide, corner, size) for _, slide, corner, size in strongest)
         rows.append((prompt, join_markup(shown)))
     note = "A prototype is the centre of a group of training patches and has no words: look at what is most like it."
-    return join_markup(
-        [render_rows(("Anchor", "Most like it, one patch per slide"), rows), paragraph(note, kind="note")]
-    )
+    return render_rows(("Anchor", "Most like it, one patch per slide"), rows, notes=[note])
 
 
 def _find_strongest(
@@ -246,22 +212,8 @@ def _render_example(context: Context, slide_id: str, corner: tuple[int, int], si
     coords = np.array([corner], dtype=np.int64)
     pixels = read_patch_pixels(context.run.cohort, slide_id, coords, [0], patch_size=size) if size else None
     if pixels is None:
-        return element("span", where, class_="chip")
+        return render_element("chip", where)
     return picture(encode_jpeg(pixels[0]), where, mime="image/jpeg", width=72)
-
-
-def _read_coverage(run: RunData, fold: FoldData) -> tuple[tuple[str, ...], np.ndarray] | None:
-    """Prompts, and coverage (slides, anchors), of the tested slides that have evidence."""
-    found = [
-        evidence
-        for bag in run.bags
-        if bag.fold == fold.number
-        for slide_id in bag.slide_ids[:1]
-        if (evidence := fold.evidence(slide_id)) is not None
-    ]
-    if not found:
-        return None
-    return found[0].prompts, np.stack([evidence.coverage for evidence in found]).astype(float)
 
 
 @apply_style
@@ -286,21 +238,18 @@ def draw_gate_histograms(
     bar.set_label("share of patches", fontsize=8)
     bar.outline.set_visible(False)
     bar.minorticks_off()
-    over_time.set_xlabel("epoch")
-    over_time.set_ylabel("gate")
-    over_time.set_title(f"Gates over training, {open_share:.1%} open at the end")
-    over_time.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
+    over_time.set(
+        xlabel="epoch", ylabel="gate", title=f"Gates over training, {open_share:.1%} open at the end"
+    )
+    over_time.axhline(threshold, **DASHED)
     middles = (np.arange(bins) + 0.5) / bins
     draw_grid(ends)
     ends.step(
         middles, histograms[0], where="mid", color=MUTED, linestyle=(0, (3, 1.5)), label=f"epoch {epochs[0]}"
     )
     ends.bar(middles, histograms[-1], width=0.9 / bins, color=INK, alpha=0.8, label=f"epoch {epochs[-1]}")
-    ends.set_yscale("log")
+    ends.set(yscale="log", ylim=(SMALLEST, 1.6), xlabel="gate", title="First and last")
     ends.minorticks_off()
-    ends.set_ylim(SMALLEST, 1.6)
-    ends.set_xlabel("gate")
-    ends.set_title("First and last")
     ends.legend(loc="upper center")
     return figure
 
@@ -310,7 +259,6 @@ def draw_adapter(found: AdapterFigures) -> Figure:
     """Left, how near patches stay to where the encoder put them; right, how strong the adapter is."""
     figure = new_figure(2.4)
     near, strength = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    draw_grid(near)
     edges = np.linspace(min(0.0, float(found.cosines.min())), 1.0, 41)
     for chosen, color, label in (
         (~found.selected, RANDOM_COLOR, "other patches"),
@@ -321,15 +269,12 @@ def draw_adapter(found: AdapterFigures) -> Figure:
             near.hist(
                 found.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
             )
-    near.set_xlabel("cosine of a patch before and after")
-    near.set_ylabel("share of patches")
-    near.set_title(f"Feature adaptation: median {np.median(found.cosines):.3f}")
+    title = f"Feature adaptation: median {np.median(found.cosines):.3f}"
+    draw_grid(near).set(xlabel="cosine of a patch before and after", ylabel="share of patches", title=title)
     near.legend(loc="upper left")
-    draw_grid(strength)
     strength.bar(np.arange(1, len(found.strengths) + 1), found.strengths, color=INK, alpha=0.8)
-    strength.axhline(1.0, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-    strength.set_xlabel("direction")
-    strength.set_title("Singular values, identity dashed")
+    strength.axhline(1.0, **DASHED)
+    draw_grid(strength).set(xlabel="direction", title="Singular values, identity dashed")
     return figure
 
 
@@ -340,29 +285,17 @@ def draw_anchor_coverage(
     """A bar per anchor, the mean over slides, and a dot per slide."""
     figure = new_figure(0.75 + 0.33 * len(prompts))
     axes = draw_grid(figure.subplots(), grid="x")
-    places = np.arange(len(prompts))[::-1]
-    means = coverage.mean(axis=0)
+    places, means = label_rows(axes, prompts, width=46), coverage.mean(axis=0)
     axes.barh(places, means, height=0.62, color=EVIDENCE_COLOR, alpha=0.85)
-    for place, column in zip(places, coverage.T, strict=True):
+    for place, mean, column in zip(places, means, coverage.T, strict=True):
         shift = spread_positions(column.tolist(), width=0.22)
         axes.plot(column, place + shift, linestyle="", marker="o", markersize=2.2, color=INK, alpha=0.45)
-    axes.set_yticks(places, [textwrap.fill(shorten_label(prompt, 90), 46) for prompt in prompts])
-    axes.set_xlim(0, 1.12)
-    axes.set_xticks(np.linspace(0, 1, 6))
-    for place, mean in zip(places, means, strict=True):
         axes.text(1.03, place, f"{mean:.2f}", va="center", fontsize=8)
+    axes.set(xlim=(0, 1.12), xticks=np.linspace(0, 1, 6), xlabel="coverage (bar: mean, dot: one slide)")
     if target is not None:
-        axes.axvline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-        axes.annotate(
-            f"target {target:g}",
-            (target, places[0] + 0.5),
-            fontsize=7.5,
-            color=MUTED,
-            ha="right",
-            va="bottom",
-        )
-    axes.set_xlabel("coverage (bar: mean, dot: one slide)")
-    axes.tick_params(axis="y", length=0)
+        axes.axvline(target, **DASHED)
+        look: Any = {"fontsize": 7.5, "color": MUTED, "ha": "right", "va": "bottom"}
+        axes.annotate(f"target {target:g}", (target, places[0] + 0.5), **look)
     return figure
 
 
@@ -370,28 +303,28 @@ def draw_anchor_coverage(
 def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     """Five panels and the names of the anchors."""
     figure = new_figure(5.2, shorten_label(f"{evidence.slide_id}: from responses to evidence", 76))
-    panels = np.asarray(figure.subplots(2, 3)).ravel()
+    responses, gates, utility, opening, repair, names = np.asarray(figure.subplots(2, 3)).ravel()
     letters = list_anchor_letters(len(evidence.prompts))
     opened = evidence.gates > threshold
-    _draw_responses(panels[0], evidence, letters)
-    _draw_gates(panels[1], evidence, threshold)
-    _draw_utility(panels[2], evidence)
-    _draw_threshold(panels[3], evidence, threshold)
-    _draw_repair(panels[4], evidence, opened, letters)
-    panels[5].set_axis_off()
+    _draw_responses(responses, evidence, letters)
+    _draw_gates(gates, evidence, threshold)
+    _draw_utility(utility, evidence)
+    _draw_threshold(opening, evidence, threshold)
+    _draw_repair(repair, evidence, opened, letters)
+    names.set_axis_off()
     key = "\n".join(
         textwrap.fill(f"{letter}  {shorten_label(prompt, 70)}", 38, subsequent_indent="     ")
         for letter, prompt in zip(letters, evidence.prompts, strict=True)
     )
-    look = {"va": "top", "ha": "left", "fontsize": 6.8, "linespacing": 1.35}
-    panels[5].text(0, 1, key, transform=panels[5].transAxes, **look)
+    names.text(0, 1, key, transform=names.transAxes, va="top", ha="left", fontsize=6.8, linespacing=1.35)
     return figure
 
 
 def _draw_responses(axes: Axes, evidence: SlideEvidence, letters: list[str]) -> None:
-    others = ~evidence.selected
-    inside = evidence.responses[evidence.selected].mean(axis=0)
-    outside = evidence.responses[others].mean(axis=0) if others.any() else np.full(len(letters), np.nan)
+    inside, outside = (
+        evidence.responses[one].mean(axis=0) if one.any() else np.full(len(letters), np.nan)
+        for one in (evidence.selected, ~evidence.selected)
+    )
     _draw_beside_evidence(axes, letters, outside, inside, name="other patches", color=RANDOM_COLOR)
     axes.set_title("Anchor response")
 
@@ -404,85 +337,66 @@ def _draw_beside_evidence(
     *,
     name: str,
     color: str,
-    size: float = 5,
 ) -> None:
     """A figure of every anchor for the evidence, and beside it for something else."""
     places = np.arange(len(letters))
-    draw_grid(axes)
     axes.vlines(places, np.minimum(other, evidence), np.maximum(other, evidence), color=MUTED, linewidth=1)
     axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
     axes.plot(
-        places, evidence, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=size
+        places, evidence, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=4
     )
     axes.set_xticks(places, letters)
-    axes.set_ylim(0, 1.25)
-    axes.set_yticks(np.linspace(0, 1, 6))
+    draw_grid(axes).set(ylim=(0, 1.25), yticks=np.linspace(0, 1, 6))
     axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
 def _draw_gates(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
-    draw_grid(axes)
+    look: Any = {"linestyle": "", "marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
     for chosen, color in ((~evidence.selected, RANDOM_COLOR), (evidence.selected, EVIDENCE_COLOR)):
-        axes.plot(
-            evidence.evidence_scores[chosen], evidence.gates[chosen], linestyle="", marker="o", markersize=3,
-            markeredgewidth=0, alpha=0.7, color=color, rasterized=len(chosen) > MOST_DOTS,
-        )  # fmt: skip
-    axes.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-    axes.set_xlabel("evidence score")
-    axes.set_title("Continuous gate")
+        scores, gates = evidence.evidence_scores[chosen], evidence.gates[chosen]
+        axes.plot(scores, gates, color=color, rasterized=len(chosen) > MOST_DOTS, **look)
+    axes.axhline(threshold, **DASHED)
+    draw_grid(axes).set(xlabel="evidence score", title="Continuous gate")
 
 
 def _draw_utility(axes: Axes, evidence: SlideEvidence) -> None:
-    draw_grid(axes)
     best_first = np.argsort(-evidence.evidence_scores, kind="stable")
     any_order = np.random.default_rng(0).permutation(len(best_first))
-    count = max(2, min(len(best_first), 4 * int(evidence.selected.sum())))
-    steps = np.arange(1, count + 1)
+    size = int(evidence.selected.sum())
+    count = max(2, min(len(best_first), 4 * size))
     for order, color, label, style in (
         (best_first, EVIDENCE_COLOR, "by evidence score", "-"),
         (any_order, RANDOM_COLOR, "any order", (0, (4, 2))),
     ):
-        curve = accumulate_coverage(evidence.responses, order[:count])
-        axes.plot(steps[: len(curve)], curve.mean(axis=1), color=color, label=label, linestyle=style)
-    axes.axvline(int(evidence.selected.sum()), color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-    axes.set_ylim(0, 1.04)
-    axes.set_xlabel("patches")
-    axes.set_title("Noisy-OR coverage, mean")
+        curve = accumulate_coverage(evidence.responses[order[:count]]).mean(axis=1)
+        axes.plot(np.arange(1, len(curve) + 1), curve, color=color, label=label, linestyle=style)
+    axes.axvline(size, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+    draw_grid(axes).set(ylim=(0, 1.04), xlabel="patches", title="Noisy-OR coverage, mean")
     axes.legend(loc="lower right")
 
 
 def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
-    draw_grid(axes)
     ranked = np.sort(evidence.gates)[::-1]
     ranks = np.arange(1, len(ranked) + 1)
     axes.step(ranks, ranked, where="mid", color=INK, linewidth=1.2)
     axes.fill_between(ranks, ranked, where=ranked > threshold, step="mid", color=ATTENTION_COLOR, alpha=0.55)
-    axes.axhline(threshold, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-    axes.set_xscale("log")
+    axes.axhline(threshold, **DASHED)
+    title = f"Threshold: {int((ranked > threshold).sum())} open"
+    draw_grid(axes).set(xscale="log", xlabel="rank of the patch", title=title)
     axes.minorticks_off()
-    axes.set_xlabel("rank of the patch")
-    axes.set_title(f"Threshold: {int((evidence.gates > threshold).sum())} open")
 
 
 def _draw_repair(
     axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
 ) -> None:
-    before, after = (measure_coverage(evidence.responses, one) for one in (opened, evidence.selected))
-    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR, size=4)
+    before, after = (
+        accumulate_coverage(evidence.responses[one])[-1] if one.any() else np.zeros(len(letters))
+        for one in (opened, evidence.selected)
+    )
+    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR)
     axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")
 
 
-def measure_coverage(responses: Responses, members: Bool[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
-    """v_m of a subset."""
-    # Sums of log1p keep what products of many factors near 1 lose.
-    return -np.expm1(_log_missed(responses[members]).sum(axis=0))
-
-
-def accumulate_coverage(responses: Responses, order: Int[np.ndarray, "k"]) -> Float[np.ndarray, "k m"]:
-    """v_m of the first 1, 2, ... patches of an order."""
-    return -np.expm1(np.cumsum(_log_missed(responses[order]), axis=0))
-
-
-def _log_missed(responses: Responses) -> Responses:
-    """log(1 - r); a response of 1 misses nothing, and its logarithm is far below any other instead of infinite."""
-    return np.log1p(-np.clip(responses.astype(np.float64), 0, 1 - 1e-12))
+def accumulate_coverage(responses: Responses) -> Responses:
+    """v_m of the first 1, 2, ... patches."""
+    return 1 - np.cumprod(1 - responses.astype(float), axis=0)

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import QUESTIONS
-from gcemil.report.html import Section, collapse, command, element, join_markup, render_rows
+from gcemil.report.html import Section, render, render_element, render_rows
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 
@@ -17,41 +17,37 @@ SHOWN_DIGITS = 16
 def render_section(context: Context) -> Section:
     """Identity, folds, diagnostics and settings of the run."""
     run = context.run
-    parts = [_render_facts(context), _render_folds(run)]
-    if context.against is not None:
-        parts.append(element("h3", "The plain host"))
-        parts.append(_render_definitions(_describe_identity(context.against)))
-    parts += [
-        element("h3", "What was measured"),
-        _render_measured(context),
-        collapse(
-            "All settings",
-            element(
-                "pre",
-                yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
-            ),
-        ),
-    ]
-    return Section("provenance", "Settings and provenance", join_markup(parts))
+    body = render(
+        "provenance.html",
+        facts=_describe_identity(run) | _describe_features(run) | _describe_machine(run),
+        folds=_render_folds(run),
+        plain_host=None if context.against is None else _describe_identity(context.against),
+        measured=_render_measured(context),
+        settings=yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+    )
+    return Section("provenance", "Settings and provenance", body)
 
 
-def _render_facts(context: Context) -> Markup:
-    run = context.run
-    lines = _describe_identity(run)
-    if (card := run.card) is not None:
-        size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
-        lines["Features"] = f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}"
-        lines["Classes"] = ", ".join(card.classes) or "none: survival"
-    environment = run.environment
-    packages = {name: version for name, version in environment.get("packages", {}).items() if version}
-    lines["Versions"] = ", ".join(
-        [f"gcemil {environment.get('gcemil')}", f"python {environment.get('python')}"]
-        + [f"{name} {version}" for name, version in packages.items()]
-    )
-    lines["Machine"] = (
-        f"{environment.get('platform')}, {environment.get('device')}, {environment.get('threads')} threads"
-    )
-    return _render_definitions(lines)
+def _describe_features(run: RunData) -> dict[str, str]:
+    """Encoder and classes, where the cohort is known."""
+    if (card := run.card) is None:
+        return {}
+    size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
+    return {
+        "Features": f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}",
+        "Classes": ", ".join(card.classes) or "none: survival",
+    }
+
+
+def _describe_machine(run: RunData) -> dict[str, str]:
+    """Versions and machine, as the run recorded them."""
+    found = run.environment
+    versions = {"gcemil": found.get("gcemil"), "python": found.get("python")}
+    packages = {name: version for name, version in found.get("packages", {}).items() if version}
+    return {
+        "Versions": ", ".join(f"{name} {version}" for name, version in (versions | packages).items()),
+        "Machine": f"{found.get('platform')}, {found.get('device')}, {found.get('threads')} threads",
+    }
 
 
 def _describe_identity(run: RunData) -> dict[str, str]:
@@ -65,12 +61,6 @@ def _describe_identity(run: RunData) -> dict[str, str]:
         "Seed": str(run.settings.seed),
         "Commit": str(run.environment.get("commit") or "not a source checkout"),
     }
-
-
-def _render_definitions(lines: dict[str, str]) -> Markup:
-    return element(
-        "dl", *(part for name, value in lines.items() for part in (element("dt", name), element("dd", value)))
-    )
 
 
 def _render_folds(run: RunData) -> Markup:
@@ -105,7 +95,7 @@ def _render_measured(context: Context) -> Markup:
         finding = context.run.finding(name)
         if finding is None:
             missing.add(len(rows))
-            rows.append((name, question, command(context.diagnose_command(name))))
+            rows.append((name, question, render_element("code", context.diagnose_command(name))))
             continue
         folds = [str(fold.number) for fold in context.run.folds if name in fold.findings]
         over = f"fold {', '.join(folds)}" if folds else "over folds"

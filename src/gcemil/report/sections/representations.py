@@ -55,7 +55,7 @@ def render_section(context: Context) -> Section | None:
         text = (
             f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
         )
-        return Section("representations", title, paragraph(text, kind="missing"))
+        return Section("representations", title, paragraph(text, "missing"))
     parts = [_render_figure(context, found, fold.number), _render_epochs(context, fold.files)]
     return Section("representations", title, join_markup(parts))
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.findings import Finding, Row
-from gcemil.report.html import EMPTY, Section, collapse, element, join_markup, paragraph
+from gcemil.report.html import EMPTY, Section, fold, join_markup, paragraph, render
 from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 
 SUBSETS = (
@@ -95,14 +95,14 @@ COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
 
 def render_section(context: Context) -> Section:
     """One table per diagnostic of METRICS_OF."""
-    parts: list[Markup] = []
-    for name in METRICS_OF:
-        if name in OF_WRAPPED_RUNS and not context.run.is_wrapped:
-            continue
-        if (finding := context.find(name)) is None:
-            continue
-        parts += [element("h3", QUESTIONS[name]), _render_finding(context, finding)]
-    return Section("robustness", "Is there one answer, and does it stay?", join_markup(parts))
+    parts = {
+        QUESTIONS[name]: _render_finding(context, finding)
+        for name in METRICS_OF
+        if context.run.is_wrapped or name not in OF_WRAPPED_RUNS
+        if (finding := context.find(name)) is not None
+    }
+    body = render("titled_parts.html", parts=parts) if parts else EMPTY
+    return Section("robustness", "Is there one answer, and does it stay?", body)
 
 
 def _render_finding(context: Context, finding: Finding) -> Markup:
@@ -115,10 +115,10 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
     }
     rows = sort_rows(finding)
     if not rows:
-        return join_markup(paragraph(note, kind="note") for note in finding.notes)
+        return join_markup(paragraph(note, "note") for note in finding.notes)
     main = choose_main_rows(context, finding.name, rows)
     notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
-    render = partial(
+    render_lines = partial(
         context.render_rows,
         labels=labels,
         metrics=METRICS_OF[finding.name],
@@ -126,10 +126,8 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
         grouped=False,
         within=next((name for name in BLOCKS if name in names), ""),
     )
-    parts = [render(main, notes=notes)]
-    if len(rows) > len(main):
-        parts.append(collapse(f"All {len(rows)} lines", render(rows)))
-    return join_markup(parts)
+    table = render_lines(main, notes=notes)
+    return table + fold(f"All {len(rows)} lines", render_lines(rows)) if len(rows) > len(main) else table
 
 
 def sort_rows(finding: Finding) -> list[Row]:
@@ -176,12 +174,8 @@ def _render_cost(context: Context, finding: Finding) -> Markup:
         rows, COST_METRICS, labels=COST_LABELS, naming={"timing": str}, grouped=False,
         notes=[facts, *finding.notes],
     )  # fmt: skip
-    return join_markup(
-        [
-            paragraph(
-                "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
-                "Explained: finding it counts too."
-            ),
-            table,
-        ]
+    text = (
+        "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
+        "Explained: finding it counts too."
     )
+    return paragraph(text) + table

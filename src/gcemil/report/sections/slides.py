@@ -7,7 +7,7 @@ there is no script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from markupsafe import Markup
 
 from gcemil.exports.certificate import CRITERIA, Verdict, VerdictName
 from gcemil.exports.overlay import draw_attention, draw_evidence
-from gcemil.records import SlideEvidence
-from gcemil.report.html import EMPTY, Section, bar, collapse, element, join_markup, paragraph, picture
+from gcemil.report.html import Section, picture, render
 from gcemil.report.run_data import BagKey, Record, find_predicted_class
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
@@ -40,11 +39,13 @@ MOST_PER_PATCH = 12
 GAP = 10
 NO_EVIDENCE_MEANING = "No evidence: without the patches that were found the prediction stays as it is"
 OUTPUTS = {
-    "phi_full": "all patches",
-    "phi_soft": "gated",
-    "phi_kept": "evidence alone",
-    "phi_removed": "without it",
+    "phi_full": ("all patches", "attention"),
+    "phi_soft": ("gated", "random"),
+    "phi_kept": ("evidence alone", "evidence"),
+    "phi_removed": ("without it", "random"),
 }
+"""Versions of a bag: words, and the CSS class of the bar."""
+Coverage = tuple[str, float]
 FILTERS = {
     "show-all": "all",
     "show-unheld": "evidence does not hold",
@@ -66,34 +67,24 @@ def link_bags(context: Context) -> dict[str, str]:
 
 def render_section(context: Context) -> Section:
     """Every tested bag."""
-    facts = list(collect_bag_facts(context))
+    facts = collect_bag_facts(context)
     context.find("snr")
-    parts = [
-        _render_filters(facts),
-        _render_legend(context),
-        *(_render_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)),
-    ]
-    title = "Cases" if context.unit == "case" else "Slides"
-    return Section("slides", f"{title}, one by one", join_markup(parts))
+    body = render(
+        "slides.html",
+        filters=_count_filters(facts),
+        legend=_list_legend(context) if context.run.is_wrapped else {},
+        bags=[_describe_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)],
+        is_survival=context.run.task == "survival",
+    )
+    return Section("slides", f"{context.unit.capitalize()}s, one by one", body)
 
 
-def _render_filters(facts: Sequence[_BagFacts]) -> Markup:
-    """Buttons that hide what does not match, with how many match."""
+def _count_filters(facts: Sequence[_BagFacts]) -> dict[str, tuple[str, int]]:
+    """Filters that match something: words, and how many bags match."""
     classes = [list_filter_classes(one) for one in facts]
     counts = {key: sum(key.removeprefix("show-") in own for own in classes) for key in FILTERS}
     counts["show-all"] = len(facts)
-    buttons = [
-        element(
-            "label",
-            element(
-                "input", type="radio", name="show", id=key, checked="checked" if key == "show-all" else None
-            ),
-            f" {words} ({counts[key]})",
-        )
-        for key, words in FILTERS.items()
-        if counts[key]
-    ]
-    return element("div", *buttons, class_="filter", role="radiogroup", aria_label="Which to show")
+    return {key: (words, counts[key]) for key, words in FILTERS.items() if counts[key]}
 
 
 def list_filter_classes(facts: _BagFacts) -> list[str]:
@@ -110,43 +101,48 @@ def list_filter_classes(facts: _BagFacts) -> list[str]:
     return found
 
 
-def _render_legend(context: Context) -> Markup:
-    if not context.run.is_wrapped:
-        return paragraph("A plain host writes no evidence files, so there are no maps.", kind="note")
+def _list_legend(context: Context) -> dict[str, str]:
+    """What the colours of a map mean, each with the style that shows it."""
+    ramp = f"background:linear-gradient(90deg,#f0f4fa,{ATTENTION_COLOR},#081d42);width:2.4rem;border:0"
     entries = {
-        "attention, darker is higher": f"background:linear-gradient(90deg,#f0f4fa,{ATTENTION_COLOR},#081d42);width:2.4rem;border:0",
+        "attention, darker is higher": ramp,
         "GCE evidence": f"background:{EVIDENCE_COLOR}",
         "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE)}",
         "other patches": "background:#dedede",
     }
     if (context.run.cohort / "truth").is_dir():
         entries["outline: annotated truth"] = "border-color:#000;background:#fff"
-    return element(
-        "div",
-        *(element("span", element("i", style=style), words) for words, style in entries.items()),
-        class_="legend",
-    )
+    return entries
 
 
-def _render_bag(context: Context, key: str, facts: _BagFacts) -> Markup:
-    """One bag, folded: a line to scan, and a sheet behind it."""
+def _describe_bag(context: Context, key: str, facts: _BagFacts) -> Record:
+    """One bag: a line to scan, and the sheet behind it."""
     views = [
         view
         for slide in facts.bag.slide_ids
         if (view := read_slide_view(context.run, facts.bag, slide)) is not None
     ]
-    summary = element(
-        "summary", element("span", facts.bag.bag_id, class_="name"), element("span", _describe_outcome(facts)),
-        element("span", *_render_chips(facts), class_="chips"),
-    )  # fmt: skip
-    maps = [_render_anchors(context, facts, views)]
-    for view in reversed(views):
-        # A bag of one slide carries its name already.
-        name = [paragraph(view.slide_id, kind="note")] if len(views) > 1 else []
-        maps = [_render_map(view), *name, *maps]
-    numbers = [_render_outputs(context, facts), _render_verdicts(facts), _render_facts(facts, views)]
-    sheet = element("div", element("div", *maps), element("div", *numbers), class_="sheet")
-    return element("details", summary, sheet, class_=" ".join(list_filter_classes(facts)), id=key)
+    counting, others = _list_coverage(context, views)
+    return {
+        "key": key,
+        "kinds": list_filter_classes(facts),
+        "bag_id": facts.bag.bag_id,
+        "outcome": _describe_outcome(facts),
+        "chips": list(_list_chips(facts)),
+        "maps": [(view.slide_id, _render_map(view)) for view in views],
+        "whose": "the risk" if facts.predicted is None else facts.predicted,
+        "counting": counting,
+        "others": others,
+        "predicted": facts.predicted,
+        "full": None if facts.judged is None else float(facts.judged["phi_full"]),
+        "outputs": list(_list_outputs(facts)),
+        "verdicts": [
+            verdict.sentence(name).capitalize()
+            for name, verdict in facts.verdicts.items()
+            if verdict.held is not None or verdict.change is not None
+        ],
+        "facts": _list_facts(facts, views),
+    }
 
 
 def _describe_outcome(facts: _BagFacts) -> str:
@@ -158,98 +154,51 @@ def _describe_outcome(facts: _BagFacts) -> str:
     return f"{event} at {_format_number(target)}"
 
 
-def _render_chips(facts: _BagFacts) -> list[Markup]:
-    """Verdicts by sign and colour, and whether the prediction is wrong."""
-    found = [element("span", "no evidence", class_="chip none")] if facts.is_no_evidence else []
+def _list_chips(facts: _BagFacts) -> Iterator[tuple[str, str]]:
+    """Verdicts by sign and CSS class, and whether the prediction is wrong."""
+    if facts.is_no_evidence:
+        yield "no evidence", "none"
     for name, verdict in facts.verdicts.items():
         if verdict.held is not None:
-            words, kind = (f"✓ {name}", "held") if verdict.held else (f"✗ not {name}", "failed")
-            found.append(element("span", words, class_=f"chip {kind}"))
+            yield (f"✓ {name}", "held") if verdict.held else (f"✗ not {name}", "failed")
     if facts.is_wrong:
-        found.append(element("span", "✗ wrong", class_="chip failed"))
-    return found
+        yield "✗ wrong", "failed"
 
 
-def _render_outputs(context: Context, facts: _BagFacts) -> Markup:
-    """Phi of the four versions of the bag; a probability has a bar, a risk a number."""
-    if facts.judged is None:
-        return EMPTY
-    parts = []
-    for name, words in OUTPUTS.items():
-        value = facts.judged.get(name)
-        if value is None:
-            continue
-        kind = "evidence" if name == "phi_kept" else "attention" if name == "phi_full" else "random"
-        drawn = (
-            EMPTY
-            if context.run.task == "survival"
-            else bar(float(value), kind=kind, mark=float(facts.judged["phi_full"]))
-        )
-        parts += [element("span", words), drawn or element("span"), element("span", f"{float(value):.3f}")]
-    what = (
-        "risk, in units of the training risks"
-        if context.run.task == "survival"
-        else f"probability of {facts.predicted}"
-    )
-    return join_markup([element("h4", f"Output: {what}"), element("div", *parts, class_="outputs")])
+def _list_outputs(facts: _BagFacts) -> Iterator[tuple[str, str, float]]:
+    """Phi of the four versions of the bag: words, CSS class of the bar, value."""
+    for name, (words, kind) in OUTPUTS.items():
+        if facts.judged is not None and (value := facts.judged.get(name)) is not None:
+            yield words, kind, float(value)
 
 
-def _render_verdicts(facts: _BagFacts) -> Markup:
-    lines = [
-        element("li", verdict.sentence(name).capitalize())
-        for name, verdict in facts.verdicts.items()
-        if verdict.held is not None or verdict.change is not None
-    ]
-    return element("ul", *lines, class_="verdicts") if lines else EMPTY
-
-
-def _render_facts(facts: _BagFacts, views: Sequence[SlideView]) -> Markup:
-    words = [f"Fold {facts.bag.fold}"]
-    if facts.is_no_evidence:
-        words.insert(0, NO_EVIDENCE_MEANING)
-    if facts.judged is not None:
-        share = 100 * facts.judged["n_selected"] / facts.judged["n_patches"]
-        words.append(f"{facts.judged['n_selected']} of {facts.judged['n_patches']} patches ({share:.1f} %)")
+def _list_facts(facts: _BagFacts, views: Sequence[SlideView]) -> list[str]:
+    """Fold, size, end of the recovery, overlap with the truth, failures."""
+    words = [NO_EVIDENCE_MEANING] if facts.is_no_evidence else []
+    words.append(f"Fold {facts.bag.fold}")
+    judged = facts.judged or {}
+    if judged:
+        share = 100 * judged["n_selected"] / judged["n_patches"]
+        words.append(f"{judged['n_selected']} of {judged['n_patches']} patches ({share:.1f} %)")
     if views:
         words.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
-    if facts.judged is not None and facts.judged.get("precision") is not None:
-        words.append(
-            f"precision {facts.judged['precision']:.2f}, recall {facts.judged['recall']:.2f} against the truth"
-        )
+    if judged.get("precision") is not None:
+        words.append(f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f} against the truth")
     if facts.failures:
         words.append("failures: " + ", ".join(name.lower() for name in facts.failures))
-    return paragraph("; ".join(words) + ".", kind="note")
+    return words
 
 
-def _render_anchors(context: Context, facts: _BagFacts, views: Sequence[SlideView]) -> Markup:
-    """Coverage of the anchors by the evidence of the whole bag: those that count for the prediction, then the others."""
+def _list_coverage(context: Context, views: Sequence[SlideView]) -> tuple[list[Coverage], list[Coverage]]:
+    """Anchors that count for the prediction and the others, each with how far the evidence covers it."""
     if not views:
-        return EMPTY
+        return [], []
     evidence = views[0].evidence
-    counting, others = sort_anchors(evidence, context.run.evidence.recovery.min_weight_share)
-    whose = "the risk" if facts.predicted is None else facts.predicted
-    title = "Concepts that the evidence shows" if not others else f"Concepts that count for {whose}"
-    parts = [element("h4", title), _render_coverage(evidence, counting)]
-    if others:
-        text = (
-            f"These weigh less than half of the first one for {whose}. A patch may look like several concepts, so the evidence "
-            "can show one of another class: that is what the patches resemble, not why the class was predicted."
-        )
-        body = join_markup([paragraph(text, kind="note"), _render_coverage(evidence, others)])
-        parts.append(collapse(f"{len(others)} other concepts", body))
-    return join_markup(parts)
-
-
-def _render_coverage(evidence: SlideEvidence, anchors: Sequence[int]) -> Markup:
-    parts = []
-    for anchor in anchors:
-        covered = float(evidence.coverage[anchor])
-        parts += [
-            element("span", name_anchor(evidence, anchor)),
-            bar(covered),
-            element("span", f"{covered:.2f}"),
-        ]
-    return element("div", *parts, class_="anchors")
+    counting, others = (
+        [(name_anchor(evidence, anchor), float(evidence.coverage[anchor])) for anchor in anchors]
+        for anchors in sort_anchors(evidence, context.run.evidence.recovery.min_weight_share)
+    )
+    return counting, others
 
 
 def _render_map(view: SlideView) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
-from gcemil.report.html import EMPTY, Section, collapse, join_markup, paragraph
+from gcemil.report.html import EMPTY, Section, join_markup, paragraph, render
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
@@ -22,6 +23,7 @@ from gcemil.report.style import (
     add_axes_row,
     apply_style,
     draw_grid,
+    label_rows,
     new_figure,
     readable_name,
     spread_positions,
@@ -61,25 +63,16 @@ def _render_finding(context: Context, finding: Finding) -> Markup:
     everyone = order_rows(filter_rows(finding.rows, **{"class": "all", "comparison": "full-kept"}))
     gates = filter_rows(finding.rows, **{"class": "all", "comparison": "soft-kept"})
     notes = [f"± standard deviation over {spread}. Bold: best, the oracle aside.", *finding.notes]
-    parts = [
-        paragraph(
-            "All rules choose the same number of patches. Keep-only: the network sees these patches alone. Removal: it sees "
-            f"all the others. {ORACLE_MEANING}"
+    return render(
+        "snr.html",
+        oracle=ORACLE_MEANING,
+        figure=_render_figure(context, finding),
+        kept=context.render_rows(
+            everyone, FULL_KEPT, caption="All patches against kept and removed", notes=notes
         ),
-        _render_figure(context, finding),
-        context.render_rows(everyone, FULL_KEPT, caption="All patches against kept and removed", notes=notes),
-    ]
-    if gates:
-        parts.append(context.render_rows(gates, SOFT_KEPT, caption="Gated bag against recovered patches"))
-        parts.append(
-            paragraph(
-                "The C-D gap compares the gated bag with the recovered patches; the full-kept gap compares all patches with "
-                "them. They are different quantities and stand in different tables.",
-                kind="note",
-            )
-        )
-    parts.append(collapse("By class, and the bounds of the paper", _render_details(context, finding)))
-    return join_markup(parts)
+        gated=gates and context.render_rows(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
+        details=_render_details(context, finding),
+    )
 
 
 def _render_figure(context: Context, finding: Finding) -> Markup:
@@ -159,7 +152,7 @@ def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
             told += figures
     names = [*told, *SIZES]
     if not any(row.values.get(name) is not None for row in rows for name in names):
-        return [paragraph(note, kind="note") for note in notes]
+        return [paragraph(note, "note") for note in notes]
     table = context.render_rows(
         [row for row in rows if any(row.values.get(name) is not None for name in names)],
         names,
@@ -188,44 +181,26 @@ def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
     """A dot per slide, a bar at the median, and the line a slide has to keep to."""
     rules = order_rules([rule for panel in panels for rule in panel.by_rule])
     figure = new_figure(0.95 + 0.42 * len(rules))
-    places = {rule: len(rules) - number for number, rule in enumerate(rules)}
-    axes_row = add_axes_row(figure, len(panels), sharey=True)
-    for axes, panel in zip(axes_row, panels, strict=True):
-        draw_grid(axes, grid="x")
-        for rule, values in panel.by_rule.items():
-            _draw_strip(axes, places[rule], values, find_rule(rule.removesuffix(OF_PLAIN)).color)
+    for axes, panel in zip(add_axes_row(figure, len(panels), sharey=True), panels, strict=True):
+        names = [
+            readable_name(rule.removesuffix(OF_PLAIN)) + OF_PLAIN * rule.endswith(OF_PLAIN) for rule in rules
+        ]
+        for rule, place in zip(rules, label_rows(axes, names), strict=True):
+            if rule in panel.by_rule:
+                _draw_strip(axes, place, panel.by_rule[rule], find_rule(rule.removesuffix(OF_PLAIN)).color)
         if panel.limit is not None:
             axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
-            side = "≤" if panel.is_upper else "≥"
             axes.annotate(
-                f"{side} {panel.limit:g}", (panel.limit, 1.0), xycoords=("data", "axes fraction"),
-                xytext=(3, -1), textcoords="offset points", fontsize=7.5, va="top",
+                f"{'≤' if panel.is_upper else '≥'} {panel.limit:g}", (panel.limit, 1.0), va="top", fontsize=7.5,
+                xycoords=("data", "axes fraction"), xytext=(3, -1), textcoords="offset points",
             )  # fmt: skip
-        axes.set_title(panel.title)
-        axes.set_xlabel(panel.label)
-        axes.set_ylim(0.4, len(rules) + 0.75)
+        draw_grid(axes, grid="x").set(title=panel.title, xlabel=panel.label)
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    names = [
-        readable_name(rule.removesuffix(OF_PLAIN)) + rule[len(rule.removesuffix(OF_PLAIN)) :]
-        for rule in places
-    ]
-    axes_row[0].set_yticks(list(places.values()), names)
-    axes_row[0].tick_params(axis="y", length=0)
     return figure
 
 
 def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
-    shift = spread_positions(values)
-    axes.plot(
-        values,
-        place + shift,
-        linestyle="",
-        marker="o",
-        markersize=3.6,
-        color=color,
-        alpha=0.6,
-        markeredgewidth=0,
-        rasterized=len(values) > 500,
-    )
+    look: Any = {"linestyle": "", "marker": "o", "markersize": 3.6, "alpha": 0.6, "markeredgewidth": 0}
+    axes.plot(values, place + spread_positions(values), color=color, rasterized=len(values) > 500, **look)
     middle = float(np.median(values))
     axes.plot([middle, middle], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt")

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.agreement import review_slide_table, review_table
 from gcemil.findings import Finding
-from gcemil.report.html import Section, collapse, join_markup, paragraph, render_table
+from gcemil.report.html import Section, fold, join_markup, paragraph, render_table
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.runs.folder import RunFolder
 
@@ -52,7 +52,7 @@ def render_section(context: Context) -> Section | None:
             grouped=False,
             caption="Score maps as lesion detectors",
         )
-        parts.append(table if rows else join_markup(paragraph(note, kind="note") for note in finding.notes))
+        parts.append(table if rows else join_markup(paragraph(note, "note") for note in finding.notes))
     elif has_truth:
         context.find("localisation")
     return Section("truth", "Against the annotation", join_markup(parts)) if parts else None
@@ -72,9 +72,9 @@ def render_review_section(context: Context) -> Section | None:
     parts = [paragraph(JUDGED_PATCHES), render_table(review_table(finding))]
     if _is_outdated(context, finding):
         parts.insert(
-            0, paragraph("Made from another network than the one that lies here. Review again.", kind="note")
+            0, paragraph("Made from another network than the one that lies here. Review again.", "note")
         )
-    parts.append(collapse("Slide by slide", render_table(review_slide_table(finding))))
+    parts.append(fold("Slide by slide", render_table(review_slide_table(finding))))
     return Section("review", "A reviewer's marks", join_markup(parts))
 
 

@@ -1,0 +1,174 @@
+"""Intervals of task metrics by a bootstrap over test bags.
+
+Predictions of different folds come from different networks, so a metric is computed within a fold and then averaged over
+folds. Cases are drawn with replacement inside each fold and class (event, for survival); all modes share the draws, so
+the difference of two modes is paired. A draw is a vector of weights, which makes all draws one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from gcemil.errors import RunError
+from gcemil.report.run_data import FoldData
+
+DRAWS = 1000
+Weights = Float[np.ndarray, "d n"]
+Draws = Float[np.ndarray, "d"]
+Shares = Float[np.ndarray, "n c"]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPredictions:
+    """The test bags of one fold in one order, as every mode predicted them."""
+
+    cases: Shaped[np.ndarray, "n"]
+    classes: tuple[str, ...]
+    """Empty for survival."""
+    labels: Int[np.ndarray, "n"]
+    """Index of the class; whether the event was seen, for survival."""
+    times: Float[np.ndarray, "n"]
+    by_mode: dict[str, Float[np.ndarray, "..."]]
+    """Probabilities (bags, classes), or risks (bags,)."""
+
+    def measure(self, mode: str, metric: str, weights: Weights) -> Draws:
+        """The metric under every row of weights; NaN where it is undefined."""
+        found = self.by_mode[mode]
+        if metric == "c_index":
+            return measure_c_index(weights, self.times, self.labels == 1, found)
+        return CLASS_METRICS[metric](weights, self.labels, found)
+
+    def draw_weights(self, generator: np.random.Generator, draws: int = DRAWS) -> Weights:
+        """How often every bag is drawn."""
+        names, first, case = np.unique(self.cases, return_index=True, return_inverse=True)
+        counts = np.zeros((draws, len(names)))
+        for label in np.unique(self.labels):
+            own = np.flatnonzero(self.labels[first] == label)
+            if len(own):
+                counts[:, own] = generator.multinomial(len(own), np.full(len(own), 1 / len(own)), size=draws)
+        return counts[:, case]
+
+
+def read_fold_predictions(fold: FoldData) -> FoldPredictions | None:
+    """The bags that all modes of the fold predicted; None without tables of predictions."""
+    tables = {
+        mode: {row["slide_id"]: row for row in rows}
+        for mode in fold.modes
+        if (rows := fold.predictions(mode))
+    }
+    if not tables:
+        return None
+    first = next(iter(tables.values()))
+    ids = sorted(set.intersection(*(set(table) for table in tables.values())))
+    if not ids:
+        return None
+    rows = [first[one] for one in ids]
+    columns = [name for name in next(iter(first.values())) if name.startswith("prob_")]
+    classes = tuple(name.removeprefix("prob_") for name in columns)
+    try:
+        labels = [classes.index(row["target"]) if classes else int(float(row["event"])) for row in rows]
+        times = [0.0 if classes else float(row["target"]) for row in rows]
+        values = {
+            mode: np.array([[float(table[one][name]) for name in columns or ["risk"]] for one in ids])
+            for mode, table in tables.items()
+        }
+        if not all(np.isfinite(found).all() for found in (np.array(times), *values.values())):
+            raise ValueError("not finite")
+    except (KeyError, OverflowError, ValueError) as error:
+        raise RunError(
+            f"{fold.files.path}: a table of predictions has a value that is no class or number ({error}). "
+            "Make it again with 'gcemil evaluate'."
+        ) from error
+    return FoldPredictions(
+        cases=np.array([row["case_id"] for row in rows]),
+        classes=classes,
+        labels=np.array(labels, dtype=int),
+        times=np.array(times),
+        by_mode=values if classes else {mode: found.ravel() for mode, found in values.items()},
+    )
+
+
+def measure_accuracy(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
+    """Share of bags whose class was predicted."""
+    return weights @ (shares.argmax(axis=1) == labels) / weights.sum(axis=1)
+
+
+def measure_macro_f1(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
+    """Mean over the classes that occur as label or prediction."""
+    classes = np.arange(shares.shape[1])
+    is_true, is_predicted = labels[:, None] == classes, shares.argmax(axis=1)[:, None] == classes
+    hits, total = weights @ (is_true & is_predicted), weights @ is_true + weights @ is_predicted
+    scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+    return scores.sum(axis=1) / (total > 0).sum(axis=1)
+
+
+def measure_auc(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
+    """Mean one-vs-rest area over the classes that occur."""
+    areas = [
+        _share_of_pairs(weights, labels == one, labels != one, shares[:, one])
+        for one in np.unique(labels)
+        if (labels != one).any()
+    ]
+    return np.mean(areas, axis=0) if areas else np.full(len(weights), np.nan)
+
+
+def measure_c_index(
+    weights: Weights,
+    times: Float[np.ndarray, "n"],
+    events: Bool[np.ndarray, "n"],
+    risks: Float[np.ndarray, "n"],
+) -> Draws:
+    """Harrell's concordance: pairs of an event and a case that outlived it."""
+    outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
+    return _share_of_pairs(weights, events, np.ones(len(times), dtype=bool), risks, outlived)
+
+
+def _share_of_pairs(
+    weights: Weights,
+    first: Bool[np.ndarray, "n"],
+    second: Bool[np.ndarray, "n"],
+    values: Float[np.ndarray, "n"],
+    counts: Bool[np.ndarray, "a b"] | bool = True,
+) -> Draws:
+    """Weighted share of pairs (a of first, b of second) with value a > value b; ties are half."""
+    difference = values[first][:, None] - values[second]
+    won = (np.sign(difference) + 1) / 2 * counts
+    wins = ((weights[:, first] @ won) * weights[:, second]).sum(axis=1)
+    pairs = ((weights[:, first] @ (counts * np.ones_like(won))) * weights[:, second]).sum(axis=1)
+    return np.divide(wins, pairs, out=np.full(len(weights), np.nan), where=pairs > 0)
+
+
+CLASS_METRICS: dict[str, Callable[[Any, Any, Any], Draws]] = {
+    "accuracy": measure_accuracy,
+    "macro_f1": measure_macro_f1,
+    "auc": measure_auc,
+}
+
+
+def draw_metrics(
+    folds: list[FoldPredictions], modes: list[str], metrics: tuple[str, ...], *, seed: int
+) -> dict[tuple[str, str], Draws]:
+    """Means over folds of every mode and metric on the same draws."""
+    generator = np.random.default_rng(seed)
+    weights = [fold.draw_weights(generator) for fold in folds]
+    return {
+        (mode, metric): np.mean(
+            [fold.measure(mode, metric, own) for fold, own in zip(folds, weights, strict=True)], axis=0
+        )
+        for mode in modes
+        for metric in metrics
+    }
+
+
+def find_interval(values: Draws) -> tuple[float, float] | None:
+    """95 % percentile interval; None where less than half of the draws are defined."""
+    known = values[~np.isnan(values)]
+    if 2 * len(known) < len(values):
+        return None
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high)

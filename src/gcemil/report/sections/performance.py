@@ -1,0 +1,366 @@
+"""How good is the model? Host, evidence head, their mixture and the evidence alone, with intervals over test bags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from gcemil.findings import Finding
+from gcemil.metrics import METRICS
+from gcemil.report.bootstrap import Draws, FoldPredictions, draw_metrics, find_interval, read_fold_predictions
+from gcemil.report.html import EMPTY, Section, render, render_table
+from gcemil.report.run_data import Record
+from gcemil.report.sections.context import Context, Naming, quote_path
+from gcemil.report.sections.survival import render_risk_groups
+from gcemil.report.style import (
+    ATTENTION_COLOR,
+    EVIDENCE_COLOR,
+    INK,
+    MARKERS,
+    MODE_NAMES,
+    MUTED,
+    ORANGE,
+    VIOLET,
+    add_axes_grid,
+    add_axes_row,
+    apply_style,
+    draw_grid,
+    label_rows,
+    new_figure,
+    shorten_label,
+)
+from gcemil.runs.folder import main_mode
+from gcemil.tables import Cell, Column, Line, Table, metric_cell
+
+CLASSIFICATION = ("accuracy", "macro_f1", "auc")
+TESTS = (
+    "difference",
+    "difference_low",
+    "difference_high",
+    "bag_difference_low",
+    "bag_difference_high",
+    "p_paired_t_holm",
+    "p_wilcoxon_holm",
+    "cohens_dz",
+)
+PLAIN = "plain host, all patches"
+ARMS = MODE_NAMES | {"full": "host, all patches"}
+DRAWN = {"full": ATTENTION_COLOR, "head": ORANGE, "gce": EVIDENCE_COLOR, "discrete": VIOLET}
+"""Modes that figures show, each with its colour."""
+BINS = 10
+GRID = np.linspace(0, 1, 101)
+
+
+def render_section(context: Context) -> Section:
+    """Figures with intervals, the difference that the evidence makes, curves, and the tests against a plain host."""
+    folds = [found for fold in context.run.folds if (found := read_fold_predictions(fold)) is not None]
+    modes = [mode for mode in context.run.folds[0].modes if all(mode in fold.by_mode for fold in folds)]
+    draws = {}
+    if folds and len(folds) == len(context.run.folds):
+        draws = draw_metrics(folds, modes, list_metrics(context), seed=context.seed)
+    else:
+        remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
+        context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
+    finding = None
+    if context.against is not None:
+        finding = context.find("significance")
+    elif context.run.is_wrapped:
+        remedy = f"gcemil report {quote_path(context.run.folder)} --against HOST_RUN"
+        context.list_missing("The plain host is not shown: no run of it was given.", remedy)
+    body = render(
+        "performance.html",
+        sentences=list(describe_performance(context, draws)),
+        table=render_table(tabulate_metrics(context, draws)),
+        curves=_render_curves(context, folds) if draws else EMPTY,
+        learning=_render_learning(context),
+        folds=_render_folds(context),
+        significance=finding and _render_significance(context, finding),
+    )
+    return Section("performance", "How good is the model?", body)
+
+
+def list_metrics(context: Context) -> tuple[str, ...]:
+    """The task metrics of the run."""
+    return ("c_index",) if context.run.task == "survival" else CLASSIFICATION
+
+
+def describe_performance(context: Context, draws: Mapping[tuple[str, str], Draws]) -> Iterator[str]:
+    """The main figure with its interval, what the evidence adds to the host, and how much it decides."""
+    run, modes = context.run, context.run.folds[0].modes
+    main = main_mode(modes)
+    bags = f"{context.count_units(len(run.bags))} in {len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
+    figures = [
+        f"{METRICS[metric].label} {fmean(values.values()):.3f}{_describe_interval(draws.get((main, metric)))}"
+        for metric in list_metrics(context)
+        if (values := run.values(main, metric))
+    ]
+    yield f"{ARMS[main].capitalize()}: {', '.join(figures)}; {bags}."
+    for metric in list_metrics(context):
+        host, mixture = draws.get(("full", metric)), draws.get(("gce", metric))
+        if metric == "accuracy" or host is None or mixture is None:
+            continue
+        difference = fmean(run.values("gce", metric).values()) - fmean(run.values("full", metric).values())
+        interval = find_interval(mixture - host)
+        yield (
+            f"Host and evidence minus host: {METRICS[metric].label} {difference:+.3f}"
+            f"{_describe_interval(mixture - host)}, {_judge(interval)}."
+        )
+    if run.vote is not None:
+        yield run.vote
+
+
+def _describe_interval(draws: Draws | None) -> str:
+    """The interval in words, with a space before it; nothing where there is none."""
+    interval = None if draws is None else find_interval(draws)
+    return "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
+
+
+def _judge(interval: tuple[float, float] | None) -> str:
+    """What an interval of a difference shows."""
+    if interval is None:
+        return "no interval"
+    low, high = interval
+    if low == high == 0:
+        return "no difference in any draw"
+    return "a gain" if low > 0 else "a loss" if high < 0 else "no difference beyond chance"
+
+
+def group_values_by_arm(context: Context, metric: str) -> dict[str, dict[int, float]]:
+    """The value of every fold under every arm."""
+    found = {} if context.against is None else {PLAIN: context.against.values("full", metric)}
+    found |= {ARMS[mode]: context.run.values(mode, metric) for mode in context.run.folds[0].modes}
+    return {arm: values for arm, values in found.items() if values}
+
+
+def tabulate_metrics(context: Context, draws: Mapping[tuple[str, str], Draws]) -> Table:
+    """Mean and deviation over folds and the interval over bags, one line per arm."""
+    metrics = list_metrics(context)
+    arms = {metric: group_values_by_arm(context, metric) for metric in metrics}
+    keys = {arm: mode for mode, arm in ARMS.items()}
+    lines = []
+    for arm in dict.fromkeys(arm for found in arms.values() for arm in found):
+        cells = []
+        for metric in metrics:
+            values = list(arms[metric].get(arm, {}).values())
+            cells.append(
+                metric_cell(
+                    metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+                )
+            )
+            sampled = draws.get((keys.get(arm, ""), metric))
+            interval = None if sampled is None else find_interval(sampled)
+            cells.append(Cell("" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"))
+        lines.append(Line((arm,), "ours", tuple(cells), comparison=""))
+    columns = [
+        column
+        for metric in metrics
+        for column in (
+            Column(metric, METRICS[metric].label, metric),
+            Column(f"{metric}_interval", "95 % interval"),
+        )
+    ]
+    count = len(context.run.folds)
+    spread = f"± standard deviation over {count} folds. " if count > 1 else ""
+    note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
+    return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
+
+
+def _render_curves(context: Context, folds: Sequence[FoldPredictions]) -> Markup:
+    """ROC, precision-recall, calibration and confusion of classes; risk groups of survival."""
+    if context.run.task == "survival":
+        return render_risk_groups(context)
+    modes = [mode for mode in DRAWN if all(mode in fold.by_mode for fold in folds)]
+    classes = folds[0].classes
+    averaged = (
+        f"{classes[-1]} against {classes[0]}"
+        if len(classes) == 2
+        else "each class against the others, averaged"
+    )
+    curves = context.figures.save(
+        "performance",
+        draw_performance(folds, modes),
+        alt="ROC curve, precision-recall curve and calibration of every way to predict",
+        caption=f"ROC and precision-recall: {averaged}, mean over folds. Calibration: the share of right predictions among those of "
+        "similar confidence; on the diagonal, a confidence of 80 % is right in 80 %. ECE: mean distance from the diagonal.",
+    )
+    confusion = context.figures.save(
+        "confusion",
+        draw_confusion(folds, modes),
+        alt="Confusion matrix of every way to predict",
+        caption=f"Test {context.unit}s of all folds: true class by row, predicted class by column.",
+    )
+    return curves + confusion
+
+
+def _render_learning(context: Context) -> Markup:
+    histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
+    if not histories:
+        remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
+        return context.list_missing(
+            "The run has no training history, so there are no learning curves.", remedy
+        )
+    return context.figures.save(
+        "learning",
+        draw_learning(histories, context.run.task_metric),
+        alt="Loss and metric over epochs of training",
+        caption="One line per fold. A validation loss that rises while the training loss falls means overfitting; the epoch with the "
+        "best validation metric is kept (dots).",
+    )
+
+
+def _render_folds(context: Context) -> Markup:
+    panels = {
+        METRICS[metric].label + " ↑": group_values_by_arm(context, metric) for metric in list_metrics(context)
+    }
+    return context.figures.save(
+        "prediction_folds",
+        draw_fold_pairs(panels),
+        alt="Task metrics of every arm, fold by fold",
+        caption="Dots are folds, lines join the same fold under different arms, bars are means.",
+    )
+
+
+def _render_significance(context: Context, finding: Finding) -> Markup:
+    naming: dict[str, Naming] = {
+        "mode": lambda key: MODE_NAMES.get(key, key),
+        "metric": lambda key: METRICS[key].label,
+    }
+    return context.render_rows(
+        finding.rows,
+        TESTS,
+        labels={"mode": "host + GCE", "metric": "Metric"},
+        grouped=False,
+        bold=False,
+        naming=naming,
+        notes=finding.notes,
+        caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
+    )
+
+
+def average_curves(folds: Sequence[FoldPredictions], mode: str) -> tuple[Draws, Draws] | None:
+    """Sensitivity over false positive rate and precision over recall, both on GRID; None where one class is tested."""
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    roc, precision_recall = [], []
+    for fold in folds:
+        for one in (1,) if len(fold.classes) == 2 else np.unique(fold.labels):
+            positive = fold.labels == one
+            if positive.all() or not positive.any():
+                continue
+            false_rate, true_rate, _ = roc_curve(positive, fold.by_mode[mode][:, one])
+            precision, recall, _ = precision_recall_curve(positive, fold.by_mode[mode][:, one])
+            roc.append(np.interp(GRID, false_rate, true_rate))
+            # The best precision at this recall or a higher one.
+            best = np.maximum.accumulate(precision)[::-1]
+            precision_recall.append(best[np.searchsorted(recall[::-1], GRID)])
+    return (np.mean(roc, axis=0), np.mean(precision_recall, axis=0)) if roc else None
+
+
+def measure_calibration(folds: Sequence[FoldPredictions], mode: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Mean confidence and share of right predictions of every bin that has bags, and their mean distance (ECE)."""
+    confidence = np.concatenate([fold.by_mode[mode].max(axis=1) for fold in folds])
+    right = np.concatenate([fold.by_mode[mode].argmax(axis=1) == fold.labels for fold in folds])
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    sizes = np.bincount(place, minlength=BINS)
+    filled = sizes > 0
+    means, shares = (np.bincount(place, one, BINS)[filled] / sizes[filled] for one in (confidence, right))
+    return means, shares, float(sizes[filled] @ np.abs(means - shares) / sizes.sum())
+
+
+@apply_style
+def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
+    """ROC, precision-recall and calibration, one line per mode."""
+    figure = new_figure(3.1)
+    roc, precision_recall, calibration = add_axes_row(figure, 3)
+    for mode, marker in zip(modes, MARKERS, strict=False):
+        look: dict[str, Any] = {"color": DRAWN[mode], "marker": marker, "markersize": 3.6}
+        if (curves := average_curves(folds, mode)) is not None:
+            for axes, curve in zip((roc, precision_recall), curves, strict=True):
+                axes.plot(GRID, curve, markevery=20, **look)
+        confidence, right, error = measure_calibration(folds, mode)
+        calibration.plot(confidence, right, label=f"{ARMS[mode]}, ECE {error:.3f}", **look)
+    for axes in (roc, calibration):
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
+    names = {
+        roc: ("ROC", "false positive rate", "sensitivity"),
+        precision_recall: ("Precision-recall", "recall", "precision"),
+        calibration: ("Calibration", "confidence", "share right"),
+    }
+    for axes, (title, across, up) in names.items():
+        draw_grid(axes, grid="both")
+        axes.set(title=title, xlabel=across, ylabel=up, xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
+    figure.legend(*calibration.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    return figure
+
+
+@apply_style
+def draw_confusion(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
+    """Counts of true and predicted class per mode; darker is a larger share of the true class."""
+    classes = folds[0].classes
+    columns = min(len(modes), 4 if len(classes) <= 3 else 2)
+    rows = -(-len(modes) // columns)
+    figure = new_figure(rows * (1.1 + min(2.6, 0.45 * len(classes))))
+    names = [shorten_label(name, 14) for name in classes]
+    for axes, mode in zip(add_axes_grid(figure, len(modes), columns), modes, strict=True):
+        counts = np.zeros((len(classes), len(classes)), dtype=int)
+        for fold in folds:
+            np.add.at(counts, (fold.labels, fold.by_mode[mode].argmax(axis=1)), 1)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+        for (row, column), count in np.ndenumerate(counts):
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
+        axes.set_title(ARMS[mode])
+        axes.set_xticks(range(len(classes)), names, rotation=30, ha="right")
+        axes.set_yticks(range(len(classes)), names)
+        axes.tick_params(length=0)
+    return figure
+
+
+@apply_style
+def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:
+    """Training loss, validation loss and validation metric over all epochs, one line per fold."""
+    figure = new_figure(2.3)
+    panels = add_axes_row(figure, 3)
+    titles = ("Training loss ↓", "Validation loss ↓", f"Validation {METRICS[metric].label} ↑")
+    for number, history in histories.items():
+        losses = [record.get("terms", {}).get("task") for record in history]
+        series = (losses, *([record.get(key) for record in history] for key in ("val_loss", "val")))
+        marker = MARKERS[number % len(MARKERS)]
+        for axes, values in zip(panels, series, strict=True):
+            numbers = np.array([np.nan if one is None else one for one in values], dtype=float)
+            axes.plot(np.arange(len(numbers)), numbers, color=MUTED, linewidth=1.2, label=f"fold {number}")
+            if axes is panels[-1] and np.isfinite(numbers).any():
+                best = int(np.nanargmax(numbers))
+                axes.plot(best, numbers[best], color=EVIDENCE_COLOR, marker=marker, markersize=4)
+    for axes, title in zip(panels, titles, strict=True):
+        draw_grid(axes)
+        axes.set(title=title, xlabel="epoch")
+    return figure
+
+
+@apply_style
+def draw_fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
+    """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
+    names = list(dict.fromkeys(name for arms in panels.values() for name in arms))
+    figure = new_figure(0.85 + 0.42 * len(names))
+    for axes, (title, arms) in zip(
+        add_axes_row(figure, len(panels), sharey=True), panels.items(), strict=True
+    ):
+        places = dict(zip(names, label_rows(axes, names), strict=True))
+        for fold in dict.fromkeys(fold for values in arms.values() for fold in values):
+            points = [(arms[name][fold], places[name]) for name in arms if fold in arms[name]]
+            look: Any = {"color": MUTED, "linewidth": 0.8, "alpha": 0.6, "marker": "o", "markersize": 3.6}
+            axes.plot(*zip(*points, strict=True), **look)
+        for name, by_fold in arms.items():
+            mean, top = fmean(by_fold.values()), places[name] + 0.26
+            color = INK if name == names[0] and len(names) > 1 else EVIDENCE_COLOR
+            axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
+            axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
+        axes.margins(x=0.12)
+        draw_grid(axes, grid="x").set_title(title)
+    return figure

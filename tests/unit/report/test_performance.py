@@ -1,0 +1,166 @@
+"""How good is the model: metrics of weighted bags against scikit-learn and lifelines, and what the section says."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+
+from gcemil.errors import RunError
+from gcemil.report.bootstrap import (
+    FoldPredictions,
+    draw_metrics,
+    find_interval,
+    measure_accuracy,
+    measure_auc,
+    measure_c_index,
+    measure_macro_f1,
+    read_fold_predictions,
+)
+from gcemil.report.run_data import read_run_data
+from gcemil.report.sections import headline, performance
+from gcemil.report.sections.context import Context, FigureFolder
+from report_builders import run_folder
+
+
+def fold_of(n=60, classes=("a", "b", "c"), seed=0, **modes) -> FoldPredictions:
+    """Labels by chance; a mode with skill 1 is right most of the time."""
+    draws = np.random.default_rng(seed)
+    labels = draws.integers(len(classes), size=n)
+    by_mode = {}
+    for mode, skill in modes.items():
+        logits = draws.normal(size=(n, len(classes))) + 3 * skill * np.eye(len(classes))[labels]
+        by_mode[mode] = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return FoldPredictions(np.arange(n).astype(str), classes, labels, np.zeros(n), by_mode)
+
+
+def test_weighted_metrics_are_those_of_repeated_bags():
+    fold = fold_of(full=0.4)
+    weights = np.random.default_rng(1).integers(3, size=(4, 60)).astype(float)
+    for number, own in enumerate(weights):
+        rows = np.repeat(np.arange(60), own.astype(int))
+        labels, shares = fold.labels[rows], fold.by_mode["full"][rows]
+        predicted = shares.argmax(axis=1)
+        auc = np.mean([roc_auc_score(labels == one, shares[:, one]) for one in np.unique(labels)])
+        given = (weights, fold.labels, fold.by_mode["full"])
+        assert measure_accuracy(*given)[number] == pytest.approx(accuracy_score(labels, predicted))
+        assert measure_macro_f1(*given)[number] == pytest.approx(f1_score(labels, predicted, average="macro"))
+        assert measure_auc(*given)[number] == pytest.approx(auc)
+
+
+def test_the_weighted_c_index_is_that_of_lifelines():
+    from lifelines.utils import concordance_index
+
+    draws = np.random.default_rng(0)
+    times, events = np.round(draws.exponential(5, 40), 0) + 1, draws.random(40) < 0.6
+    risks = np.round(draws.normal(size=40) - times / 5, 1)
+    weights = draws.integers(3, size=(3, 40)).astype(float)
+    for number, own in enumerate(weights):
+        rows = np.repeat(np.arange(40), own.astype(int))
+        theirs = concordance_index(times[rows], -risks[rows], events[rows])
+        assert measure_c_index(weights, times, events, risks)[number] == pytest.approx(theirs)
+
+
+def test_cases_are_drawn_whole_and_within_their_class():
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    fold = FoldPredictions(np.array(list("aabbcd")), ("x", "y"), labels, np.zeros(6), {})
+    weights = fold.draw_weights(np.random.default_rng(0), 50)
+    assert (weights[:, 0] == weights[:, 1]).all()
+    assert (weights[:, [0, 2]].sum(axis=1) == 2).all()
+    assert (weights[:, 4:].sum(axis=1) == 2).all()
+
+
+def test_a_difference_is_paired_over_the_same_draws():
+    fold = fold_of(full=0.2, gce=1.0)
+    fold.by_mode["head"] = fold.by_mode["full"]
+    draws = draw_metrics(
+        [fold, fold_of(seed=3, full=0.2, gce=1.0, head=0.2)], ["full", "gce"], ("auc",), seed=0
+    )
+    low, _ = find_interval(draws["gce", "auc"] - draws["full", "auc"])
+    assert low > 0
+    same = draw_metrics([fold], ["full", "head"], ("auc",), seed=0)
+    assert find_interval(same["head", "auc"] - same["full", "auc"]) == (0, 0)
+
+
+def test_one_class_alone_has_no_auc_and_no_interval():
+    weights = np.ones((2, 3))
+    found = measure_auc(weights, np.zeros(3, dtype=int), np.full((3, 2), 0.5))
+    assert np.isnan(found).all()
+    assert find_interval(found) is None
+
+
+def test_calibration_is_perfect_where_confidence_is_the_share_of_right_predictions():
+    shares = np.array([[0.75, 0.25]] * 4)
+    fold = FoldPredictions(
+        np.arange(4).astype(str), ("a", "b"), np.array([0, 0, 0, 1]), np.zeros(4), {"full": shares}
+    )
+    confidence, right, error = performance.measure_calibration([fold], "full")
+    assert (confidence.tolist(), right.tolist(), error) == ([0.75], [0.75], 0)
+
+
+def test_curves_of_a_perfect_model_reach_the_corner():
+    roc, precision = performance.average_curves([fold_of(full=30.0)], "full")
+    assert roc[1:] == pytest.approx(1)
+    assert precision == pytest.approx(1)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Six slides of two classes, all predicted as the first, with a vote, a history and false evidence."""
+    run = run_folder(tmp_path / "run")
+    folder = run.fold(0, [f"s{number}" for number in range(6)])
+    for path in folder.glob("predictions*.csv"):
+        path.write_text(path.read_text().replace("s5,s5,test,a", "s5,s5,test,b"))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    none = {
+        "class": "normal",
+        "promised_rate": 0.1,
+        "n_validation": 9,
+        "threshold": 0.4,
+        "n_test": 8,
+        "reached_rate": 0.125,
+    }
+    metrics["details"] |= {
+        "vote": {"weight": 0.25, "reads": "anchors", "opinion": False},
+        "no_evidence": none,
+    }
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    record = {"stage": "train", "warnings": [], "terms": {"task": 0.5}, "val_loss": 0.6, "val": 0.7}
+    lines = [json.dumps({**record, "epoch": epoch}) + "\n" for epoch in range(2)]
+    (folder / "history.jsonl").write_text("".join(lines))
+    return run
+
+
+def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(measured):
+    context = Context(read_run_data(measured.folder), None, FigureFolder(measured.folder / "figures"))
+    text = performance.render_section(context).body
+    assert (
+        "Host and evidence minus host: Macro-F1 +0.000 (95 % interval 0.000 to 0.000), no difference in any draw"
+        in text
+    )
+    assert "The evidence carries 25% of the gce prediction" in text
+    names = {path.stem for path in (measured.folder / "figures").glob("*.svg")}
+    assert names == {"performance", "confusion", "learning", "prediction_folds"}
+    assert (
+        "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
+        in headline.render_lead(context)
+    )
+
+
+def test_what_the_section_lacks_is_listed_with_its_command(measured):
+    fold = measured.folder / "fold_0"
+    for path in (fold / "history.jsonl", *fold.glob("predictions*.csv")):
+        path.unlink()
+    context = Context(read_run_data(measured.folder), None, FigureFolder(measured.folder / "figures"))
+    performance.render_section(context)
+    text = context.render_missing().body
+    assert f"gcemil evaluate {measured.folder}" in text
+    assert "no learning curves" in text
+
+
+def test_a_target_that_is_no_class_is_refused(measured):
+    path = measured.folder / "fold_0" / "predictions_full.csv"
+    path.write_text(path.read_text().replace("test,b", "test,z"))
+    data = read_run_data(measured.folder)
+    with pytest.raises(RunError, match="no class or number"):
+        read_fold_predictions(data.folds[0])
