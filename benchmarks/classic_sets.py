@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.tables import MAX_TABLE_BYTES, text_lines
+from gcemil.bags.tables import MAX_TABLE_BYTES
 from gcemil.errors import CohortError, InputError, UsageError, error_text
 from gcemil.files import cache_folders, is_file, read_text
 
@@ -121,7 +121,7 @@ def classic_set(name: str) -> ClassicSet:
 def read_instances(name: str, wheel: Path) -> Instances:
     """The instances of a set, from the wheel or from a folder it was unpacked into, checked against known counts."""
     chosen = classic_set(name)
-    lines = text_lines(_csv_text(chosen.file, wheel), wheel / chosen.file)
+    lines = [line.split(",") for line in _csv_text(chosen.file, wheel).splitlines() if line.strip()]
     try:
         values = np.array([[float(cell) for cell in line] for line in lines], dtype=np.float64)
         if values.ndim != 2 or values.shape[1] < 3 or not (np.abs(values) < LARGEST).all():

@@ -7,7 +7,7 @@ rivals (attention, contribution, random) are asked by the same model at the same
   AUKC         mean over sizes of the probability of the predicted class from the first patches alone, as a share of that from all; higher is better
   removal      mean over sizes of what the same probability loses without them; higher is better
   MSK          smallest size from which the first patches alone stay within .05; 20 % counts as 1
-  riders       evidence patches that neither host nor head ranks high: in no top k of attention, contribution or response
+  riders       evidence patches that neither host nor head ranks high: in no top k of attention, contribution or response to an anchor of the class
 
   python benchmarks/vote.py RUN [RUN ...] --json results/vote.json
 """
@@ -127,7 +127,10 @@ def measure_bag(fold: TrainedFold, bag: FoldBag, number: int) -> dict[str, Any]:
             for name, values in scores.items()
             if name in ("attention", "contribution")
         ]
-        high.append(set(ranking(output.embedded.responses.amax(dim=1))[: 2 * size].tolist()))
+        assert fold.model is not None
+        weights = fold.model.head.weights
+        speaks = weights[0] != 0 if len(weights) == 1 else weights[index] > weights.mean(dim=0)
+        high.append(set(ranking((output.embedded.responses * speaks).amax(dim=1))[:size].tolist()))
         row["riders"] = np.mean(
             [not any(patch in one for one in high) for patch in selected.nonzero().flatten().tolist()]
         )

@@ -71,6 +71,6 @@ def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
 
 
 def test_printing_one_table_runs_few_files(tmp_path):
-    files = files_run("tables", str(toy_results(tmp_path).folder), "--table", "classification")
+    files = files_run("tables", str(toy_results(tmp_path).folder), "--table", "task")
     assert "cli/benchmark.py" in files
     check_count(files, 12)

@@ -102,7 +102,7 @@ def test_a_new_slide_is_predicted_with_its_evidence(trained, tmp_path, mode):
     )
     assert found[0]["slide_id"] == "new.slide"
     assert found[0]["prob_benign"] + found[0]["prob_malignant"] == pytest.approx(1)
-    assert len(found[0]["evidence"]) == 8
+    assert 0 < len(found[0]["evidence"]) <= 8
     assert (tmp_path / "ev" / "new.slide.h5").is_file()
 
 

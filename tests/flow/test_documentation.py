@@ -18,7 +18,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 def test_there_is_a_tutorial_for_every_way_in():
     names = {path.stem for path in NOTEBOOKS}
-    assert names == {"audit", "features", "slides", "survival", "trained_model"}
+    assert names == {"audit", "features", "python", "slides", "survival", "trained_model"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -107,4 +107,4 @@ def test_the_wheel_alone_runs_the_demo(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert (tmp_path / "demo" / "host_gce" / "report.html").is_file()
+    assert (tmp_path / "demo" / "run" / "report.html").is_file()

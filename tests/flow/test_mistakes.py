@@ -69,7 +69,7 @@ MISTAKES = [
     ("inspect nowhere", 1, "nowhere does not exist. Give a file or a folder."),
     ("train cohort --out cohort", 1, "cohort is no run, and not empty: it holds 'anchor_pairs.h5'. Give another --out."),
     ("validate badcard", 1, None),
-    ("split badcard", 1, "badcard/cohort.yaml is not what it should be: there is no key 'patchsize'. Did you mean patch_size_level0? There are: name, task, classes, feature_dim, encoder, patch_size_level0, anchors, bag_unit, provenance. Correct the card."),
+    ("split badcard", 1, "badcard/cohort.yaml is not what it should be: there is no key 'patchsize'. Did you mean patch_size_level0? There are: name, task, classes, negative_class, feature_dim, encoder, patch_size_level0, anchors, bag_unit, provenance. Correct the card."),
     # Folds
     ("train cohort --out new --folds 9", 1, FOLDS),
     ("train cohort --out new --folds one", 2, "--folds is 'all' or numbers such as 0,2; got 'one'."),

@@ -31,7 +31,7 @@ def demo(
     out: Path = typer.Option(Path("demo"), help="Where cohort and runs are written."),
     seed: int = seed_option("the cohort and the training"),
 ) -> None:
-    """Simulate a cohort with known evidence, train a host without and with the wrapper, and compare their evidence.
+    """Simulate a cohort with known evidence, train a host with the wrapper, and compare its evidence with attention.
 
     Example: gcemil demo --out demo
     """
@@ -40,7 +40,9 @@ def demo(
     from gcemil.bags.folds import make_folds, write_folds
     from gcemil.cli.diagnose import print_answer
     from gcemil.config import EvidenceSettings, TrainSettings
+    from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.report.run_report import write_report
+    from gcemil.runs.predict import represent_runs
     from gcemil.simulation.simulate import simulate
     from gcemil.training.run import planned_epochs, train_run
 
@@ -54,39 +56,22 @@ def demo(
     guards.refuse_errors(cohort_folder, guards.validate(cohort_folder))
     say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 
-    plain = TrainSettings(evidence=None, min_steps=MIN_STEPS, seed=seed)
-    wrapped = TrainSettings(evidence=EvidenceSettings(), min_steps=MIN_STEPS, seed=seed)
-    for name, settings in (("host", plain), ("host_gce", wrapped)):
-        with progress(f"training {name}") as advance:
-            report = _count_epochs(advance, planned_epochs(cohort, settings, FOLDS))
-            train_run(cohort_folder, out / name, settings, folds=FOLDS, on_epoch=report)
-        say(f"trained   {out / name}")
-    _print_predictions(out)
-    _diagnose(out, seed)
-    print_answer(out / "host_gce")
-    with progress("writing the report") as advance:
-        report_file = write_report(
-            out / "host_gce",
-            out / "host_gce" / "report.html",
-            against=out / "host",
-            seed=seed,
-            on_step=advance,
-        )
-    say(f"report    {report_file}")
-    say(f"look      gcemil view {out / 'host_gce'}")
-    say(f"{time.monotonic() - started:.0f} s in all.")
-
-
-def _diagnose(out: Path, seed: int) -> None:
-    """Every diagnostic, and what the head sees of the slides."""
-    from gcemil.diagnostics.diagnose import Comparison, diagnose_run
-    from gcemil.runs.predict import represent_runs
-
-    run, host = out / "host_gce", out / "host"
+    run, settings = out / "run", TrainSettings(evidence=EvidenceSettings(), min_steps=MIN_STEPS, seed=seed)
+    with progress("training") as advance:
+        report = _count_epochs(advance, planned_epochs(cohort, settings, FOLDS))
+        train_run(cohort_folder, run, settings, folds=FOLDS, on_epoch=report)
+    say(f"trained   {run}")
+    _print_predictions(run)
     with progress("diagnosing") as advance:
-        diagnose_run(Comparison(run, host, seed=seed, options=OPTIONS), on_done=advance)
+        diagnose_run(Comparison(run, seed=seed, options=OPTIONS), on_done=advance)
     with progress("representing slides") as advance:
-        represent_runs([run, host], on_bag=advance)
+        represent_runs([run], on_bag=advance)
+    print_answer(run)
+    with progress("writing the report") as advance:
+        report_file = write_report(run, run / "report.html", seed=seed, on_step=advance)
+    say(f"report    {report_file}")
+    say(f"look      gcemil view {run}")
+    say(f"{time.monotonic() - started:.0f} s in all.")
 
 
 def _count_epochs(advance: Advance, total: int) -> Callable[[int, dict[str, Any]], None]:
@@ -101,16 +86,19 @@ def _count_epochs(advance: Advance, total: int) -> Callable[[int, dict[str, Any]
     return report
 
 
-def _print_predictions(out: Path) -> None:
-    """Task metrics of both arms."""
+def _print_predictions(run: Path) -> None:
+    """Task metrics of the host, of host and evidence together, and of the evidence alone.
+
+    The wrapper leaves the host as it was, so the host of this run is the plain host.
+    """
     from gcemil.files import read_json
     from gcemil.runs.folder import RunFolder
 
-    summaries = {name: read_json(RunFolder(out / name).summary) for name in ("host", "host_gce")}
-    rows = [("host, all patches", *_format_metrics(summaries["host"]["full"]))]
-    rows += [
-        ("host + evidence (GCE)", *_format_metrics(summaries["host_gce"]["gce"])),
-        ("host + evidence, from the evidence alone", *_format_metrics(summaries["host_gce"]["discrete"])),
+    summary = read_json(RunFolder(run).summary)
+    rows = [
+        ("host, all patches", *_format_metrics(summary["full"])),
+        ("host + evidence (GCE)", *_format_metrics(summary["gce"])),
+        ("host + evidence, from the evidence alone", *_format_metrics(summary["discrete"])),
     ]
     print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
 

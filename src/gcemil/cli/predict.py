@@ -163,7 +163,7 @@ def prefilter(
     Example: gcemil prefilter runs/mine slides/
     """
     from gcemil.bags.patching import find_slides
-    from gcemil.files import working_in
+    from gcemil.files import lock_folder
     from gcemil.prefilter.certificate import CertificateSettings
     from gcemil.prefilter.cost import measure_cost
     from gcemil.prefilter.distil import fit_prefilter
@@ -175,7 +175,7 @@ def prefilter(
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
     reports, costs = [], []
-    with working_in(run):
+    with lock_folder(run):
         for index in folds:
             with progress(f"fitting the prefilter of fold {index}") as advance:
                 reports.append(fit_prefilter(run, index, found, sight, promise, on_slide=advance))

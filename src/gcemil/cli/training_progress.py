@@ -136,6 +136,13 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
     print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
     if (said := describe_vote(summary.get("vote"))) is not None:
         say(said)
+    if counts := summary.get("no_evidence"):
+        n_false = sum(round(one["reached_rate"] * one["n_test"]) for one in counts)
+        n_test = sum(one["n_test"] for one in counts)
+        promised = counts[0]["promised_rate"]
+        say(
+            f"confirmed evidence on '{counts[0]['class']}' slides: {n_false} of {n_test} (at most {promised:.0%} intended)"
+        )
     if summary["anchors"] != ["None"]:
         say(f"anchors: {', '.join(summary['anchors'])}")
     for text in summary["warnings"]:

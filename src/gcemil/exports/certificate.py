@@ -156,6 +156,8 @@ class Certificate:
     notes: tuple[str, ...] = ()
     regions: tuple[RegionVerdict, ...] = ()
     """Connected regions of the patches by score mass, where they were asked for."""
+    is_confirmed: bool | None = None
+    """Whether the evidence exceeds what slides without a lesion show; None: not measured."""
     model_warning: str | None = None
     """Why evidence of this model is not certified; None where the model has learned."""
 
@@ -166,7 +168,7 @@ class Certificate:
             return NOT_CERTIFIED
         necessary = self.verdicts["necessary"]
         is_necessary = None if necessary.change is None else necessary.held
-        return describe_verdict(self.verdicts["sufficient"].held, is_necessary)
+        return describe_verdict(self.verdicts["sufficient"].held, is_necessary, self.is_confirmed)
 
     @property
     def headline(self) -> str:

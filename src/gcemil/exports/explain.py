@@ -35,7 +35,6 @@ from gcemil.exports.certificate import (
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace, choose_thumbnail
 from gcemil.exports.slide_export import SlideExport
-from gcemil.files import remove_leftovers
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
@@ -188,7 +187,6 @@ def write_explanation(
     under = choose_thumbnail(found.place, thumbnail, downsample)
     folder = folder or found.folder
     drawn = found.patches.draw_files(place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
-    remove_leftovers(folder)
     files = {
         "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
         "json": found.patches.write_json(folder / "evidence.json"),
@@ -292,6 +290,7 @@ def _certify(
         provenance=_describe_origin(asked),
         notes=notes,
         regions=judged,
+        is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
         model_warning=read_model_warning(network.run),
     )
 

@@ -17,12 +17,12 @@ two polygons.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from jaxtyping import Bool, Int, Real
 
 from gcemil.bags.arrays import Bounds
 from gcemil.errors import BagError, UsageError
-from gcemil.files import whole_file
+from gcemil.files import atomic_write
 from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.rules import RULES
 from gcemil.slides.contours import Outline, Ring, outline_squares
@@ -39,9 +39,6 @@ from gcemil.slides.contours import Outline, Ring, outline_squares
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 BLOCK = 1024
 """Objects whose text is made at once."""
-VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-"""The two bits by which a UUID says how it is laid out."""
-ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}
 
 PerPatch = Real[np.ndarray, "n"]
@@ -66,75 +63,7 @@ ATTENTION = PatchClass("Attention top-k", _parse_color(RULES["attention"].color)
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 
-@dataclass(frozen=True, eq=False)
-class PatchCollection:
-    """The objects of one slide, checked; their text is made block by block, because it is far larger than the arrays."""
-
-    slide_id: str
-    model: str
-    patches: Int[np.ndarray, "k"]
-    """Their rows in the slide."""
-    corners: Int[np.ndarray, "k 2"]
-    patch_size: int
-    ranks: Int[np.ndarray, "k"]
-    """From 1; 0 for a patch that was not selected."""
-    measurements: Mapping[str, PerPatch]
-    selected_class: PatchClass
-    unselected_class: PatchClass | None
-
-    def __len__(self) -> int:
-        return len(self.patches)
-
-    def blocks(self) -> Iterator[str]:
-        """The whole file in parts: one object per line, so that two files can be compared."""
-        yield '{"type":"FeatureCollection","features":[\n'
-        for start in range(0, len(self), BLOCK):
-            lines = self._lines(slice(start, start + BLOCK))
-            yield ",\n".join(lines) + (",\n" if start + BLOCK < len(self) else "\n")
-        yield "]}\n"
-
-    def _lines(self, rows: slice) -> Iterator[str]:
-        patches, ranks = self.patches[rows].tolist(), self.ranks[rows].tolist()
-        left, top = self.corners[rows].T.tolist()
-        right, bottom = (self.corners[rows] + self.patch_size).T.tolist()
-        measured = {name: format_column(values[rows]) for name, values in self.measurements.items()}
-        template = self._template({name: place for name, (place, _) in measured.items()})
-        return map(
-            template.__mod__,
-            zip(
-                _make_uuids(self.slide_id, self.model, patches),
-                # A closed ring from the top left corner.
-                left, top, right, top, right, bottom, left, bottom, left, top,
-                self._titles(ranks, patches),
-                *(column for _, column in measured.values()),
-                patches,
-                strict=True,
-            ),
-        )  # fmt: skip
-
-    def _template(self, measured: Mapping[str, str]) -> str:
-        """One object with a place for everything that differs between patches."""
-        places = ",".join(f"{format_constant(name)}:{place}" for name, place in measured.items())
-        return (
-            '{"type":"Feature","id":"%s","geometry":{"type":"Polygon","coordinates":'
-            "[[[%d,%d],[%d,%d],[%d,%d],[%d,%d],[%d,%d]]]},"
-            '"properties":{"objectType":"tile","isLocked":true,%s,'
-            f'"measurements":{{{places}}},'
-            f'"metadata":{{"slide_id":{format_constant(self.slide_id)},"model":{format_constant(self.model)},"patch":"%d"}}}}}}'
-        )
-
-    def _titles(self, ranks: list[int], patches: list[int]) -> Iterator[str]:
-        """Name and class of every object."""
-        name = format_json(self.selected_class.name)[:-1]
-        chosen, other = (
-            f'"classification":{format_json({"name": one.name, "color": list(one.color)})}'
-            for one in (self.selected_class, self.unselected_class or self.selected_class)
-        )
-        for rank, patch in zip(ranks, patches, strict=True):
-            yield f'"name":{name} #{rank}",{chosen}' if rank else f'"name":"patch {patch}",{other}'
-
-
-def collect_patches(
+def describe_patches(
     slide_id: str,
     coords: Int[np.ndarray, "n 2"],
     selected: Bool[np.ndarray, "n"],
@@ -146,31 +75,84 @@ def collect_patches(
     selected_class: PatchClass = EVIDENCE,
     unselected_class: PatchClass | None = None,
     bounds: Bounds = (0, 0),
-) -> PatchCollection:
-    """The selected patches, numbered from the highest `ranked_by`; the others too, where they are given a class."""
+) -> Iterator[dict[str, Any]]:
+    """One GeoJSON feature per selected patch, numbered from the highest `ranked_by`; others too, if they have a class.
+
+    Arguments are checked at once; the features are made one by one, because they are far larger than the arrays.
+    """
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     _check_inside(corners, patch_size, bounds, slide_id)
     order = np.flatnonzero(selected)[np.argsort(-ranked_by[selected], kind="stable")]
     ranks = np.zeros(len(selected), dtype=np.int64)
     ranks[order] = np.arange(1, len(order) + 1)
     shown = np.flatnonzero(selected) if unselected_class is None else np.arange(len(selected))
-    return PatchCollection(
-        slide_id=slide_id,
-        model=model,
-        patches=shown,
-        corners=corners[shown],
-        patch_size=patch_size,
-        ranks=ranks[shown],
-        measurements={name: values[shown] for name, values in measurements.items()},
-        selected_class=selected_class,
-        unselected_class=unselected_class,
+    rows = list_rows({name: values[shown] for name, values in measurements.items()}, len(shown))
+    return (
+        _describe_feature(
+            f"{slide_id}\n{model}\n{patch}",
+            {"type": "Polygon", "coordinates": [_square_ring(x, y, patch_size)]},
+            "tile",
+            f"{selected_class.name} #{rank}" if rank else f"patch {patch}",
+            selected_class if rank else unselected_class or selected_class,
+            measured,
+            {"slide_id": slide_id, "model": model, "patch": str(patch)},
+        )
+        for patch, rank, (x, y), measured in zip(
+            shown.tolist(), ranks[shown].tolist(), corners[shown].tolist(), rows, strict=True
+        )
     )
 
 
-def write_geojson(path: Path, collection: PatchCollection) -> Path:
-    """Write the patches block by block, so that memory does not grow with the slide."""
-    with whole_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(collection.blocks())
+def _describe_feature(
+    key: str,
+    geometry: dict[str, Any],
+    object_type: str,
+    name: str,
+    object_class: PatchClass,
+    measurements: Mapping[str, float | int | str],
+    metadata: Mapping[str, str],
+) -> dict[str, Any]:
+    """One object as QuPath reads it; `key` makes its id."""
+    return {
+        "type": "Feature",
+        "id": str(uuid.uuid5(NAMESPACE, key)),
+        "geometry": geometry,
+        "properties": {
+            "objectType": object_type,
+            "isLocked": True,
+            "name": name,
+            "classification": {"name": object_class.name, "color": object_class.color},
+            "measurements": measurements,
+            "metadata": metadata,
+        },
+    }
+
+
+def _square_ring(x: int, y: int, side: int) -> list[list[int]]:
+    """A closed ring from the top left corner."""
+    return [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
+
+
+def encode_list(head: Mapping[str, Any], name: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A JSON object whose last member is a list, in parts; an entry per line, so that two files can be compared."""
+    yield json.dumps({**head, name: []}, allow_nan=False).removesuffix("]}")
+    lines = (json.dumps(entry, allow_nan=False) for entry in entries)
+    start = "\n"
+    while block := list(islice(lines, BLOCK)):
+        yield start + ",\n".join(block)
+        start = ",\n"
+    yield "\n]}\n"
+
+
+def encode_features(features: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A FeatureCollection in parts."""
+    return encode_list({"type": "FeatureCollection"}, "features", features)
+
+
+def write_geojson(path: Path, features: Iterable[Mapping[str, Any]]) -> Path:
+    """Write the features block by block, so that memory does not grow with the slide."""
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(encode_features(features))
     return path
 
 
@@ -189,42 +171,22 @@ def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
     return found
 
 
-def _make_uuids(slide_id: str, model: str, patches: Iterable[int]) -> Iterator[str]:
-    """uuid.uuid5 of slide, model and patch, with what they share hashed once."""
-    shared = hashlib.sha1(NAMESPACE.bytes + f"{slide_id}\n{model}\n".encode(), usedforsecurity=False)
-    for patch in patches:
-        one = shared.copy()
-        one.update(b"%d" % patch)
-        text = one.hexdigest()
-        variant = VARIANTS[text[16]]
-        yield f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
+def list_rows(columns: Mapping[str, PerPatch], n_rows: int) -> Iterator[dict[str, float | int | str]]:
+    """The columns row by row as values for JSON, converted a block at a time."""
+    for start in range(0, n_rows, BLOCK):
+        block = {name: round_numbers(values[start : start + BLOCK]) for name, values in columns.items()}
+        for row in range(min(BLOCK, n_rows - start)):
+            yield {name: values[row] for name, values in block.items()}
 
 
 def round_numbers(values: PerPatch) -> list[float | int | str]:
-    """JSON numbers with the digits a float32 has, and QuPath's names for what JSON cannot say."""
+    """JSON numbers with the digits of a float32, and QuPath's names for those that JSON does not have."""
     if values.dtype.kind != "f":
         return [int(value) for value in values.tolist()]
     return [
         float(f"{value:.7g}") if math.isfinite(value) else NOT_FINITE[str(value)]
         for value in values.astype(np.float64).tolist()
     ]
-
-
-def format_column(values: PerPatch) -> tuple[str, Sequence[float | str]]:
-    """A column for a template, and how the template writes it: the digits of `numbers`, without a string for each."""
-    if values.dtype.kind == "f" and np.isfinite(values).all():
-        return "%.7g", values.astype(np.float64).tolist()
-    return "%s", [format_json(value) for value in round_numbers(values)]
-
-
-def format_json(value: Any) -> str:
-    """A value as JSON without spaces; NaN is refused."""
-    return ENCODER.encode(value)
-
-
-def format_constant(text: str) -> str:
-    """A JSON string inside a template, where a percent sign is written twice."""
-    return format_json(text).replace("%", "%%")
 
 
 def _check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str) -> None:
@@ -286,36 +248,19 @@ def describe_regions(
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     for one, rows in regions.with_rows():
         means = {f"mean {name}": np.array([values[rows].mean()]) for name, values in measurements.items()}
-        yield {
-            "type": "Feature",
-            "id": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nregion {int(rows[0])}")),
-            "geometry": _describe_geometry(outline_squares(corners[rows], patch_size)),
-            "properties": {
-                "objectType": "annotation",
-                "isLocked": True,
-                "name": f"{region_class.name} region {one.number}",
-                "classification": {"name": region_class.name, "color": list(region_class.color)},
-                "measurements": {
-                    **_describe_verdict(one),
-                    **{name: round_numbers(value)[0] for name, value in means.items()},
-                },
-                "metadata": {"slide_id": slide_id, "model": model, "region": str(one.number)},
-            },
-        }
-
-
-def write_regions(path: Path, features: Iterator[dict[str, Any]]) -> Path:
-    """A FeatureCollection with one region per line."""
-    lines = ",\n".join(json.dumps(one, allow_nan=False, ensure_ascii=False) for one in features)
-    with whole_file(path) as temporary:
-        temporary.write_text(
-            f'{{"type":"FeatureCollection","features":[\n{lines}\n]}}\n', encoding="utf-8", newline="\n"
+        yield _describe_feature(
+            f"{slide_id}\n{model}\nregion {int(rows[0])}",
+            _describe_geometry(outline_squares(corners[rows], patch_size)),
+            "annotation",
+            f"{region_class.name} region {one.number}",
+            region_class,
+            {**_describe_verdict(one), **{name: round_numbers(value)[0] for name, value in means.items()}},
+            {"slide_id": slide_id, "model": model, "region": str(one.number)},
         )
-    return path
 
 
 def _describe_verdict(one: RegionVerdict) -> dict[str, float]:
-    """The numbers QuPath shows; what was not asked is left out."""
+    """The numbers that QuPath shows; None is left out."""
     found = {
         "patches": one.n_patches,
         "score mass": one.mass,

@@ -26,7 +26,7 @@ from PIL import Image
 from gcemil.errors import MissingExtraError, UsageError
 from gcemil.exports.geojson import NAMESPACE
 from gcemil.exports.overlay import Canvas, Frame, SlideFrame, SlidePlace, color_ramp, rank_shares
-from gcemil.files import whole_file
+from gcemil.files import atomic_write
 
 PATCH_PIXELS = 16
 LONGEST_SIDE = 8192
@@ -78,7 +78,7 @@ def write_heatmap(path: Path, heatmap: HeatMap, *, slide_id: str, model: str) ->
         raise MissingExtraError("tifffile", "wsi") from error
     first, *others = _pyramid_levels(heatmap.pixels)
     options: dict[str, Any] = {"tile": (TILE, TILE), "photometric": "rgb", "compression": "zlib"}
-    with whole_file(path) as temporary, tifffile.TiffWriter(temporary, ome=True) as writer:
+    with atomic_write(path) as temporary, tifffile.TiffWriter(temporary, ome=True) as writer:
         writer.write(
             first,
             subifds=len(others),

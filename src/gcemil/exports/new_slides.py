@@ -26,7 +26,7 @@ from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
 from gcemil.exports.overlay import read_feature_place, read_slide_place
 from gcemil.features.loaders import WeightSource
-from gcemil.files import read_record, working_in, write_json, write_table
+from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.records import NOT_CERTIFIED, SlideEvidence, write_evidence
@@ -232,7 +232,7 @@ class NewSlides:
         """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised."""
         found: list[NewPrediction] = []
         errors: list[Exception] = []
-        with working_in(out):
+        with lock_folder(out):
             for slide_id, path in files.items():
                 try:
                     found.append(self._predict_unless_done(slide_id, path, out, again=again))

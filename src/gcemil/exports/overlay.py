@@ -54,8 +54,6 @@ RAMP = np.array(
     [(240, 244, 250), (158, 202, 225), (66, 146, 198), (8, 81, 156), (8, 29, 66)], dtype=np.float64
 )
 """Light to dark blue: it keeps its order for colour-blind eyes and in print."""
-
-
 SAME_SHAPE = 0.02
 """Largest difference in aspect at which a thumbnail shows the part that the file names."""
 
@@ -163,8 +161,10 @@ def draw_overlay(
         "attention score, light to dark by rank",
         f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
     )
-    others = () if thumbnail is not None else (("other patches", GREY),)
-    keys = (_draw_ramp_key(), _draw_color_key((("selected", patch_class.color), *others)))
+    ramp = (color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH)), "lowest to highest")
+    shown = {"selected": patch_class.color} | ({} if thumbnail is not None else {"other patches": GREY})
+    plain = [(np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()]
+    keys = (_draw_key([ramp]), _draw_key(plain))
     return _join_panels(slide_id, panels, titles, keys)
 
 
@@ -263,37 +263,18 @@ def color_ramp(values: Float[np.ndarray, "n"]) -> Colors:
     return np.round(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def _draw_ramp_key() -> Image.Image:
-    """The colours of scores, from the lowest rank to the highest."""
-    font = ImageFont.load_default(size=FONT_SIZE)
-    low, high = "lowest", "highest"
-    before, after = (math.ceil(font.getlength(word)) + MARGIN // 2 for word in (low, high))
-    key = Image.new("RGB", (before + RAMP_WIDTH + after, KEY_HEIGHT), "white")
-    shades = color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH))
-    key.paste(Image.fromarray(np.repeat(shades[None], SWATCH, axis=0)), (before, _middle(SWATCH)))
-    draw = ImageDraw.Draw(key)
-    draw.text((0, _middle(FONT_SIZE)), low, fill=INK, font=font)
-    draw.text((before + RAMP_WIDTH + MARGIN // 2, _middle(FONT_SIZE)), high, fill=INK, font=font)
-    return key
-
-
-def _draw_color_key(entries: Sequence[tuple[str, tuple[int, int, int]]]) -> Image.Image:
-    """A square of every colour and what it stands for."""
-    font = ImageFont.load_default(size=FONT_SIZE)
-    widths = [SWATCH + MARGIN // 2 + math.ceil(font.getlength(word)) + MARGIN for word, _ in entries]
+def _draw_key(entries: Sequence[tuple[Colors, str]]) -> Image.Image:
+    """A swatch of one or more colours and its name, for every entry."""
+    font, gap = ImageFont.load_default(size=FONT_SIZE), MARGIN // 2
+    widths = [len(colors) + gap + math.ceil(font.getlength(name)) + MARGIN for colors, name in entries]
     key = Image.new("RGB", (sum(widths), KEY_HEIGHT), "white")
     draw, left = ImageDraw.Draw(key), 0
-    for (word, color), width in zip(entries, widths, strict=True):
-        top = _middle(SWATCH)
-        draw.rectangle((left, top, left + SWATCH - 1, top + SWATCH - 1), fill=color)
-        draw.text((left + SWATCH + MARGIN // 2, _middle(FONT_SIZE)), word, fill=INK, font=font)
+    for (colors, name), width in zip(entries, widths, strict=True):
+        swatch = Image.fromarray(np.repeat(colors[None], SWATCH, axis=0))
+        key.paste(swatch, (left, (KEY_HEIGHT - SWATCH) // 2))
+        draw.text((left + len(colors) + gap, (KEY_HEIGHT - FONT_SIZE) // 2), name, fill=INK, font=font)
         left += width
     return key
-
-
-def _middle(height: int) -> int:
-    """Where something of this height begins in the line of the key."""
-    return (KEY_HEIGHT - height) // 2
 
 
 def _join_panels(

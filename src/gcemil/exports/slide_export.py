@@ -5,7 +5,7 @@ The command `gcemil explain` writes all of them; the viewer writes the set of pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,21 +19,15 @@ from gcemil.bags.arrays import Bounds
 from gcemil.errors import UsageError
 from gcemil.exports.geojson import (
     ATTENTION,
-    BLOCK,
     EVIDENCE,
     UNSELECTED,
     PatchClass,
-    PatchCollection,
     SlideRegions,
-    collect_patches,
+    describe_patches,
     describe_regions,
-    format_column,
-    format_constant,
-    format_json,
+    list_rows,
     name_measurements,
-    round_numbers,
     write_geojson,
-    write_regions,
 )
 from gcemil.exports.heatmap import HeatMap, draw_heatmap, write_heatmap
 from gcemil.exports.overlay import SlidePlace, Thumbnail, draw_overlay, write_overlay
@@ -82,33 +76,37 @@ class SlideExport:
         """How QuPath names and colours the selected patches."""
         return ATTENTION if self.evidence is None else EVIDENCE
 
-    def to_list(self) -> EvidenceList:
-        """One entry per selected patch for scripts that do not read HDF5; positions are corners in level-0 pixels."""
-        return EvidenceList(
-            head={
-                "slide_id": self.slide_id,
-                "rule": self.rule,
-                "n_patches": len(self.selected),
-                "fraction": float(self.selected.mean()),
-                "patch_size_level0": self.patch_size,
-                "stop_reason": self.stop_reason,
-                "hashes": self.hashes,
-            },
-            patches=np.flatnonzero(self.selected),
-            coords=None if self.coords is None else self.coords[self.selected],
-            measurements={name: values[self.selected] for name, values in self.measurements.items()},
-        )
+    def describe(self) -> dict[str, Any]:
+        """The set as a whole, without its patches."""
+        return {
+            "slide_id": self.slide_id,
+            "rule": self.rule,
+            "n_patches": len(self.selected),
+            "fraction": float(self.selected.mean()),
+            "patch_size_level0": self.patch_size,
+            "stop_reason": self.stop_reason,
+            "hashes": self.hashes,
+        }
 
-    def to_collection(
+    def list_patches(self) -> Iterator[dict[str, float | int | str]]:
+        """The selected patches for scripts that do not read HDF5; positions are corners in level-0 pixels."""
+        patches = np.flatnonzero(self.selected)
+        columns = {"index": patches}
+        if self.coords is not None:
+            columns |= {"x": self.coords[patches, 0], "y": self.coords[patches, 1]}
+        columns |= {name: values[patches] for name, values in self.measurements.items()}
+        return list_rows(columns, len(patches))
+
+    def list_tiles(
         self,
         *,
         bounds: Bounds,
         selected_class: PatchClass | None = None,
         unselected_class: PatchClass | None = None,
-    ) -> PatchCollection:
+    ) -> Iterator[dict[str, Any]]:
         """The patches as QuPath tiles; `bounds` is where the image that QuPath shows begins."""
         coords, patch_size = self._require_places()
-        return collect_patches(
+        return describe_patches(
             self.slide_id,
             coords,
             self.selected,
@@ -148,7 +146,7 @@ class SlideExport:
 
     def write_json(self, path: Path) -> Path:
         """The selected patches, and the regions they form."""
-        listed = self.to_list().to_json()
+        listed = {**self.describe(), "patches": list(self.list_patches())}
         if self.regions is not None:
             listed["regions"] = self.regions.list_regions()
         return write_json(path, listed)
@@ -163,9 +161,7 @@ class SlideExport:
         if self.coords is None or self.patch_size is None:
             return {}
         model = self.hashes["model"]
-        collection = self.to_collection(
-            bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None
-        )
+        tiles = self.list_tiles(bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None)
         overlay = draw_overlay(
             self.slide_id,
             self.coords,
@@ -176,7 +172,7 @@ class SlideExport:
             thumbnail=thumbnail,
         )
         files: dict[str, tuple[str, Callable[[Path], Path]]] = {
-            "geojson": ("evidence.geojson", partial(write_geojson, collection=collection)),
+            "geojson": ("evidence.geojson", partial(write_geojson, features=tiles)),
             "overlay": ("overlay.png", partial(write_overlay, image=overlay)),
         }
         if self.regions is not None:
@@ -190,7 +186,7 @@ class SlideExport:
                 region_class=self.patch_class,
                 bounds=place.bounds,
             )
-            files["regions"] = ("regions.geojson", partial(write_regions, features=features))
+            files["regions"] = ("regions.geojson", partial(write_geojson, features=features))
         for name in heatmaps:
             write = partial(
                 write_heatmap, heatmap=self.to_heatmap(name, place), slide_id=self.slide_id, model=model
@@ -204,47 +200,3 @@ class SlideExport:
                 f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
             )
         return self.coords, self.patch_size
-
-
-# The list for scripts
-
-
-@dataclass(frozen=True, eq=False)
-class EvidenceList:
-    """Everything the file says; the patches become values or text a block at a time."""
-
-    head: dict[str, Any]
-    patches: Int[np.ndarray, "k"]
-    coords: Int[np.ndarray, "k 2"] | None
-    measurements: Mapping[str, Real[np.ndarray, "k"]]
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole list as plain values."""
-        columns = {
-            name: round_numbers(values) for name, values in {**self._places(), **self.measurements}.items()
-        }
-        entries = zip(*columns.values(), strict=True)
-        return {**self.head, "patches": [dict(zip(columns, entry, strict=True)) for entry in entries]}
-
-    def blocks(self) -> Iterator[str]:
-        """The file in parts, one patch per line."""
-        yield format_json(self.head)[:-1] + ',"patches":['
-        for start in range(0, len(self.patches), BLOCK):
-            lines = self._lines(slice(start, start + BLOCK))
-            yield (",\n" if start else "\n") + ",\n".join(lines)
-        yield "\n]}\n"
-
-    def _lines(self, rows: slice) -> Iterator[str]:
-        """The entries as text by one template: a third of the time that making values and encoding them takes."""
-        columns = {
-            name: format_column(values[rows])
-            for name, values in {**self._places(), **self.measurements}.items()
-        }
-        places = (f"{format_constant(name)}:{place}" for name, (place, _) in columns.items())
-        template = "{" + ",".join(places) + "}"
-        return map(template.__mod__, zip(*(values for _, values in columns.values()), strict=True))
-
-    def _places(self) -> dict[str, Int[np.ndarray, "k"]]:
-        if self.coords is None:
-            return {"index": self.patches}
-        return {"index": self.patches, "x": self.coords[:, 0], "y": self.coords[:, 1]}

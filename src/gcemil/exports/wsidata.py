@@ -21,7 +21,7 @@ from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.wsidata import EVIDENCE_TABLE, EXTRA, TILES
 from gcemil.errors import MissingExtraError, RunError, UsageError
-from gcemil.files import whole_folder
+from gcemil.files import atomic_folder
 from gcemil.records import SlideEvidence, read_evidence
 from gcemil.runs.folder import FoldFolder, RunFolder, open_cohort
 
@@ -45,7 +45,7 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
     for slide_id, (own, path) in todo.items():
         evidence = read_evidence(path)
         content = describe_slide(cohort, own, evidence)
-        with whole_folder(targets[slide_id]) as temporary:
+        with atomic_folder(targets[slide_id]) as temporary:
             # The library wants to make the folder itself.
             temporary.rmdir()
             content.write(temporary)

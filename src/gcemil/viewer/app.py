@@ -32,8 +32,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gcemil.errors import GcemilError, InputError, UsageError
-from gcemil.exports.geojson import PatchCollection
-from gcemil.exports.slide_export import EvidenceList
 from gcemil.files import parse_json, without_nan
 from gcemil.report.slide_view import name_anchor, sort_anchors
 from gcemil.viewer import bench, overview, reviews
@@ -170,14 +168,12 @@ class _ViewerApi:
         """How far reviewers and evidence agree."""
         return _JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
 
-    async def _export(
-        self, request: Request, made: Callable[..., EvidenceList | PatchCollection]
-    ) -> Response:
+    async def _export(self, request: Request, encode: Callable[..., Iterator[str]]) -> Response:
         """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
         (selected,) = bench.read_masks(body, n_patches=len(slide.bench), count=1)
-        found = await run_in_threadpool(made, slide, selected.numpy()[slide.rows])
-        return StreamingResponse(_encode_blocks(found), media_type=JSON)
+        blocks = await run_in_threadpool(encode, slide, selected.numpy()[slide.rows])
+        return StreamingResponse(blocks, media_type=JSON)
 
     async def _slide(self, request: Request) -> OpenedSlide:
         slide_id = request.path_params["slide"]
@@ -231,12 +227,6 @@ def _describe_anchors(slide: OpenedSlide) -> list[dict[str, Any]]:
         for group, counts in ((counting, True), (others, False))
         for index in group
     ]
-
-
-def _encode_blocks(found: EvidenceList | PatchCollection) -> Iterator[bytes]:
-    for block in found.blocks():
-        # Half a character, which a prompt may hold, becomes the escape that JSON has for it.
-        yield block.encode("utf-8", "backslashreplace")
 
 
 async def read_body(request: Request, media_type: str) -> bytes:

@@ -19,6 +19,7 @@ up other questions.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,8 +35,8 @@ from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_c
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.exports.explain import judge_outputs, name_output, name_prediction
-from gcemil.exports.geojson import PatchClass, PatchCollection
-from gcemil.exports.slide_export import EvidenceList, SlideExport
+from gcemil.exports.geojson import PatchClass, encode_features, encode_list
+from gcemil.exports.slide_export import SlideExport
 from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
@@ -195,15 +196,16 @@ EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
 """Never the class of recovered evidence: the model did not choose these patches."""
 
 
-def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> EvidenceList:
+def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
     """The set in the layout of `gcemil explain`; an unchanged set keeps the name of its rule."""
-    return _edit_export(slide, selected).to_list()
+    export = _edit_export(slide, selected)
+    return encode_list(export.describe(), "patches", export.list_patches())
 
 
-def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> PatchCollection:
+def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
     """The set as QuPath tiles."""
     bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
-    return _edit_export(slide, selected).to_collection(bounds=bounds, selected_class=EDITED)
+    return encode_features(_edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED))
 
 
 def _edit_export(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> SlideExport:

@@ -4,13 +4,12 @@ code     random, in the address that the terminal prints and the browser is star
 session  random, a cookie (HttpOnly, Strict) that the first visit gets for its code; never in an address or a command line
 Host     must name loopback and our port, so that a foreign name resolved to 127.0.0.1 is refused
 Origin   must be our own wherever it is sent, and must be sent with everything that changes something
-body     at most MAX_BODY bytes, counted while they arrive, within BODY_SECONDS
+body     at most MAX_BODY bytes, counted while they arrive
 answer   a content security policy under which the page can load from here alone
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import os
 import secrets
@@ -32,9 +31,6 @@ NAMES = (LOOPBACK, "localhost")
 MAX_BODY = 4_000_000
 """Bytes: two bits per patch, or a mark on every one of half a million patches."""
 TOO_LARGE = f"A request holds at most {MAX_BODY} bytes."
-BODY_SECONDS = 30.0
-"""For a whole body; a page on this machine sends its own in a moment."""
-TOO_SLOW = f"The body of the request did not arrive within {BODY_SECONDS:.0f} seconds."
 CODE_SECONDS = 300.0
 """Between printing an address and opening it."""
 READING = ("GET", "HEAD")
@@ -177,22 +173,15 @@ def _cookie(headers: Headers, name: str) -> str:
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """The same body, cut off with an error once it is too long or too late; a length that was promised proves nothing."""
-    received, is_whole, end = 0, False, time.monotonic() + BODY_SECONDS
+    """The same body, ended with an error once it is too long; a stated length proves nothing."""
+    received = 0
 
     async def receive_counted() -> Message:
-        nonlocal received, is_whole
-        if is_whole:
-            # Whoever asks now waits for the client to leave, which may take as long as it likes.
-            return await receive()
-        try:
-            message = await asyncio.wait_for(receive(), end - time.monotonic())
-        except TimeoutError as error:
-            raise HTTPException(408, TOO_SLOW, headers={"connection": "close"}) from error
+        nonlocal received
+        message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY:
             raise HTTPException(413, TOO_LARGE)
-        is_whole = not message.get("more_body", False)
         return message
 
     return receive_counted

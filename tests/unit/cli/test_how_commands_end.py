@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from gcemil.cli import doctor, main
 from gcemil.errors import InputError, MissingExtraError, UsageError, describe_fault
-from gcemil.files import whole_file
+from gcemil.files import atomic_write
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_errors_travel_between_processes():
 def test_a_source_that_vanished_while_it_was_copied_is_named_itself(tmp_path):
     with (
         pytest.raises(InputError, match="source.h5 is not there"),
-        whole_file(tmp_path / "target.h5") as path,
+        atomic_write(tmp_path / "target.h5") as path,
     ):
         shutil.copy(tmp_path / "source.h5", path)
     assert not list(tmp_path.iterdir())

@@ -9,10 +9,9 @@ from gcemil.errors import BagError, StoreError, UsageError
 from gcemil.exports.geojson import (
     ATTENTION,
     BLOCK,
-    NAMESPACE,
     UNSELECTED,
-    PatchClass,
-    collect_patches,
+    describe_patches,
+    encode_features,
     name_measurements,
     round_numbers,
     write_geojson,
@@ -25,7 +24,7 @@ SELECTED = np.array([True, False, True])
 GATES = np.array([0.5, 0.1, 0.9], dtype=np.float32)
 
 
-def collection(**changes):
+def features(**changes):
     given = {
         "coords": COORDS,
         "selected": SELECTED,
@@ -35,11 +34,11 @@ def collection(**changes):
         "model": "abc",
         **changes,
     }
-    return collect_patches("slide.1", given.pop("coords"), given.pop("selected"), **given)
+    return describe_patches("slide.1", given.pop("coords"), given.pop("selected"), **given)
 
 
 def parsed(**changes):
-    return json.loads("".join(collection(**changes).blocks()))
+    return json.loads("".join(encode_features(features(**changes))))
 
 
 def test_selected_patches_become_closed_squares_in_whole_pixels():
@@ -86,34 +85,6 @@ def test_ids_depend_on_slide_model_and_patch_alone():
     assert not set(ids) & {feature["id"] for feature in parsed(model="other")["features"]}
 
 
-def test_ids_are_those_of_the_standard_library():
-    expected = [str(uuid.uuid5(NAMESPACE, f"slide.1\nabc\n{patch}")) for patch in (0, 2)]
-    assert [feature["id"] for feature in parsed()["features"]] == expected
-
-
-def test_names_that_a_template_or_json_would_read_stay_as_they_are():
-    name = 'a %s %(x)d "quoted" \\ \u2028 {0}'
-    found = json.loads(
-        "".join(
-            collect_patches(
-                name,
-                COORDS,
-                SELECTED,
-                patch_size=8,
-                ranked_by=GATES,
-                measurements={name: GATES},
-                model=name,
-                selected_class=PatchClass(name, (1, 2, 3)),
-            ).blocks()
-        )
-    )
-    properties = found["features"][1]["properties"]
-    assert properties["name"] == f"{name} #1"
-    assert properties["classification"]["name"] == name
-    assert properties["measurements"] == {name: pytest.approx(0.9)}
-    assert properties["metadata"] == {"slide_id": name, "model": name, "patch": "2"}
-
-
 @pytest.mark.parametrize("n_patches", [BLOCK, BLOCK + 1, 2 * BLOCK])
 def test_blocks_join_into_one_file(n_patches):
     """Around the size of a block, where a comma could be missing."""
@@ -121,18 +92,18 @@ def test_blocks_join_into_one_file(n_patches):
     coords = np.stack([np.arange(n_patches), np.zeros(n_patches, dtype=np.int64)], axis=1)
     odd = gates.copy()
     odd[-1] = np.nan
-    found = collection(
+    found = features(
         coords=coords,
         selected=np.ones(n_patches, dtype=bool),
         ranked_by=gates,
         measurements={"odd": odd, "row": np.arange(n_patches)},
     )
-    text = "".join(found.blocks())
+    text = "".join(encode_features(found))
     assert violations(text) == []
-    features = json.loads(text)["features"]
-    assert [feature["properties"]["measurements"]["row"] for feature in features] == list(range(n_patches))
-    assert features[0]["properties"]["name"] == f"GCE evidence #{n_patches}"
-    assert features[-1]["properties"]["measurements"]["odd"] == "NaN"
+    tiles = [feature["properties"] for feature in json.loads(text)["features"]]
+    assert [tile["measurements"]["row"] for tile in tiles] == list(range(n_patches))
+    assert tiles[0]["name"] == f"GCE evidence #{n_patches}"
+    assert tiles[-1]["measurements"]["odd"] == "NaN"
 
 
 def test_unselected_patches_are_shown_where_they_have_a_class():
@@ -154,14 +125,14 @@ def test_what_json_cannot_say_is_written_as_qupath_reads_it():
 @pytest.mark.parametrize("selected", [[True] * 3, [False] * 3, [False, True, False]])
 def test_the_file_satisfies_every_rule(tmp_path, selected):
     measurements = {"gate": GATES, "odd": np.array([np.nan, np.inf, 1.0])}
-    found = collection(selected=np.array(selected), measurements=measurements)
+    found = features(selected=np.array(selected), measurements=measurements)
     text = write_geojson(tmp_path / "new" / "e.geojson", found).read_text()
     assert violations(text) == []
-    assert len(json.loads(text)["features"]) == sum(selected) == len(found)
+    assert len(json.loads(text)["features"]) == sum(selected)
 
 
 def test_one_file_is_one_patch_per_line_and_leaves_nothing_beside_it(tmp_path):
-    path = write_geojson(tmp_path / "e.geojson", collection())
+    path = write_geojson(tmp_path / "e.geojson", features())
     assert len(path.read_text().splitlines()) == 4
     assert list(tmp_path.iterdir()) == [path]
 

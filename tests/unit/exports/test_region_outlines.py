@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from gcemil.exports.geojson import EVIDENCE, SlideRegions, describe_regions, write_regions
+from gcemil.exports.geojson import EVIDENCE, SlideRegions, describe_regions, write_geojson
 from gcemil.records import RegionVerdict
 from gcemil.slides.contours import outline_squares
 from geojson_rules import violations
@@ -52,7 +52,7 @@ def test_a_ring_of_patches_has_a_hole_and_a_corner_makes_two_polygons(tmp_path):
     assert [len(part) for part in first["geometry"]["coordinates"]] == [5, 5]
     assert second["geometry"]["type"] == "MultiPolygon"
     assert set(second["properties"]["measurements"]) == {"patches", "score mass", "mean gate"}
-    text = write_regions(tmp_path / "r.geojson", iter([first, second])).read_text()
+    text = write_geojson(tmp_path / "r.geojson", [first, second]).read_text()
     assert violations(text) == []
     assert [one["properties"]["metadata"]["region"] for one in json.loads(text)["features"]] == ["1", "2"]
 

@@ -1,23 +1,17 @@
-"""The real server under clients that stall, leave, or come all at once."""
+"""The real server under clients that leave, or come all at once."""
 
 import asyncio
 import json
 import os
 import shutil
 import threading
-import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gcemil.exports import geojson
-from gcemil.viewer import bench, security, server
+from gcemil.viewer import bench
 from viewer_builders import bits, opened, read_answer, running, visitor
 
 BYTES = "application/octet-stream"
-PATIENCE = 1.5
-"""Seconds in place of the server's own; everything else here may take as long as a busy machine needs."""
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +21,6 @@ def session(classification_runs):
     session.close()
 
 
-@pytest.fixture
-def impatient(session, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", PATIENCE)
-    monkeypatch.setattr(server, "READ_SECONDS", PATIENCE)
-    monkeypatch.setattr(security, "BODY_SECONDS", PATIENCE)
-    with running(session) as started:
-        yield started
-
-
 @pytest.fixture(scope="module")
 def name(session):
     name = next(iter(session.specs))
@@ -43,112 +28,12 @@ def name(session):
     return name
 
 
-def is_dropped(connection):
-    """Whether the other side ends the connection before this one loses patience."""
-    connection.settimeout(30)
-    try:
-        while connection.recv(65536):
-            pass
-    except ConnectionError:
-        return True
-    except TimeoutError:
-        return False
-    return True
-
-
-def drip(connection, byte):
-    """A byte now and then, until the other side has enough."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        connection.sendall(byte)
-        time.sleep(PATIENCE / 10)
-
-
 def judgement(started, slide):
     mask = slide.chosen.numpy()
     return started.ask("POST", f"/api/slides/{slide.slide_id}/judge", bits(mask, ~mask), content_type=BYTES)
 
 
-# --- stalled clients -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HTT", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
-def test_a_client_that_never_ends_its_head_is_dropped(impatient, sent):
-    with impatient.connect() as connection:
-        connection.sendall(sent)
-        assert is_dropped(connection)
-
-
-def test_a_byte_now_and_then_gains_no_time(impatient):
-    with impatient.connect() as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n")
-        with pytest.raises(ConnectionError):
-            drip(connection, b"a")
-
-
-def test_a_second_request_on_a_kept_connection_is_timed_too(impatient):
-    with impatient.connect() as connection:
-        connection.sendall(impatient.head("GET", "/api/slides"))
-        assert read_answer(connection).status == 200
-        connection.sendall(b"GET /")
-        assert is_dropped(connection)
-
-
-def test_a_body_that_does_not_come_is_answered_and_dropped(impatient, name):
-    head = impatient.head("POST", f"/api/slides/{name}/judge", content_type=BYTES, content_length="100")
-    with impatient.connect() as connection:
-        connection.sendall(head + b"x")
-        answer = read_answer(connection)
-        assert answer.status == 408
-        assert b"did not arrive" in answer.body
-        assert is_dropped(connection)
-
-
-def test_a_body_in_drops_is_answered_all_the_same(impatient, name):
-    head = impatient.head("POST", f"/api/slides/{name}/judge", content_type=BYTES, content_length="100000")
-    with impatient.connect() as connection:
-        connection.sendall(head)
-        with pytest.raises(ConnectionError):
-            drip(connection, b"x")
-
-
-def test_a_body_behind_a_refusal_does_not_hold_the_connection(impatient):
-    """The refusal is sent at once, and uvicorn alone would then listen to the rest for ever."""
-    head = impatient.head("POST", "/api/slides", cookie=None, content_length="100000")
-    with impatient.connect() as connection:
-        connection.sendall(head)
-        with pytest.raises(ConnectionError):
-            drip(connection, b"x")
-
-
-def test_stalled_clients_keep_nobody_else_out(impatient, session, name):
-    head = impatient.head("POST", f"/api/slides/{name}/judge", content_type=BYTES, content_length="100")
-    stalled = [impatient.connect() for _ in range(100)]
-    try:
-        for number, connection in enumerate(stalled):
-            connection.sendall(head if number % 2 else b"GET / HTTP/1.1\r\n")
-        assert judgement(impatient, session.slide(name)).status == 200
-    finally:
-        for connection in stalled:
-            connection.close()
-
-
 # --- large files ----------------------------------------------------------------------------------------------------
-
-
-def large_collection(slide, selected, *, n_patches=24_000):
-    """As a slide of many patches would give it."""
-    values = np.linspace(0, 1, n_patches, dtype=np.float32)
-    place = np.arange(n_patches, dtype=np.int64)
-    return geojson.collect_patches(
-        slide.slide_id,
-        np.stack([place % 300, place // 300], axis=1) * 256,
-        np.ones(n_patches, dtype=bool),
-        patch_size=256,
-        ranked_by=values,
-        measurements={f"anchor: {number}": values for number in range(12)},
-        model="m",
-    )
 
 
 def ask_for_geojson(started, slide, connection):
@@ -157,81 +42,20 @@ def ask_for_geojson(started, slide, connection):
     connection.sendall(started.head("POST", path, content_type=BYTES, content_length=str(len(body))) + body)
 
 
-@pytest.fixture
-def counted_blocks(monkeypatch):
-    """How many blocks of the large file were made."""
-    made = []
-    whole = geojson.PatchCollection.blocks
-
-    def blocks(self):
-        for block in whole(self):
-            made.append(len(block))
-            yield block
-
-    monkeypatch.setattr(bench, "export_geojson", large_collection)
-    monkeypatch.setattr(geojson.PatchCollection, "blocks", blocks)
-    return made
-
-
-def test_a_large_file_arrives_whole(impatient, session, name, counted_blocks):
-    with impatient.connect() as connection:
-        ask_for_geojson(impatient, session.slide(name), connection)
-        answer = read_answer(connection)
-    assert answer.status == 200
-    assert len(json.loads(answer.body)["features"]) == 24_000
-    assert sum(counted_blocks) == len(answer.body)
-
-
-def test_a_file_is_made_no_faster_than_it_is_taken(session, name, counted_blocks):
-    """And its maker stops when the client leaves; the whole of it is never in memory."""
-    with running(session) as started:
-        connection = started.connect()
-        ask_for_geojson(started, session.slide(name), connection)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-        time.sleep(2)
-        waiting = len(counted_blocks)
-        assert judgement(started, session.slide(name)).status == 200
-        connection.close()
-        assert judgement(started, session.slide(name)).status == 200
-    n_blocks = len(list(large_collection(session.slide(name), None).blocks()))
-    assert waiting < n_blocks - 3
-    # What ran on after the client had left is the block that was being made.
-    assert len(counted_blocks) - n_blocks <= waiting + 3
-
-
-def test_a_client_that_does_not_read_its_answer_is_dropped(impatient, session, name, counted_blocks):
-    with impatient.connect() as connection:
-        ask_for_geojson(impatient, session.slide(name), connection)
-        connection.recv(1000)
-        time.sleep(2 * PATIENCE + 1)
-        # What lies in the sockets' own buffers still comes, the end of the file does not.
-        received = b""
-        connection.settimeout(30)
-        try:
-            while chunk := connection.recv(1 << 20):
-                received += chunk
-        except ConnectionError:
-            pass
-        assert not received.endswith(b"]}\n\r\n0\r\n\r\n")
-
-
 def test_a_file_in_the_making_keeps_nobody_from_the_network(session, name, monkeypatch):
     go_on = threading.Event()
 
-    def blocks(self):
+    def blocks(slide, selected):
         yield "{"
-        go_on.wait(60)
-        yield "}"
+        assert go_on.wait(60)
+        yield "}" * 10_000_000
 
-    monkeypatch.setattr(geojson.PatchCollection, "blocks", blocks)
+    monkeypatch.setattr(bench, "export_geojson", blocks)
     with running(session) as started, started.connect() as connection:
         ask_for_geojson(started, session.slide(name), connection)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-        began = time.monotonic()
         assert judgement(started, session.slide(name)).status == 200
-        took = time.monotonic() - began
         go_on.set()
-    assert took < 55
+        assert len(read_answer(connection).body) == 10_000_001
 
 
 def test_pictures_and_pages_are_served_while_the_network_thinks(session, name):
@@ -259,11 +83,6 @@ def test_pictures_and_pages_are_served_while_the_network_thinks(session, name):
 # --- all at once ------------------------------------------------------------------------------------------------------
 
 
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_two_hundred_requests_at_once_are_all_answered(session, name):
     slide = session.slide(name)
     mask = slide.chosen.numpy()
@@ -295,33 +114,10 @@ def test_two_hundred_requests_at_once_are_all_answered(session, name):
         return await asyncio.wait_for(asyncio.gather(*(ask(started, kinds[k % 10]) for k in range(200))), 120)
 
     with running(session) as started:
-        asyncio.run(all_at_once(started))
-        before = resident_bytes()
         answers = asyncio.run(all_at_once(started))
-        grown = resident_bytes() - before
-        assert started.ask("GET", "/api/slides").status == 200
     assert [status for status, _ in answers] == [200] * 200
-    # One kind of question has one kind of answer, whoever else asks.
+    # Equal requests have equal answers, whoever else sends one; those of judge hold the seconds they took.
     assert all(answers[k][1] == answers[k % 10][1] for k in range(200) if k % 10 != 5)
-    assert grown < 100e6
-
-
-def test_beyond_the_limit_a_client_is_told_so_and_the_others_are_served(session, monkeypatch):
-    monkeypatch.setattr(server, "CONNECTIONS", 20)
-    with running(session) as started:
-        idle = [started.connect() for _ in range(25)]
-        try:
-            statuses = set()
-            for connection in idle:
-                connection.sendall(started.head("GET", "/api/slides"))
-                statuses.add(read_answer(connection).status)
-            assert 503 in statuses
-        finally:
-            for connection in idle:
-                connection.close()
-        end = time.monotonic() + 30
-        while started.ask("GET", "/api/slides").status != 200:
-            assert time.monotonic() < end
 
 
 # --- clients that leave, and files that were spoilt --------------------------------------------------------------------
