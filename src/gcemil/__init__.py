@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gcemil.runs.pretrained import from_pretrained, save_pretrained
     from gcemil.training.run import train_run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "HOSTS",
