@@ -28,7 +28,7 @@ import foreign_builders as foreign
 import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
-from gcemil.bags import arrays, guards, store
+from gcemil.bags import arrays, store, validate
 from gcemil.bags.annotations.concepts import named_patches, read_named_shapes
 from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
 from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
@@ -194,12 +194,12 @@ def read_cohort(folder: Path) -> None:
 
 def read_validated(folder: Path) -> None:
     """`gcemil validate`, which tells everything and must never fail, then what training does first."""
-    guards.validate(folder)
+    validate.validate(folder)
     read_cohort(folder)
 
 
 def read_features(folder: Path) -> None:
-    guards.validate(folder)
+    validate.validate(folder)
     cohort = Cohort.load(folder)
     for spec in cohort.bags:
         layout = cohort.layout(spec)
@@ -210,7 +210,7 @@ def read_features(folder: Path) -> None:
 
 
 def read_truth(folder: Path) -> None:
-    guards.validate(folder)
+    validate.validate(folder)
     cohort = Cohort.load(folder)
     artifact_concepts(cohort)
     for spec in cohort.bags:
@@ -427,7 +427,7 @@ def read_tool(folder: Path, damaged: Sequence[Path]) -> None:
         import_cohort(features, out, labels=given, copy=copy, options=ReadOptions(mpp=0.5))
         if copy:
             return
-        guards.validate(out)
+        validate.validate(out)
         cohort = Cohort.load(out)
         for spec in cohort.bags:
             cohort.read_bag(spec)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from builders import make_cohort
-from gcemil.bags import guards
+from gcemil.bags import validate
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
@@ -68,7 +68,7 @@ def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
     table = cohort.folder / "slides.csv"
     first = cohort.slides[0].slide_id
     table.write_text(table.read_text().replace(f"\n{first},", "\n../../outside,"))
-    said = [problem.what for problem in guards.validate(cohort.folder) if problem.where == "../../outside"]
+    said = [problem.what for problem in validate.validate(cohort.folder) if problem.where == "../../outside"]
     assert any("cannot be a slide id" in what for what in said)
     assert not any("does not exist" in what for what in said)
 

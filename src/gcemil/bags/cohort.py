@@ -6,7 +6,9 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcemil.bags import store
 from gcemil.bags.arrays import Bounds, read_patch_layout, stated_bounds, stated_number
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
-from gcemil.bags.tables import read_table
-from gcemil.bags.validate import case_of, check_slide, check_slides, raise_first
+from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
 from gcemil.files import is_file, read_yaml, validate_as, write_table, write_text
@@ -292,13 +293,13 @@ def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> N
     )
 
 
-def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
+def parse_slide(row: Mapping[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
-    raise_first(check_slide(row, card), folder / "slides.csv")
+    raise_first(_check_slide(row, card), folder / "slides.csv")
     return _read_slide(row, card.task)
 
 
-def _read_slide(row: dict[str, str], task: Task) -> SlideRow:
+def _read_slide(row: Mapping[str, str], task: Task) -> SlideRow:
     """One line of slides.csv that has no problem."""
     site = row.get("site") or None
     if task == "classification":
@@ -306,3 +307,81 @@ def _read_slide(row: dict[str, str], task: Task) -> SlideRow:
     # Tables that went through pandas have 1.0 for an event.
     time, event = float(row["time"]), int(float(row["event"]))
     return SlideRow(row["slide_id"], case_of(row), time=time, event=event, site=site)
+
+
+# Problems of slides.csv: `Cohort.load` raises the first, `gcemil validate` lists all
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a cohort, and what to do about it. An error stops training, a warning is recorded in the run."""
+
+    where: str
+    """The slide, case, class or file it is about."""
+    what: str
+    remedy: str
+    level: Literal["error", "warning"] = "error"
+
+
+def raise_first(problems: Iterable[Problem], path: Path) -> None:
+    """Raise the first error in this file."""
+    for problem in problems:
+        if problem.level == "error":
+            raise CohortError(f"{path}: {problem.where}: {problem.what}. {problem.remedy}")
+
+
+def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterator[Problem]:
+    """Every problem of the lines of slides.csv, each alone and together."""
+    for slide_id, count in Counter(row["slide_id"] for row in rows).items():
+        if count > 1:
+            yield Problem(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
+    for row in rows:
+        yield from _check_slide(row, card)
+    if card.task == "classification" and card.bag_unit != "case":
+        return
+    first_of: dict[str, Mapping[str, str]] = {}
+    for row in rows:
+        first = first_of.setdefault(case_of(row), row)
+        # 12 and 12.0 are one time.
+        targets = [
+            (one.get("label"), parse_number(one.get("time", "")), parse_number(one.get("event", "")))
+            for one in (first, row)
+        ]
+        if targets[0] != targets[1]:
+            what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
+            yield Problem(case_of(row), what, "A case has one target; correct slides.csv.")
+
+
+def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
+    """Every problem of one line of slides.csv."""
+    slide_id = row["slide_id"]
+    if not is_plain_id(slide_id):
+        yield Problem(
+            slide_id, "the name cannot be a slide id: it is not a plain file name", "Rename the slide."
+        )
+    if card.task == "classification":
+        if row["label"] not in card.classes:
+            what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
+            yield Problem(slide_id, what, "Correct the label, or add the class to cohort.yaml.")
+        return
+    time = parse_number(row["time"])
+    if time is None or not 0 < time < math.inf:
+        what = f"survival time '{row['time']}' is not a finite number above 0"
+        yield Problem(slide_id, what, "Correct the time, or exclude the case.")
+    if parse_number(row["event"]) not in (0, 1):
+        what = f"event '{row['event']}' is neither 0 nor 1"
+        yield Problem(slide_id, what, "Code 1 for happened and 0 for censored.")
+
+
+def case_of(row: Mapping[str, str]) -> str:
+    """The case of a line, the slide itself where it names none."""
+    return row["case_id"] or row["slide_id"]
+
+
+def parse_number(text: str) -> float | None:
+    """The number in a cell, None where there is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

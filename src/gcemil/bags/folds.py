@@ -18,9 +18,8 @@ import yaml
 from numpy.random import Generator
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gcemil.bags.cohort import Cohort, SlideRow
+from gcemil.bags.cohort import Cohort, Problem, SlideRow, raise_first
 from gcemil.bags.tables import read_table
-from gcemil.bags.validate import Problem, make_error, raise_first
 from gcemil.errors import CohortError, InputError, UsageError, error_text
 from gcemil.files import read_yaml, replace_folder, restore_folder, write_table, write_text
 
@@ -221,14 +220,14 @@ def check_fold(case_of: Mapping[str, str], placed: Mapping[str, str], name: str)
     """Every slide without a part, and every case in more than one: the problems of one fold file."""
     for slide_id in case_of:
         if slide_id not in placed:
-            yield make_error(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
+            yield Problem(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
         elif placed[slide_id] not in PARTS:
             what = f"{name} gives the slide split '{placed[slide_id]}'; there are {', '.join(PARTS)}"
-            yield make_error(slide_id, what, "Run 'gcemil split' again.")
+            yield Problem(slide_id, what, "Run 'gcemil split' again.")
     for case_id, parts in _list_parts(case_of, placed).items():
         if len(parts) > 1:
             what = f"the case is in {' and '.join(sorted(parts))} of {name}: the test set leaks"
-            yield make_error(case_id, what, "Run 'gcemil split --unit case'.")
+            yield Problem(case_id, what, "Run 'gcemil split --unit case'.")
 
 
 def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:

@@ -132,13 +132,18 @@ def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
 
 def check_slide_id(slide_id: str, table: Path) -> str:
     """Return the id if it is a plain file name: it must never lead out of the cohort's own folder."""
-    unsafe = not slide_id or slide_id in {".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
-    if unsafe or len(slide_id.encode()) > _LONGEST_ID:
+    if not is_plain_id(slide_id):
         raise CohortError(
             f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at most {_LONGEST_ID} bytes "
             "without '/', '\\' and control characters."
         )
     return slide_id
+
+
+def is_plain_id(slide_id: str) -> bool:
+    """Whether a slide id can be the name of a file."""
+    unsafe = slide_id in {"", ".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
+    return not unsafe and len(slide_id.encode()) <= _LONGEST_ID
 
 
 def file_fingerprint(path: Path) -> str:

@@ -137,22 +137,19 @@ def validate(
 
     Example: gcemil validate cohorts/bracs
     """
-    from gcemil.bags import guards
+    from gcemil.bags import validate as checks
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
         # A table of problems is for cohorts; what is none is told in one sentence.
         read_card(cohort)
     with progress("checking slides") as advance:
-        problems = guards.validate(cohort, advance)
-    errors = guards.select_errors(problems)
+        problems = checks.validate(cohort, advance)
+    errors = checks.select_errors(problems)
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:
-        rows = [
-            (group.problem.level, group.where, group.problem.what, group.problem.remedy)
-            for group in guards.group_problems(problems)
-        ]
+        rows = [(one.level, one.where, one.what, one.remedy) for one in checks.group_problems(problems)]
         print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
     if not as_json:
         say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")

@@ -19,7 +19,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import CACHE as HASH_CACHE
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
-from gcemil.bags.guards import refuse_errors, validate
+from gcemil.bags.validate import refuse_errors, validate
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json, write_text

@@ -5,7 +5,7 @@ from PIL import Image
 from builders import PATCH, make_cohort
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import MaskReading, write_truth
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.validate import select_errors, validate
 from gcemil.errors import CohortError, InputError, UsageError
 
 

@@ -7,7 +7,7 @@ import pytest
 from builders import grid_coords, make_cohort
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.guards import validate
+from gcemil.bags.validate import validate
 from gcemil.benchmark.grid import Grid
 from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, ConfigError, StoreError

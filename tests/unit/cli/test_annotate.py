@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from builders import PATCH, make_cohort
 from gcemil.bags import store
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.validate import select_errors, validate
 from gcemil.cli.main import app
 from gcemil.errors import CohortError, InputError, UsageError
 
