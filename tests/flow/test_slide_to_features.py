@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import read_patch_file
 from gcemil.cli.anchors import app as anchors_app
 from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
+from gcemil.features.patching import read_patch_file
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.simulation.simulate import simulate
 from slide_builders import REAL_SLIDE, glass, tissue_image, write_slide

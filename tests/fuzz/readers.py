@@ -37,12 +37,11 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
+from gcemil.bags.foreign.datasets import import_dataset
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.recipes import import_recipe
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.splits import match_folds, read_splits
-from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_frame
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.figures import read_figures, summary_tables
@@ -63,6 +62,7 @@ from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
 from gcemil.features.extract import read_encoded_grid, read_feature_origin
 from gcemil.features.pairs import write_pairs
+from gcemil.features.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
 from gcemil.findings import Finding, join_folds, read_finding, write_finding
@@ -455,7 +455,7 @@ def read_recipes(folder: Path) -> None:
     recipes = (("camelyon16", "features", "reference.csv"), ("kirc", "tcga", "clinical.tsv"))
     each(
         *(
-            partial(import_recipe, name, folder / source, folder / f"out_{name}", labels=folder / labels)
+            partial(import_dataset, name, folder / source, folder / f"out_{name}", labels=folder / labels)
             for name, source, labels in recipes
         )
     )

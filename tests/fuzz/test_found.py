@@ -16,15 +16,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 
 from builders import make_cohort
 from gcemil.bags import validate
 from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.foreign.datasets import _read_camelyon16, load_dataset_spec
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.recipes import _read_camelyon16, load_recipe
 from gcemil.bags.foreign.splits import read_splits
-from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
@@ -142,7 +142,7 @@ def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
 def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reference.csv").write_text("test_001\ntest_002\n")
     with pytest.raises(CohortError, match="has one column, not slide and label"):
-        _read_camelyon16(load_recipe("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path)
+        _read_camelyon16(load_dataset_spec("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path)
 
 
 def test_deep_json_is_refused() -> None:

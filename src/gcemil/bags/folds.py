@@ -62,6 +62,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
+    refuse_one_sided(cohort.slides, str(cohort.folder), smallest_class=2)
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
@@ -91,6 +92,23 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
                 f"{remedy}, or add {unit}s. Nothing was written."
             )
     return folds
+
+
+def refuse_one_sided(rows: Sequence[SlideRow], where: str, *, smallest_class: int = 1) -> None:
+    """Refuse survival without an event, and a class with fewer cases than a fold needs to train and test on."""
+    if rows and all(row.event == 0 for row in rows):
+        raise CohortError(
+            f"{where}: all {len(rows)} slides are censored, so no risk can be learned. Check the event column."
+        )
+    cases: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        cases[row.label or ""].add(row.case_id)
+    for label, own in cases.items():
+        if label and len(own) < smallest_class:
+            raise CohortError(
+                f"{where}: class '{label}' has a single case ('{min(own)}'), so no fold can train and test on it. "
+                "Merge it with another class, or leave it out of slides.csv."
+            )
 
 
 def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:

@@ -225,7 +225,7 @@ def _describe_repacking(path: Path) -> str:
 
 
 def _coord_problems(
-    slide_id: str, path: Path, n_patches: int, layouts: dict[str, store.Layout]
+    slide_id: str, path: Path, n_patches: int, layouts: dict[str, store.DatasetInfo]
 ) -> Iterator[Problem]:
     if "coords" not in layouts:
         remedy = "Spatial steps are switched off for this slide."

@@ -77,8 +77,8 @@ def import_(
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
+    from gcemil.bags.foreign.datasets import import_dataset
     from gcemil.bags.foreign.dialects import Choice
-    from gcemil.bags.foreign.recipes import import_recipe
     from gcemil.bags.foreign.source import ReadOptions
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.units import LevelZeroPx
@@ -90,7 +90,7 @@ def import_(
         coords_dir,
     )
     if recipe is not None:
-        report = import_recipe(
+        report = import_dataset(
             recipe,
             source,
             out,

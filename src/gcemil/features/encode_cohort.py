@@ -15,7 +15,11 @@ from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, feature_file, find_slide_file, parse_slide
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
-from gcemil.bags.patching import (
+from gcemil.bags.tables import read_table
+from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
+from gcemil.features.encoders import EncoderSpec, PatchEncoder
+from gcemil.features.extract import EncodeSettings, encode_slides
+from gcemil.features.patching import (
     PATCHES_SUFFIX,
     BatchReport,
     PatchingRules,
@@ -28,10 +32,6 @@ from gcemil.bags.patching import (
     try_patching,
     write_summary,
 )
-from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
-from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import SLIDE_EXTENSIONS

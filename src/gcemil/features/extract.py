@@ -31,7 +31,11 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
-from gcemil.bags.patching import (
+from gcemil.bags.tables import file_fingerprint
+from gcemil.errors import InputError, StoreError, UsageError, describe_failure
+from gcemil.features.encoders import PatchEncoder, load_encoder
+from gcemil.features.loaders import WeightSource
+from gcemil.features.patching import (
     PATCH_NUMBERS,
     BatchReport,
     SlideOutcome,
@@ -41,10 +45,6 @@ from gcemil.bags.patching import (
     stated_settings,
     write_outcomes,
 )
-from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_failure
-from gcemil.features.encoders import PatchEncoder, load_encoder
-from gcemil.features.loaders import WeightSource
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
 from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader

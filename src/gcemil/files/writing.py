@@ -2,13 +2,12 @@
 
 Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside its target under a
 unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves the old content or the new one.
-`lock_folder` gives a folder one writer at a time and removes what a killed writer left in it the day before.
+`lock_folder` gives a folder one writer at a time.
 """
 
 from __future__ import annotations
 
 import csv
-import glob
 import inspect
 import json
 import math
@@ -16,7 +15,6 @@ import os
 import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -28,8 +26,6 @@ from filelock import FileLock, Timeout
 from gcemil.errors import BusyError, StoreError, describe_fault, error_text, write_remedy
 
 LOCK_NAME = ".gcemil.lock"
-LEFTOVER_AGE_S = 24 * 3600.0
-"""An unfinished file of this age was left by a killed process."""
 
 
 @contextmanager
@@ -122,19 +118,10 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _remove_leftovers(folder: Path, pattern: str = "**/.*") -> None:
-    """Remove unfinished files and folders that killed processes left here, at any depth."""
-    for path in list(folder.glob(f"{pattern}.????????.partial")):
-        with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > LEFTOVER_AGE_S:
-                _remove(path)
-
-
 @contextmanager
 def lock_folder(folder: Path, *, wait: bool | float = False) -> Iterator[None]:
     """Work in a folder that no other process works in; the lock ends with the process."""
     with lock_file(folder / LOCK_NAME, wait=wait, what=str(folder)):
-        _remove_leftovers(folder)
         yield
 
 
@@ -199,7 +186,6 @@ def _explain_faults(path: Path) -> Iterator[None]:
 def _new_folder_beside(folder: Path) -> Iterator[Path]:
     """A new folder beside this one, removed at the end unless it was renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder.parent, f".{glob.escape(folder.name[:100])}")
     temporary = _temporary_name(folder)
     try:
         temporary.mkdir()

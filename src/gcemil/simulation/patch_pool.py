@@ -99,7 +99,7 @@ def read_pool(path: Path) -> PatchPool:
     return PatchPool(features, _read_names(path, "labels", layouts["labels"]), patients, encoder, str(path))
 
 
-def _read_names(path: Path, name: str, layout: store.Layout) -> Names:
+def _read_names(path: Path, name: str, layout: store.DatasetInfo) -> Names:
     """A column of names; whole numbers are their own names."""
     if layout.dtype.kind in "iu" and len(layout.shape) == 1:
         return store.read(path, name).astype(np.str_)

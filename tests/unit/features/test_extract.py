@@ -9,7 +9,6 @@ import torch
 
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.errors import InputError, UsageError
 from gcemil.features import reading
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
@@ -20,6 +19,7 @@ from gcemil.features.extract import (
     feature_file,
     stack_batches,
 )
+from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide

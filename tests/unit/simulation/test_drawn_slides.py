@@ -8,9 +8,9 @@ import yaml
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
+from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.resources import shipped_names
 from gcemil.simulation.drawn_slide import build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.layout import draw_layout

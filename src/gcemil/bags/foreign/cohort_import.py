@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.folds import Fold, carve_validation, leaking_cases, write_folds
+from gcemil.bags.folds import Fold, carve_validation, leaking_cases, refuse_one_sided, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import (
     LabelTable,
@@ -25,7 +28,13 @@ from gcemil.bags.foreign.label_tables import (
     read_labels,
 )
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
-from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, ReadOptions, require_one_patch_size
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    ForeignSlide,
+    ReadOptions,
+    read_each,
+    require_one_patch_size,
+)
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
@@ -168,10 +177,11 @@ def write_cohort(
         },
     )
     # Before anything is written.
+    refuse_one_sided(join.rows, str(table.path))
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
     with atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
-        linked = [_place_slide(slide, cohort, copy=copy) for slide in join.slides]
+        linked = read_each(join.slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()
         write_folds(cohort, join.folds, kind="official")
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
@@ -247,7 +257,16 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             ) from error
         return True
     features, coords = slide.load()
-    store.write(target, {"features": features, **({} if coords is None else {"coords": coords})})
+    if not (finite := np.isfinite(features).all(axis=1)).all():
+        raise CohortError(
+            f"{slide.path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
+        )
+    datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
+    kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
+    for file in (file for file in slide.attributes_files if file is not None):
+        for name in kept:
+            kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
+    store.write(target, datasets, dataset_attributes=kept)
     return False
 
 

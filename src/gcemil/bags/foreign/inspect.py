@@ -20,11 +20,11 @@ from gcemil.bags.arrays import coords_problem, features_problem
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
+from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
 from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
-from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import has_columns, list_columns, read_frame
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
@@ -42,7 +42,7 @@ PLACEHOLDERS = {
     "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
 }
 """What a command cannot know, in words."""
-Layouts = dict[str, store.Layout]
+Layouts = dict[str, store.DatasetInfo]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"embeddings", "prompts"}), "anchors", "Anchors of gcemil"),

@@ -151,6 +151,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     """What looks like a mistake in a column of labels: one class spelt in several ways, numbers, an id per slide."""
     labels = [row.label for row in rows if row.label is not None]
     distinct = sorted(set(labels))
+    cases = {label: {row.case_id for row in rows if row.label == label} for label in distinct}
     spelt: dict[str, list[str]] = {}
     for label in distinct:
         spelt.setdefault(re.sub(r"[\s_-]+", " ", label).strip().casefold(), []).append(label)
@@ -159,6 +160,11 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
         "write them alike in the table and import again."
         for variants in spelt.values()
         if len(variants) > 1
+    ]
+    found += [
+        f"class '{label}' has a single case, so no fold can train and test on it: merge it with another class."
+        for label, own in cases.items()
+        if len(own) == 1 and len(distinct) <= MOST_CLASSES
     ]
     if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
         found.append(

@@ -28,6 +28,7 @@ from gcemil.bags.foreign.source import (
     Truth,
     as_float,
     plain_ids,
+    read_each,
     refuse_other_types,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
@@ -55,7 +56,9 @@ def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> Foreign
     if not files:
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
     ids = plain_ids((path.name for path in files), where=str(folders.features))
-    slides = tuple(_read_slide(path, ids[path.name], folders, options.patch_size) for path in files)
+    slides = read_each(
+        files, lambda path: _read_slide(path, ids[path.name], folders, options.patch_size), folders.features
+    )
     lines = ["torchmil features are converted, so they are copied."]
     if folders.coords is not None:
         lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")

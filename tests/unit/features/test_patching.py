@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
-from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.cli.slides import patch
 from gcemil.errors import StoreError, UsageError
+from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 from slide_builders import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide

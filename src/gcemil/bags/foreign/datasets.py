@@ -44,7 +44,7 @@ class _Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RecipeClass(_Closed):
+class ClassSpec(_Closed):
     """A class of the cohort and the values of the official table that mean it."""
 
     name: str
@@ -67,7 +67,7 @@ class Expected(_Closed):
     origin: str = "the paper"
 
 
-class Recipe(_Closed):
+class DatasetSpec(_Closed):
     """One dataset of the paper: where its labels stand and what they mean."""
 
     name: str
@@ -80,7 +80,7 @@ class Recipe(_Closed):
     """Case ids are the first twelve characters of barcodes, and a table may list cases instead of slides."""
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Role → names of the column in the official tables, the first found wins."""
-    classes: tuple[RecipeClass, ...] = ()
+    classes: tuple[ClassSpec, ...] = ()
     paper_split_unit: str
     anchors: str
     expected: Expected
@@ -106,12 +106,12 @@ Outcome = tuple[float, int, str]
 
 
 @cache
-def load_recipe(name: str) -> Recipe:
+def load_dataset_spec(name: str) -> DatasetSpec:
     """The recipe of one dataset."""
-    return Recipe.model_validate(read_shipped("datasets", name, "recipe"))
+    return DatasetSpec.model_validate(read_shipped("datasets", name, "recipe"))
 
 
-def import_recipe(
+def import_dataset(
     name: str,
     source: Path,
     out: Path,
@@ -123,12 +123,12 @@ def import_recipe(
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
-    plan = load_recipe(name)
+    plan = load_dataset_spec(name)
     if official_split and (plan.official_test is None or splits is not None):
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     folder = read_folder(source, options)
-    table = _read_recipe_table(plan, folder, labels)
+    table = _read_official_table(plan, folder, labels)
     return write_cohort(
         folder,
         table,
@@ -143,7 +143,7 @@ def import_recipe(
     )
 
 
-def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:
+def _read_official_table(plan: DatasetSpec, folder: ForeignFolder, labels: Path | None) -> LabelTable:
     """The official table as rows of the slides in the features folder."""
     slide_ids = [slide.slide_id for slide in folder.slides]
     if plan.reader == "camelyon16":
@@ -172,7 +172,7 @@ def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
     return Fold(0, {row.slide_id: part_of[row.slide_id] for row in rows})
 
 
-def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> list[str]:
+def _count_warnings(plan: DatasetSpec, folder: ForeignFolder, table: LabelTable) -> list[str]:
     """A line with both numbers wherever the cohort and the stated counts differ."""
     full = {slide.slide_id for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
@@ -185,14 +185,14 @@ def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> l
     ]
 
 
-def _describe_provenance(plan: Recipe) -> dict[str, object]:
+def _describe_provenance(plan: DatasetSpec) -> dict[str, object]:
     told = plan.model_dump(
         mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
     )
     return {"recipe": plan.name, **{name: value for name, value in told.items() if value}}
 
 
-def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
+def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
     table = read_frame(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
     found = _find_columns(table, path, plan.columns, "label")
@@ -223,7 +223,7 @@ def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTa
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
-def _read_survival(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
+def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """MCAT-style and PANTHER-style tables by slide, or the clinical table of GDC or cBioPortal by case."""
     table = pd.DataFrame() if path.is_dir() else read_frame(path)
     found = _find_columns(table, path, plan.columns)
@@ -273,7 +273,7 @@ def _join_outcomes(
 
 
 def _read_camelyon16(
-    plan: Recipe, path: Path | None, slide_ids: Sequence[str], *, source: Path
+    plan: DatasetSpec, path: Path | None, slide_ids: Sequence[str], *, source: Path
 ) -> LabelTable:
     """Training slides by their names, test slides by the header-less reference.csv."""
     excluded = {one.slide: one.reason for one in plan.exclusions if one.scope == "cohort"}
