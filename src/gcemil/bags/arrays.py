@@ -100,12 +100,12 @@ def stated_bounds(attributes: Mapping[str, Any], where: str) -> Bounds | None:
     return None
 
 
-def features_problem(info: store.DatasetInfo) -> str | None:
+def features_problem(shape: Sequence[int], dtype: np.dtype[Any]) -> str | None:
     """Why this dataset cannot be features; None when it can. Its values are not looked at."""
-    if info.dtype.kind != "f" or not store.is_number_type(info.dtype):
-        return f"features are {info.dtype}, not float16 or float32"
-    if len(info.shape) != 2:
-        return f"features have shape {info.shape}, not (patches, dimension)"
+    if dtype.kind != "f" or not store.is_number_type(dtype):
+        return f"features are {dtype}, not float16 or float32"
+    if len(shape) != 2:
+        return f"features have shape {shape}, not (patches, dimension)"
     return None
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds, read_patch_layout, stated_bounds, stated_number
+from gcemil.bags.arrays import Bounds, features_problem, read_patch_layout, stated_bounds, stated_number
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
@@ -182,11 +182,9 @@ class Cohort:
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
         features: FeatureRows = store.read(path, "features", rows)
-        if features.dtype.kind != "f":
-            raise CohortError(
-                f"{path}: features are {features.dtype}, not float16 or float32. Extract the slide again."
-            )
-        if features.ndim != 2 or features.shape[1] != self.card.feature_dim:
+        if problem := features_problem(features.shape, features.dtype):
+            raise CohortError(f"{path}: {problem}. Extract the slide again.")
+        if features.shape[1] != self.card.feature_dim:
             raise CohortError(
                 f"{path}: features have shape {features.shape}, but cohort.yaml says feature_dim {self.card.feature_dim}. "
                 "All slides of a cohort come from one encoder; extract this one again or correct cohort.yaml."

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
-from gcemil.files import is_file, read_text, refuse_special
+from gcemil.files import is_file, read_bytes, refuse_special
 from gcemil.wording import is_there, near_path
 
 MAX_TABLE_BYTES = 64 * 2**20
@@ -35,18 +35,27 @@ MISSING = frozenset(
 def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """Read the rows of a table by column name; `columns` must be among its columns."""
     frame = read_frame(path)
+    if note := frame.attrs.get("note"):
+        raise CohortError(f"{note} Save it again as UTF-8.")
     if missing := [column for column in columns if column not in frame]:
         raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(frame)}.")
     return list_rows(frame)
 
 
 def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> pd.DataFrame:
-    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …"""
+    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …
+
+    `attrs["note"]` says it where a table of another tool is not in UTF-8.
+    """
     if not is_file(path):
         if is_there(path):
             raise CohortError(f"{path} is not a file. Give the path of the table.")
         raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
-    rows = _read_excel(path, sheet) if path.suffix.lower() in _EXCEL else _read_csv(path, comments=header)
+    note = ""
+    if path.suffix.lower() in _EXCEL:
+        rows = _read_excel(path, sheet)
+    else:
+        rows, note = _read_csv(path, comments=header)
     lines = [line for row in rows if any(line := [cell.strip() for cell in row])]
     if not lines:
         raise CohortError(f"{path} is an empty table.")
@@ -59,8 +68,9 @@ def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> 
     if len(twice := names[names.duplicated() & (names != "")]):
         raise CohortError(f"{path}: column '{twice[0]}' occurs twice. Rename one.")
     # Of several columns without a name, the last is kept.
-    table = pd.DataFrame(lines[1:], columns=names, dtype=object)
-    return table.loc[:, ~names.duplicated(keep="last")]
+    table = pd.DataFrame(lines[1:], columns=names, dtype=object).loc[:, ~names.duplicated(keep="last")]
+    table.attrs["note"] = note
+    return table
 
 
 def list_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
@@ -83,12 +93,20 @@ def list_columns(columns: Iterable[str]) -> str:
     return ", ".join(name or "(index)" for name in columns) or "none"
 
 
-def _read_csv(path: Path, *, comments: bool) -> list[list[str]]:
-    """Read the lines of a CSV file; the delimiter is the one that occurs most in the first line."""
+def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
+    """Read the lines of a CSV file, and a note on its encoding; the delimiter occurs most in the first line."""
     try:
-        text = read_text(path, limit=MAX_TABLE_BYTES)
+        content = read_bytes(path, limit=MAX_TABLE_BYTES)
     except InputError as error:
         raise CohortError(str(error)) from error
+    # Excel saves tables in the encoding of the machine, or in UTF-16, which begins with a mark.
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        encoding = "latin-1"
+        text = content.decode(encoding)
+    note = "" if encoding == "utf-8-sig" else f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
     # cBioPortal puts four lines that begin with # above the names of its columns.
     while comments and text.startswith("#"):
         text = text.partition("\n")[2]
@@ -101,7 +119,7 @@ def _read_csv(path: Path, *, comments: bool) -> list[list[str]]:
         )
     try:
         # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)), note
     except csv.Error as error:
         raise CohortError(f"{path} is not a table ({error}). Check its quotes and line ends.") from error
 

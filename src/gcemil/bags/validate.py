@@ -196,7 +196,7 @@ def _feature_problems(
         yield Problem(slide_id, what, "Read it with 'gcemil import'.")
         return
     layout, shape = layouts["features"], layouts["features"].shape
-    problem = features_problem(layout)
+    problem = features_problem(shape, layout.dtype)
     if len(shape) != 2 or shape[1] != card.feature_dim:
         problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
     if problem:

@@ -23,7 +23,6 @@ from gcemil.features.patching import (
     PATCHES_SUFFIX,
     BatchReport,
     PatchingRules,
-    SlideOutcome,
     known_outcome,
     patches_path,
     read_patch_file,
@@ -64,7 +63,7 @@ class CohortTables:
 class EncodedCohort:
     """What became of every slide, and of the labels."""
 
-    report: BatchReport[SlideOutcome]
+    report: BatchReport
     failures: dict[str, str]
     """Why each slide without features has none, and what to do."""
     tables: CohortTables | None

@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,13 +32,14 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_failure
+from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource
 from gcemil.features.patching import (
     PATCH_NUMBERS,
     BatchReport,
     SlideOutcome,
+    catch_failure,
     is_number,
     patches_path,
     read_origin,
@@ -50,7 +51,6 @@ from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 
 FeatureType = Literal["float16", "float32"]
-Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 FeatureArray = Float[np.ndarray, "n d"]
 BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
@@ -84,7 +84,7 @@ def encode_slides(
     patches: PatchSettings | None = None,
     force: bool = False,
     on_slide: Callable[[int, int], None] | None = None,
-) -> BatchReport[SlideOutcome]:
+) -> BatchReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
@@ -92,7 +92,7 @@ def encode_slides(
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
         job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
-        known = _catch_failure(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
+        known = catch_failure(slide_id, path, partial(_known_outcome, job, out, encoder, chosen, force=force))
         if known is None:
             jobs.append(job)
         else:
@@ -222,7 +222,11 @@ def _encode_jobs(
                 parts.append(_encode_batch(encoder, item, settings))
                 continue
             whole, parts = parts, []
-            yield _catch_failure(item.job, partial(_write_features, item, whole, out, encoder, settings))
+            yield catch_failure(
+                item.job.slide_id,
+                item.job.path,
+                partial(_write_features, item, whole, out, encoder, settings),
+            )
 
 
 def _encode_batch(encoder: PatchEncoder, pixels: PatchBatch, settings: EncodeSettings) -> BatchFeatures:
@@ -263,14 +267,6 @@ def _write_features(
         },
     )
     return SlideOutcome(end.job.slide_id, "encoded", len(features))
-
-
-def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
-    """Whatever goes wrong with a slide is its outcome and nobody else's."""
-    try:
-        return work()
-    except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return SlideOutcome(job.slide_id, "failed", message=describe_failure(error, job.path))
 
 
 # What a feature file says of its making

@@ -87,7 +87,7 @@ def read_pool(path: Path) -> PatchPool:
         raise InputError(
             f"{path} has no '{missing[0]}'; it holds: {', '.join(sorted(layouts)) or 'nothing'}. Patches need {LAYOUT}."
         )
-    if problem := features_problem(layouts["features"]):
+    if problem := features_problem(layouts["features"].shape, layouts["features"].dtype):
         raise InputError(f"{path}: {problem}. Patches need {LAYOUT}.")
     features = store.read(path, "features")
     if not features.size:

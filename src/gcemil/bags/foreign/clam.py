@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords, stated_number
 from gcemil.bags.bag import CoordRows
@@ -24,6 +26,7 @@ from gcemil.bags.foreign.source import (
     Rows,
     as_float,
     bag_shape,
+    check_features,
     describe_batches,
     describe_stripped_ids,
     infer_patch_size,
@@ -105,10 +108,7 @@ def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignS
         return replace(read_plain_slide(path, slide_id), attributes_files=(path, coords_file))
     whole = read_tensor_shape(path)
     shape = bag_shape(whole)
-    if len(shape) != 2:
-        raise CohortError(
-            f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
-        )
+    check_features(shape, np.dtype(np.float32), path)
     load = partial(_load_rows, path, coords_file)
     slide = ForeignSlide(slide_id, path, shape[0], shape[1], None, False, load, is_batch=len(whole) == 3)
     return replace(slide, attributes_files=(coords_file,))

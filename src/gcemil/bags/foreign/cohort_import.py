@@ -24,6 +24,7 @@ from gcemil.bags.foreign.label_tables import (
     choose_classes,
     count_targets,
     find_label_faults,
+    find_single_cases,
     order_classes,
     read_labels,
 )
@@ -195,7 +196,7 @@ def write_cohort(
         n_copied=len(linked) - sum(linked),
         n_folds=len(join.folds),
         assumptions=lines,
-        warnings=(*warnings, *find_label_faults(join.rows)),
+        warnings=(*warnings, *find_label_faults(join.rows), *find_single_cases(join.rows)),
         targets=count_targets(join.rows, card.classes),
         empty=folder.empty,
         excluded=join.excluded,

@@ -1,6 +1,6 @@
 """The paper's ten datasets: the official label table and a features folder become a cohort.
 
-A recipe (resources/datasets/<name>.yaml) says which columns and values to read, the order of the classes, the anchor
+A spec (resources/datasets/<name>.yaml) says which columns and values to read, the order of the classes, the anchor
 family, and the number of slides the paper reports; a different number is a warning with both.
 
 GDC survival: event = 1 when vital_status is Dead, time = days_to_death then, days_to_last_follow_up otherwise. Cases
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
-from gcemil.bags.foreign.dialects import CBIOPORTAL, PATIENT_ID, Choice, choose_endpoint, list_endpoints
+from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time, read_labels
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
@@ -101,13 +101,9 @@ class DatasetSpec(_Closed):
         return {value.lower(): one.name for one in self.classes for value in one.values}
 
 
-Outcome = tuple[float, int, str]
-"""Time and event of a case, and a remark."""
-
-
 @cache
 def load_dataset_spec(name: str) -> DatasetSpec:
-    """The recipe of one dataset."""
+    """The spec of one dataset."""
     return DatasetSpec.model_validate(read_shipped("datasets", name, "recipe"))
 
 
@@ -224,52 +220,30 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
 
 
 def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
-    """MCAT-style and PANTHER-style tables by slide, or the clinical table of GDC or cBioPortal by case."""
+    """The clinical table of GDC by case; every other table as `read_labels` knows it."""
     table = pd.DataFrame() if path.is_dir() else read_frame(path)
-    found = _find_columns(table, path, plan.columns)
-    if PATIENT_ID in table and list_endpoints(table, CBIOPORTAL):
-        months, status = choose_endpoint(table, path, CBIOPORTAL, Choice())
-        dialect, case, read = "cBioPortal", PATIENT_ID, partial(_read_cbioportal_outcome, status, months)
-        lines = [
-            f"{path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
-            f"Time in months: '{months}'.",
-        ]
-    elif "status" in found:
-        found = _find_columns(table, path, plan.columns, "case", "death", "follow_up")
-        dialect, case, read = "GDC clinical", found["case"], partial(_read_gdc_outcome, found)
-        lines = [
-            f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
-            f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
-        ]
-    else:
-        return read_labels(path, choice=Choice(task="survival"))
-    entries = table.groupby(table[case].map(tcga_case_id), sort=False)
-    outcomes = {case_id: read(list_rows(own)) for case_id, own in entries}
-    lines.append("Slides joined to cases by the first 12 characters of their barcode.")
-    return _join_outcomes(path, dialect, outcomes, slide_ids, lines)
-
-
-def _join_outcomes(
-    path: Path,
-    dialect: str,
-    outcomes: Mapping[str, Outcome | str],
-    slide_ids: Sequence[str],
-    lines: Sequence[str],
-) -> LabelTable:
-    """The slides of every case with its survival; a text says why a case has none."""
-    remarks: list[str] = []
+    if "status" not in _find_columns(table, path, plan.columns):
+        return read_labels(path, choice=Choice(task="survival"), slide_ids=slide_ids)
+    columns = _find_columns(table, path, plan.columns, "case", "death", "follow_up")
+    lines = [
+        f"{path.name} read as GDC's clinical table: event = 1 when '{columns['status']}' is Dead.",
+        f"Time in days: '{columns['death']}' when dead, else '{columns['follow_up']}'.",
+        "Slides joined to cases by the first 12 characters of their barcode.",
+    ]
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     slides_of = _group_slides(slide_ids)
-    for case_id, outcome in outcomes.items():
+    for case_id, entries in table.groupby(table[columns["case"]].map(tcga_case_id), sort=False):
+        outcome = _read_gdc_outcome(columns, list_rows(entries))
         if isinstance(outcome, str):
             excluded.append(f"case '{case_id}': {outcome}")
             continue
         time, event, remark = outcome
-        remarks += [f"case '{case_id}': {remark}"] if remark else []
-        rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
-        excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
-    return _finish_table(path, dialect, "survival", rows, [*lines, *remarks], excluded)
+        lines += [f"case '{case_id}': {remark}"] if remark else []
+        own = slides_of.get(str(case_id), [])
+        rows |= {slide_id: SlideRow(slide_id, str(case_id), time=time, event=event) for slide_id in own}
+        excluded += [] if own else [f"case '{case_id}': no slide in the features folder"]
+    return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
 
 
 def _read_camelyon16(
@@ -316,16 +290,9 @@ def _finish_table(
     return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
 
 
-def _read_cbioportal_outcome(status: str, months: str, entries: Sequence[dict[str, str]]) -> Outcome | str:
-    outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
-    time, event = outcomes.pop()
-    if outcomes or time is None or event is None:
-        found = ", ".join(f"'{entry[status]}' after '{entry[months]}'" for entry in entries)
-        return f"no valid survival ({found})"
-    return time, event, ""
-
-
-def _read_gdc_outcome(found: Mapping[str, str], entries: Sequence[dict[str, str]]) -> Outcome | str:
+def _read_gdc_outcome(
+    found: Mapping[str, str], entries: Sequence[dict[str, str]]
+) -> tuple[float, int, str] | str:
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
     states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:

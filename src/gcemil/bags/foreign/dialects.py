@@ -21,6 +21,14 @@ CASE_COLUMNS = (
     *("bcr_patient_barcode", "submitter_id"),
 )
 ANY = "*"
+ALIASES = {
+    "slide_id": {"slide_id", "slide", "slideid", "image", "image_id", "filename", "file", "wsi", "wsi_id"},
+    "case_id": {name.lower() for name in CASE_COLUMNS} | {"pid", "caseid", "patientid"},
+    "label": {"label", "y", "diagnosis", "class", "category", "subtype"},
+    "time": {"time", "os.time", "os_time", "survival_time", "futime"},
+    "event": {"event", "os", "os.event", "os_event", "status"},
+}
+"""Our column → names in lower case under which tables of no known tool hold it."""
 _FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
 
@@ -113,6 +121,32 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str
     return tool, columns
 
 
+def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its slides under slide_id and its cases under case_id, where no known tool names them."""
+    if find_wide_parts(table):
+        return table
+    if find_id_columns(table) is None:
+        table = _rename_alias(table, "slide_id")
+    return _rename_alias(table, "case_id") if "slide_id" in table else table
+
+
+def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
+    """The table with its label, or its time and event, under our names, where no known tool has it and none is chosen."""
+    if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
+        return table
+    known = any(one.slide in table and one.event and list_endpoints(table, one) for one in DIALECTS)
+    both = _rename_alias(_rename_alias(table, "time"), "event")
+    if not known and has_columns(both, "time", "event"):
+        table, known = both, True
+    return table if known and choice.task == "survival" else _rename_alias(table, "label")
+
+
+def _rename_alias(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The table with the only column of these names renamed, in upper or lower case."""
+    found = [column for column in table if str(column).lower() in ALIASES[name]]
+    return table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+
+
 def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str, str]]:
     """Endpoint → columns of time and event; 'os' where the columns do not name one."""
     before, _, after = dialect.event.partition(ANY)
@@ -150,7 +184,8 @@ def find_case_column(table: pd.DataFrame) -> str | None:
     """The column of cases of a table that names no slides: one row per patient."""
     if find_id_columns(table) is not None or find_wide_parts(table):
         return None
-    return next((column for column in CASE_COLUMNS if column in table), None)
+    exact = (column for column in CASE_COLUMNS if column in table)
+    return next(exact, None) or next((name for name in table if name.lower() in ALIASES["case_id"]), None)
 
 
 def find_fold_columns(table: pd.DataFrame) -> list[str]:

@@ -22,7 +22,7 @@ from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
+from gcemil.bags.foreign.layouts import LAYOUTS, find_file_layout, find_first_h5, find_layout
 from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.torchmil import read_array
@@ -257,7 +257,7 @@ def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str, 
     for needed, kind, title in KINDS:
         if needed <= set(layouts):
             return kind, title, None
-    layout = next((one for one in LAYOUTS.values() if one.owns_file(set(layouts), attributes)), None)
+    layout = find_file_layout(set(layouts), attributes)
     # A layout that would not own a plain file has names of its own for its datasets.
     own_names = layout is not None and not layout.owns_file({"features", "coords"}, attributes)
     if "features" in layouts and not own_names:
@@ -277,7 +277,12 @@ def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any
     if size is not None:
         return f"{size} level-0 px (from the attributes)"
     coords = layouts["coords"]
-    if len(coords.shape) != 2 or coords.shape[0] < 2 or coords.shape[1] != 2 or not coords.holds_numbers:
+    if (
+        len(coords.shape) != 2
+        or coords.shape[0] < 2
+        or coords.shape[1] != 2
+        or not store.is_number_type(coords.dtype)
+    ):
         return "unknown"
     values = store.read(path, "coords")
     stride = None if coords_problem(values) else grid_stride(values)
@@ -303,7 +308,7 @@ def _find_problems(path: Path, kind: str, layout: FeatureLayout | None, layouts:
     if kind == "features" or layout is not None:
         known = ("features",) if layout is None else layout.datasets
         features = next(layouts[name] for name in known if name in layouts)
-        if problem := features_problem(replace(features, shape=bag_shape(features.shape))):
+        if problem := features_problem(bag_shape(features.shape), features.dtype):
             found.append(f"Not usable: {problem}.")
     return found
 

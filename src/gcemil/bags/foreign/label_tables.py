@@ -14,6 +14,7 @@ import pandas as pd
 
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.dialects import (
+    ALIASES,
     DIALECTS,
     PATIENT_ID,
     Choice,
@@ -21,6 +22,8 @@ from gcemil.bags.foreign.dialects import (
     detect_dialect,
     find_case_column,
     find_wide_parts,
+    rename_ids,
+    rename_targets,
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
@@ -59,6 +62,8 @@ def read_labels(
     """
     table = _read_label_frame(path)
     notes: list[str] = []
+    given, encoding = list(table), table.attrs.get("note")
+    table = rename_ids(table)
     names = list(slide_ids)
     patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if name in table), None)
     if slide_table is None and names and (case := find_case_column(table)) is not None:
@@ -72,7 +77,16 @@ def read_labels(
         table = pd.concat(pairs, ignore_index=True)
         table = table[~table["slide"].map(is_missing)]
     else:
+        table = rename_targets(table, choice)
         dialect, columns = detect_dialect(table, path, choice)
+    renamed = [
+        f"{name} is '{column}'"
+        for column in given
+        for name, aliases in ALIASES.items()
+        if column not in table and name in table and name not in given and column.lower() in aliases
+    ]
+    notes += [encoding] if encoding else []
+    notes += [f"{path.name}: {', '.join(renamed)}."] if renamed else []
     return _build_label_table(table, path, columns, dialect=dialect, notes=notes)
 
 
@@ -82,6 +96,12 @@ def _build_label_table(
     """The rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
+    if columns.time is not None:
+        commas = table[columns.time].str.extract(r"^\d+,(\d+)$")[0].dropna()
+        # 1,234 may be a thousand; 12,5 is a decimal comma, and then all commas of the column are.
+        if (commas.str.len() != 3).any():
+            table = table.assign(**{columns.time: table[columns.time].str.replace(",", ".")})
+            notes = [*notes, f"'{columns.time}' has decimal commas, which are read as points."]
     for line in list_rows(table):
         slide_id = check_slide_id(plain_id(line[columns.slide]), path)
         row = _read_row(line, columns, slide_id)
@@ -151,7 +171,6 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     """What looks like a mistake in a column of labels: one class spelt in several ways, numbers, an id per slide."""
     labels = [row.label for row in rows if row.label is not None]
     distinct = sorted(set(labels))
-    cases = {label: {row.case_id for row in rows if row.label == label} for label in distinct}
     spelt: dict[str, list[str]] = {}
     for label in distinct:
         spelt.setdefault(re.sub(r"[\s_-]+", " ", label).strip().casefold(), []).append(label)
@@ -160,11 +179,6 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
         "write them alike in the table and import again."
         for variants in spelt.values()
         if len(variants) > 1
-    ]
-    found += [
-        f"class '{label}' has a single case, so no fold can train and test on it: merge it with another class."
-        for label, own in cases.items()
-        if len(own) == 1 and len(distinct) <= MOST_CLASSES
     ]
     if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
         found.append(
@@ -179,10 +193,22 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def find_single_cases(rows: Sequence[SlideRow]) -> tuple[str, ...]:
+    """A line for every class of a single case, which 'gcemil split' will refuse."""
+    cases: dict[str, set[str]] = {}
+    for row in rows:
+        cases.setdefault(row.label or "", set()).add(row.case_id)
+    return tuple(
+        f"class '{label}' has a single case, so no fold can train and test on it: merge it with another class."
+        for label, own in cases.items()
+        if label and len(own) == 1 and len(cases) <= MOST_CLASSES
+    )
+
+
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
     # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.
-    word = text.strip().lower().partition(":")[0].removesuffix(".0")
+    word = text.strip().lower().partition(":")[0].removesuffix(".0").removesuffix(",0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords
+from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError, InputError
 from gcemil.slides.reader import SLIDE_EXTENSIONS
@@ -224,11 +224,7 @@ def check_feature_shape(
             f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. Try 'gcemil inspect {path}'."
         )
     shape = bag_shape(layouts[dataset].shape)
-    refuse_other_types(layouts[dataset].dtype, path)
-    if len(shape) != 2:
-        raise CohortError(
-            f"{path}: '{dataset}' has shape {shape}, not (patches, dimension). Slide-level vectors cannot be a bag; point at patch features."
-        )
+    check_features(shape, layouts[dataset].dtype, path)
     if "coords" in layouts and bag_shape(layouts["coords"].shape) != (shape[0], 2):
         raise CohortError(
             f"{path}: coords of shape {layouts['coords'].shape} for {shape[0]} feature rows. Extract the slide again."
@@ -253,12 +249,10 @@ def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
     return (line,) if count else ()
 
 
-def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
-    """Encoders give floating point numbers; integers and complex numbers are something else under that name."""
-    if dtype.kind != "f" or not store.is_number_type(dtype):
-        raise CohortError(
-            f"{path}: features are {dtype}, not float16 or float32. Point at the features of an encoder."
-        )
+def check_features(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
+    """Refuse integers, complex numbers and vectors of whole slides under the name of features."""
+    if problem := features_problem(shape, dtype):
+        raise CohortError(f"{path}: {problem}. Point at the patch features of an encoder.")
 
 
 def is_linkable(layouts: dict[str, store.DatasetInfo]) -> bool:

@@ -27,9 +27,9 @@ from gcemil.bags.foreign.source import (
     Rows,
     Truth,
     as_float,
+    check_features,
     plain_ids,
     read_each,
-    refuse_other_types,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import refuse_special
@@ -131,9 +131,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
     found = read_array(path, "features")
     shape = found.shape
-    refuse_other_types(found.dtype, path)
-    if len(shape) != 2:
-        raise CohortError(f"{path}: features have shape {shape}, not (patches, dimension).")
+    check_features(shape, found.dtype, path)
     coords_file = _find_partner(folders.coords, path)
     size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load_rows, path, coords_file, scale)

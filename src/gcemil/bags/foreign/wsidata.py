@@ -25,6 +25,7 @@ from gcemil.bags.foreign.source import (
     ReadOptions,
     Rows,
     as_float,
+    check_features,
     plain_ids,
     read_each,
     require_one_encoder,
@@ -76,8 +77,7 @@ def _load_rows(path: Path, key: str, tiles: str) -> Rows:
     opened = _open_store(path)
     values = opened.tables[key].X
     features = np.asarray(values.toarray() if hasattr(values, "toarray") else values)
-    if features.dtype.kind != "f":
-        raise CohortError(f"{path}: table '{key}' holds {features.dtype}, not the features of an encoder.")
+    check_features(features.shape, features.dtype, path)
     return as_float(features), _read_coords(opened, key, tiles, path)
 
 

@@ -47,7 +47,9 @@ def test_survival_recipes_have_factors_and_classification_recipes_have_classes(n
 
 def test_the_counts_of_the_paper_are_recorded():
     expected = {
-        name: load_dataset_spec(name).expected.slides for name in shipped_names("datasets") if name != "camelyon16"
+        name: load_dataset_spec(name).expected.slides
+        for name in shipped_names("datasets")
+        if name != "camelyon16"
     }
     assert expected == {
         "bracs": 525,
