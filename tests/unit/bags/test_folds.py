@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,14 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
         make_folds(cohort, n_folds=2)
     with pytest.raises(CohortError, match="4 cases cannot be split into 5 folds"):
         make_folds(cohort)
+
+
+def test_a_class_with_a_single_case_is_refused(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=12)
+    first = cohort.slides[0]
+    slides = (replace(first, label="malignant"), *(replace(row, label="benign") for row in cohort.slides[1:]))
+    with pytest.raises(CohortError, match="class 'malignant' has a single case"):
+        make_folds(replace(cohort, slides=slides))
 
 
 def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):

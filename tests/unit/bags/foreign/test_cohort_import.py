@@ -60,6 +60,24 @@ def test_copy_makes_contiguous_files_of_its_own(tmp_path):
     assert np.array_equal(store.read(copied, "features"), rows(8))
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
+    stated = {"patch_size_level0": 512, "level0_width": 9000, "target_magnification": 20, "overlap": "None"}
+    for slide in ("A", "B"):
+        path = clam_features(tmp_path / "F", slide, grid(8, 512))
+        with h5py.File(path, "a") as file:
+            features = file["features"][:]
+            del file["features"]
+            file["features"] = features[None] if is_batch else features
+            file["coords"].attrs.update(stated)
+    labels = clam_labels(tmp_path, "A", "B")
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=labels, copy=not is_batch)
+    assert report.n_copied == 2
+    copied = tmp_path / "c" / "features" / "A.h5"
+    assert store.describe(copied)["features"].shape == (8, 8)
+    assert store.attributes(copied, "coords") == stated
+
+
 def test_clam_pt_is_converted(tmp_path):
     for slide in ("A", "B"):
         clam_tensor(tmp_path / "F", slide, 8)
@@ -266,6 +284,37 @@ def test_truncated_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(StoreError, match=r"A\.h5 cannot be read as HDF5"):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
+
+
+def test_all_broken_slides_are_named_at_once(tmp_path):
+    names = [f"S{number}" for number in range(6)]
+    for name in names:
+        path = clam_features(tmp_path / "F", name, grid(8, 512))
+        if name != "S0":
+            path.write_bytes(path.read_bytes()[:200])
+    said = r"5 of 6 slides cannot be used. .*S1\.h5 .*S2\.h5 .*S3\.h5 .* And 2 more\. Extract them again"
+    with pytest.raises(CohortError, match=said):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, *names))
+
+
+def test_a_copied_slide_with_nan_is_refused(tmp_path):
+    path = clam_features(tmp_path / "F", "A", grid(8, 512))
+    clam_features(tmp_path / "F", "B", grid(8, 512))
+    with h5py.File(path, "a") as file:
+        file["features"][3, 1] = np.nan
+    with pytest.raises(
+        CohortError, match=r"A\.h5: 1 patches have NaN or infinite features, the first is row 3"
+    ):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
+    assert not (tmp_path / "c").exists()
+
+
+def test_survival_without_an_event_is_refused(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "slide_id,time,event", "A,3,0", "B,4,0")
+    with pytest.raises(CohortError, match="all 2 slides are censored"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
 
 
 def test_imported_cohort_can_be_imported_again(tmp_path):

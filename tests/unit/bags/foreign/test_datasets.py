@@ -85,7 +85,9 @@ def test_bracs_sheet_becomes_seven_classes_by_patient(tmp_path):
     assert cohort.card.classes == ("N", "PB", "UDH", "FEA", "ADH", "DCIS", "IC")
     assert cohort.card.anchors == "breast"
     assert [row.case_id for row in cohort.slides] == ["0", "0", "1", "1", "2", "2", "3"]
-    assert report.warnings == ("bracs: 7 slides here, 525 in the paper.",)
+    assert report.warnings[0] == "bracs: 7 slides here, 525 in the paper."
+    assert len(report.warnings) == 8
+    assert "class 'DCIS' has a single case" in " ".join(report.warnings)
     assert cohort.card.provenance["paper_split_unit"] == "slide"
 
 
@@ -159,7 +161,7 @@ def test_nsclc_sample_sheet_by_project_warns_with_both_numbers_per_class(tmp_pat
     )
     report = import_dataset("nsclc", features(tmp_path, *slides), tmp_path / "c", labels=labels)
     assert [row.label for row in Cohort.load(tmp_path / "c").slides] == ["LUAD", "LUSC"]
-    assert report.warnings == (
+    assert report.warnings[:3] == (
         "nsclc: 2 slides here, 1053 in the paper.",
         "nsclc: 1 slides of class LUAD here, 541 in the paper.",
         "nsclc: 1 slides of class LUSC here, 512 in the paper.",
@@ -272,7 +274,8 @@ def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
     labels = write_table(
         tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
     )
-    assert import_dataset("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels).warnings == ()
+    report = import_dataset("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels)
+    assert not any("in the paper" in line for line in report.warnings)
 
 
 def test_table_without_the_label_column_says_which_are_known(tmp_path):
@@ -356,7 +359,7 @@ def test_cbioportal_tables_of_patients_are_joined_by_barcode(tmp_path):
         "TCGA-05-4250": (3.98, 1),
     }
     assert report.dialect == "cBioPortal"
-    assert report.excluded == ("case 'TCGA-05-4244': no valid survival ('0:LIVING' after '0')",)
+    assert report.excluded == (f"slide '{slides[0]}': no valid time in 'OS_MONTHS' ('0')",)
 
 
 def test_cbioportal_tables_are_joined_by_a_slide_table_too(tmp_path):
@@ -368,9 +371,3 @@ def test_cbioportal_tables_are_joined_by_a_slide_table_too(tmp_path):
     )
     table = read_labels(labels, slide_table=slides)
     assert [(row.slide_id, row.time, row.event) for row in table.rows] == [("s1", 3.98, 1), ("s2", 3.98, 1)]
-
-
-def test_cbioportal_tables_are_joined_by_the_names_of_the_slides(tmp_path):
-    labels = write_table(tmp_path / "clinical.txt", *CBIOPORTAL)
-    table = read_labels(labels, slide_ids=[barcode("05-4250"), "other"])
-    assert [(row.case_id, row.time, row.event) for row in table.rows] == [("TCGA-05-4250", 3.98, 1)]
