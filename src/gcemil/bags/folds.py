@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gcemil.bags.cohort import Cohort, Problem, SlideRow, raise_first
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, InputError, UsageError, error_text
-from gcemil.files import read_yaml, replace_folder, restore_folder, write_table, write_text
+from gcemil.files import read_yaml, replace_folder, write_table, write_text
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
@@ -163,7 +163,7 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
 
 
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:
-    """All folds at once, in place of those that were there: a kill leaves the old ones or the new ones."""
+    """All folds at once, in place of those that were there."""
     if not folds:
         return
     with replace_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
@@ -271,7 +271,6 @@ def _list_parts(case_of: Mapping[str, str], placed: Mapping[str, str]) -> dict[s
 
 def fold_indices(folder: Path) -> list[int]:
     """The folds that exist on disk."""
-    restore_folder(folder / "splits")
     found = (path.stem.removeprefix("fold_") for path in (folder / "splits").glob("fold_*.csv"))
     return sorted(int(text) for text in found if text.isdigit())
 

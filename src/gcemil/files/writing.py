@@ -56,28 +56,18 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def replace_folder(folder: Path, *, keep: Callable[[str], bool]) -> Iterator[Path]:
     """Yield a new folder that replaces the old one; old files stay if `keep` accepts their name and none is new."""
-    aside = _aside_name(folder)
-    with _explain_faults(folder):
-        restore_folder(folder)
-        with _new_folder_beside(folder) as temporary:
-            yield temporary
-            if folder.exists():
-                for path in folder.iterdir():
-                    if keep(path.name) and not (temporary / path.name).exists():
-                        copy = shutil.copytree if path.is_dir() else shutil.copy2
-                        copy(path, temporary / path.name)
-                _remove(aside)
-                folder.replace(aside)
-            temporary.replace(folder)
-            _flush_folder(folder.parent)
-            _remove(aside)
-
-
-def restore_folder(folder: Path) -> None:
-    """Put a folder back if a killed `replace_folder` had moved it aside and got no further."""
-    with suppress(OSError):
-        if not folder.exists():
-            _aside_name(folder).replace(folder)
+    with _explain_faults(folder), _new_folder_beside(folder) as temporary:
+        yield temporary
+        aside = _temporary_name(folder)
+        if folder.exists():
+            for path in folder.iterdir():
+                if keep(path.name) and not (temporary / path.name).exists():
+                    copy = shutil.copytree if path.is_dir() else shutil.copy2
+                    copy(path, temporary / path.name)
+            folder.replace(aside)
+        temporary.replace(folder)
+        _flush_folder(folder.parent)
+        _remove(aside)
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> Path:
@@ -196,10 +186,6 @@ def _new_folder_beside(folder: Path) -> Iterator[Path]:
 
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
-
-
-def _aside_name(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.aside")
 
 
 def _remove(path: Path) -> None:

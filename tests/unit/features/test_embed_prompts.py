@@ -171,11 +171,6 @@ def test_conch_embeds_through_its_own_package(monkeypatch):
     np.testing.assert_allclose(load_text_encoder("conch")(["four"]), [[0.6, 0.8]], atol=1e-6)
 
 
-def test_conch_without_its_package_says_how_to_get_it():
-    with pytest.raises(InputError, match="pip install git.*CONCH.git; without it use --encoder minilm"):
-        load_text_encoder("conch")
-
-
 def write_features(folder, coords, values):
     store.write(
         folder / "features" / "s.h5",

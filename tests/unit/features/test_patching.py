@@ -1,4 +1,3 @@
-import csv
 import json
 from pathlib import Path
 
@@ -232,17 +231,6 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_the_command_says_what_it_did(tmp_path):
-    one_slide(tmp_path)
-    result = run(tmp_path / "slides", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "2 patches of 1 slides" in result.output
-    with (tmp_path / "out" / RUN / "patching.csv").open() as file:
-        assert [(row["slide_id"], row["status"], row["patches"]) for row in csv.DictReader(file)] == [
-            ("a", "patched", "2")
-        ]
-
-
 def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
     one_slide(tmp_path)
     (tmp_path / "slides" / "bad.svs").write_bytes(b"rubbish")
@@ -253,13 +241,6 @@ def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
     plain = run(tmp_path / "slides", "--out", tmp_path / "out")
     assert "Slides without patches: 1" in plain.output
     assert "bad" in plain.output
-
-
-def test_the_command_refuses_a_folder_of_masks_that_is_not_there(tmp_path):
-    one_slide(tmp_path)
-    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--masks", tmp_path / "gone")
-    assert isinstance(result.exception, UsageError)
-    assert "is no folder of masks" in str(result.exception)
 
 
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")

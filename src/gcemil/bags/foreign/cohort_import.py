@@ -64,7 +64,12 @@ def import_cohort(
     else:
         names = [slide.slide_id for slide in folder.slides]
         table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
-    splits = splits or _find_own_splits(labels, folder)
+    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their table.
+    own = folder.path / "splits.csv"
+    if splits is None and labels is None and own.is_file():
+        splits = own
+    elif splits is None and labels is not None and (labels.is_dir() or has_splits(read_frame(labels))):
+        splits = labels
     return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
 
 
@@ -77,16 +82,6 @@ def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
     rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
     lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
     return LabelTable(folder.path, folder.tool, "classification", rows, order_classes(labels.values()), lines)
-
-
-def _find_own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
-    """Splits that came along: in the label table, in its folder, or as torchmil's splits.csv."""
-    if labels is None:
-        found = folder.path / "splits.csv"
-        return found if found.is_file() else None
-    if labels.is_dir():
-        return labels
-    return labels if has_splits(read_frame(labels)) else None
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,6 @@ class Dialect:
     case_required: bool = False
 
 
-CBIOPORTAL = Dialect(
-    "cBioPortal", "FILENAME", PATIENT_ID, None, "*_MONTHS", "*_STATUS", endpoint="os", case_required=True
-)
-
-
 DIALECTS = (
     Dialect("gcemil", "slide_id", "case_id", time="time", event="event"),
     Dialect("CLAM", "slide_id", "case_id", "label", folds=False),
@@ -96,7 +91,9 @@ DIALECTS = (
     Dialect("slideflow/PathBench", "slide", "patient", time="time", event="event", case_required=True),
     Dialect("MIL_BASELINE", "slide_path", "case_id", "label"),
     Dialect("MHIM-MIL", "ID", "Case", "Label"),
-    CBIOPORTAL,
+    Dialect(
+        "cBioPortal", "FILENAME", PATIENT_ID, None, "*_MONTHS", "*_STATUS", endpoint="os", case_required=True
+    ),
 )
 
 
@@ -134,7 +131,7 @@ def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
     """The table with its label, or its time and event, under our names, where no known tool has it and none is chosen."""
     if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
         return table
-    known = any(one.slide in table and one.event and list_endpoints(table, one) for one in DIALECTS)
+    known = any(one.slide in table and list_endpoints(table, one) for one in DIALECTS)
     both = _rename_alias(_rename_alias(table, "time"), "event")
     if not known and has_columns(both, "time", "event"):
         table, known = both, True
@@ -149,6 +146,8 @@ def _rename_alias(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str, str]]:
     """Endpoint → columns of time and event; 'os' where the columns do not name one."""
+    if not dialect.event:
+        return {}
     before, _, after = dialect.event.partition(ANY)
     marks = [
         name[len(before) : len(name) - len(after)]
@@ -160,18 +159,6 @@ def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str
         for mark in marks
     }
     return {endpoint: pair for endpoint, pair in pairs.items() if has_columns(table, *pair)}
-
-
-def choose_endpoint(table: pd.DataFrame, path: Path, dialect: Dialect, choice: Choice) -> tuple[str, str]:
-    """The columns of time and event of the user's endpoint, else of the dialect's own, else of the only one."""
-    pairs = list_endpoints(table, dialect)
-    by_name = {endpoint.lower(): pair for endpoint, pair in pairs.items()}
-    wanted = choice.endpoint if ANY in dialect.event and choice.endpoint else dialect.endpoint
-    if wanted is None and len(pairs) == 1:
-        return next(iter(pairs.values()))
-    if (wanted or "").lower() not in by_name:
-        raise UsageError(f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint.")
-    return by_name[str(wanted).lower()]
 
 
 def find_id_columns(table: pd.DataFrame) -> tuple[str, str] | None:
@@ -234,38 +221,38 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
     if not has_columns(table, *required) or dialect.folds not in {None, bool(folds)}:
         return None
     label, pair = dialect.label, None
+    pairs = list_endpoints(table, dialect)
     if label == ANY:
-        pairs = list_endpoints(table, dialect)
         ids = {"", dialect.slide, dialect.case, *folds, *({"site"} if dialect.folds else ())}
         used = {*ids, *(column for one in pairs.values() for column in one)}
-        label = _pick_target(path, [*pairs, *(name for name in table if name not in used)], choice.target)
+        candidates = [*pairs, *(name for name in table if name not in used)]
+        if choice.target not in {None, *candidates}:
+            raise _wrong_target_error(path, str(choice.target), candidates)
+        if choice.target is None and len(candidates) != 1:
+            raise UsageError(
+                f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
+            )
+        label = choice.target or candidates[0]
         pair = pairs.get(label)
-    elif label is None and list_endpoints(table, dialect):
-        pair = choose_endpoint(table, path, dialect, choice)
+    elif label is None and pairs:
+        # The endpoint of the user, else of the tool, else the only one.
+        by_name = {endpoint.lower(): one for endpoint, one in pairs.items()}
+        wanted = choice.endpoint if ANY in dialect.event and choice.endpoint else dialect.endpoint
+        wanted = wanted or (next(iter(by_name)) if len(by_name) == 1 else "")
+        if wanted.lower() not in by_name:
+            raise UsageError(f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint.")
+        pair = by_name[wanted.lower()]
     elif label not in table:
         return None
-    if pair is None:
-        return _keep_columns(table, Columns(dialect.slide, dialect.case, label=label))
-    time, event = pair
-    return _keep_columns(
-        table, Columns(dialect.slide, dialect.case, time=time, event=event, flip=dialect.flip)
-    )
+    time, event = pair or (None, None)
+    columns = Columns(dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip)
+    return _keep_columns(table, columns)
 
 
 def _keep_columns(table: pd.DataFrame, columns: Columns) -> Columns:
     """The same without a case column that the table does not have, and with its column of sites."""
     case, site = (name if name in table else None for name in (columns.case, "site"))
     return replace(columns, case=case, site=site)
-
-
-def _pick_target(path: Path, candidates: Sequence[str], target: str | None) -> str:
-    if target is not None and target not in candidates:
-        raise _wrong_target_error(path, target, candidates)
-    if target is None and len(candidates) != 1:
-        raise UsageError(
-            f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
-        )
-    return target or candidates[0]
 
 
 def _wrong_target_error(path: Path, target: str, names: Iterable[str]) -> UsageError:

@@ -271,9 +271,13 @@ def _join_cases(
     slide, own = next(
         ((one.slide, one.case) for one in DIALECTS if one.case == case), ("slide_id", "case_id")
     )
-    # P1 and P1-2 both begin P1-2-A: the longer name is the patient.
+    # P1 and P1-2 both begin P1-2-A: the longer name is the patient. P1 does not begin P10.
     owners = [
-        max((name for name in table[case] if _begins_with(slide_id, name)), key=len, default=None)
+        max(
+            (name for name in table[case] if re.match(rf"{re.escape(name)}(?![^\W_])", slide_id)),
+            key=len,
+            default=None,
+        )
         for slide_id in slide_ids
     ]
     joined = pd.DataFrame({case: owners, slide: slide_ids}).dropna().merge(table, on=case)
@@ -288,12 +292,6 @@ def _join_cases(
     ]
     notes += [f"Cases without a slide: {', '.join(idle)}."] if idle else []
     return joined.rename(columns={case: own}), notes
-
-
-def _begins_with(slide_id: str, case: str) -> bool:
-    """Whether the name of a slide is that of the case, or continues it with a character that is no letter or digit."""
-    rest = slide_id.removeprefix(case)
-    return slide_id.startswith(case) and (not rest or not rest[0].isalnum())
 
 
 def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow | str:
