@@ -17,14 +17,13 @@ import pytest
 
 from builders import make_cohort
 from gcemil.bags import validate
-from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.datasets import _read_camelyon16, load_dataset_spec
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.torchmil import read_array
-from gcemil.bags.tables import file_fingerprint
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.results import Results, read_log
 from gcemil.errors import CohortError, ConfigError, InputError, RunError, StoreError

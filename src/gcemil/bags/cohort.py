@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
-from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
 from gcemil.bags.arrays import Bounds, features_problem, read_patch_layout, stated_bounds, stated_number
-from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
+from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
@@ -169,7 +168,11 @@ class Cohort:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
         # The layout is cheap, and says which rows of which file are wanted.
         layout = layout or self.layout(spec)
-        parts = [self._read_features(span.slide_id, _rows_in(span, rows)) for span in layout.spans]
+        parts = []
+        for span in layout.spans:
+            # The rows that fall into one slide, counted from its first row.
+            own = None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+            parts.append(self._read_features(span.slide_id, own))
         chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
 
@@ -197,11 +200,6 @@ class Cohort:
         if row.time is None or row.event is None:
             raise CohortError(f"Slide '{row.slide_id}' has no time or event.")
         return row.time, row.event
-
-
-def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
-    """The rows of a bag that fall into one slide, counted from the slide's first row."""
-    return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
 
 
 def feature_file(folder: Path, slide_id: str) -> Path:

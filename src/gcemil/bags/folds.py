@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +62,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
-    refuse_one_sided(cohort.slides, str(cohort.folder), smallest_class=2)
+    raise_first((replace(one, level="error") for one in target_problems(cohort.slides)), cohort.folder)
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
@@ -94,21 +94,17 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
     return folds
 
 
-def refuse_one_sided(rows: Sequence[SlideRow], where: str, *, smallest_class: int = 1) -> None:
-    """Refuse survival without an event, and a class with fewer cases than a fold needs to train and test on."""
+def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
+    """Survival without an event (an error), and each class of a single case (a warning, which a split refuses)."""
     if rows and all(row.event == 0 for row in rows):
-        raise CohortError(
-            f"{where}: all {len(rows)} slides are censored, so no risk can be learned. Check the event column."
-        )
+        what = f"all {len(rows)} slides are censored, so no risk can be learned"
+        yield Problem("slides", what, "Check the event column.")
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         cases[row.label or ""].add(row.case_id)
-    for label, own in cases.items():
-        if label and len(own) < smallest_class:
-            raise CohortError(
-                f"{where}: class '{label}' has a single case ('{min(own)}'), so no fold can train and test on it. "
-                "Merge it with another class, or leave it out of slides.csv."
-            )
+    for label in (label for label, own in cases.items() if label and len(own) == 1):
+        what = "the class has a single case, so no fold can train and test on it"
+        yield Problem(f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning")
 
 
 def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:

@@ -6,7 +6,6 @@ A table is CSV, TSV or Excel, ours or another tool's. Every cell stays text, so 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import zipfile
 from collections.abc import Hashable, Iterable
@@ -15,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
-from gcemil.files import is_file, read_bytes, refuse_special
+from gcemil.files import is_file, read_bytes
 from gcemil.wording import is_there, near_path
 
 MAX_TABLE_BYTES = 64 * 2**20
@@ -162,16 +161,3 @@ def is_plain_id(slide_id: str) -> bool:
     """Whether a slide id can be the name of a file."""
     unsafe = slide_id in {"", ".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
     return not unsafe and len(slide_id.encode()) <= _LONGEST_ID
-
-
-def file_fingerprint(path: Path) -> str:
-    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
-    refuse_special(path)
-    edge = 64 * 1024
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(edge))
-        file.seek(max(0, size - edge))
-        digest.update(file.read(edge))
-    return digest.hexdigest()

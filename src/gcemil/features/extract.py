@@ -31,7 +31,7 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
-from gcemil.bags.tables import file_fingerprint
+from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.loaders import WeightSource

@@ -33,8 +33,9 @@ import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
+from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import file_fingerprint, read_table
+from gcemil.bags.tables import read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import validate_as, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches

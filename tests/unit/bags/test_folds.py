@@ -103,7 +103,7 @@ def test_a_class_with_a_single_case_is_refused(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=12)
     first = cohort.slides[0]
     slides = (replace(first, label="malignant"), *(replace(row, label="benign") for row in cohort.slides[1:]))
-    with pytest.raises(CohortError, match="class 'malignant' has a single case"):
+    with pytest.raises(CohortError, match="class 'malignant': the class has a single case"):
         make_folds(replace(cohort, slides=slides))
 
 

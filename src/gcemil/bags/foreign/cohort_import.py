@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.folds import Fold, carve_validation, leaking_cases, refuse_one_sided, write_folds
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, raise_first
+from gcemil.bags.folds import Fold, carve_validation, leaking_cases, target_problems, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import (
     LabelTable,
     choose_classes,
     count_targets,
     find_label_faults,
-    find_single_cases,
     order_classes,
     read_labels,
 )
@@ -173,7 +172,8 @@ def write_cohort(
         },
     )
     # Before anything is written.
-    refuse_one_sided(join.rows, str(table.path))
+    problems = [*target_problems(join.rows)]
+    raise_first(problems, table.path)
     _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
     with atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
@@ -191,7 +191,11 @@ def write_cohort(
         n_copied=len(linked) - sum(linked),
         n_folds=len(join.folds),
         assumptions=lines,
-        warnings=(*warnings, *find_label_faults(join.rows), *find_single_cases(join.rows)),
+        warnings=(
+            *warnings,
+            *find_label_faults(join.rows),
+            *(f"{one.where}: {one.what}. {one.remedy}" for one in problems),
+        ),
         targets=count_targets(join.rows, card.classes),
         empty=folder.empty,
         excluded=join.excluded,

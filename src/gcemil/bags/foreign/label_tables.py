@@ -193,18 +193,6 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_single_cases(rows: Sequence[SlideRow]) -> tuple[str, ...]:
-    """A line for every class of a single case, which 'gcemil split' will refuse."""
-    cases: dict[str, set[str]] = {}
-    for row in rows:
-        cases.setdefault(row.label or "", set()).add(row.case_id)
-    return tuple(
-        f"class '{label}' has a single case, so no fold can train and test on it: merge it with another class."
-        for label, own in cases.items()
-        if label and len(own) == 1 and len(cases) <= MOST_CLASSES
-    )
-
-
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
     # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.

@@ -87,7 +87,7 @@ def test_bracs_sheet_becomes_seven_classes_by_patient(tmp_path):
     assert [row.case_id for row in cohort.slides] == ["0", "0", "1", "1", "2", "2", "3"]
     assert report.warnings[0] == "bracs: 7 slides here, 525 in the paper."
     assert len(report.warnings) == 8
-    assert "class 'DCIS' has a single case" in " ".join(report.warnings)
+    assert "class 'DCIS': the class has a single case" in " ".join(report.warnings)
     assert cohort.card.provenance["paper_split_unit"] == "slide"
 
 
