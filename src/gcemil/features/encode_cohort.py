@@ -91,6 +91,12 @@ def encode_cohort(
             dict(slides), out, network, settings, patches=rules.patches, force=force, on_slide=advance
         )
     link_slides(slides, out)
+    # An encoder sees best what it was trained on.
+    usual, side = network.spec.patch_px * 0.5, rules.patches.side
+    notes = [
+        f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {side:g}."
+    ]
+    notes = notes if abs(side - usual) >= 1 else []
     troubles = (*remarks, *report.notes)
     tables = None
     try:
@@ -105,7 +111,7 @@ def encode_cohort(
         report=report,
         failures={slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems},
         tables=tables,
-        notes=(*_note_unusual_size(network, rules.patches), *troubles),
+        notes=(*notes, *troubles),
         has_troubles=bool(report.problems or troubles),
     )
 
@@ -147,16 +153,6 @@ def choose_patches(
     for path in first.values():
         return read_patch_file(path).settings
     return PatchSettings(patch_size or spec.patch_px, target_mpp)
-
-
-def _note_unusual_size(network: PatchEncoder, patches: PatchSettings) -> tuple[str, ...]:
-    """An encoder sees best what it was trained on, so patches of another physical size are mentioned."""
-    usual = network.spec.patch_px * 0.5
-    if abs(patches.side - usual) < 1:
-        return ()
-    return (
-        f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {patches.side:g}.",
-    )
 
 
 def _patch_missing(

@@ -15,7 +15,7 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ from gcemil.features.patching import (
     write_outcomes,
 )
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
-from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
+from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 
 FeatureType = Literal["float16", "float32"]
@@ -103,7 +103,12 @@ def encode_slides(
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return BatchReport(ordered, _write_summary(out / "encoding.csv", ordered))
+    try:
+        write_outcomes(out / "encoding.csv", COLUMNS, ordered, done="encoded")
+    except StoreError as error:
+        # The features are safe by now.
+        return BatchReport(ordered, (f"{error} Run the command again.",))
+    return BatchReport(ordered)
 
 
 def encode_patches(
@@ -170,15 +175,6 @@ def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
         return features.astype(dtype)
 
 
-def _write_summary(path: Path, slides: Sequence[SlideOutcome]) -> tuple[str, ...]:
-    """The table of outcomes; that it could not be written is told, as the features are safe by now."""
-    try:
-        write_outcomes(path, COLUMNS, slides, done="encoded")
-    except StoreError as error:
-        return (f"{error} Run the command again.",)
-    return ()
-
-
 def _known_outcome(
     job: SlideJob, out: Path, encoder: PatchEncoder, settings: EncodeSettings, *, force: bool
 ) -> SlideOutcome | None:
@@ -219,7 +215,12 @@ def _encode_jobs(
     with closing(stream):
         for item in stream:
             if not isinstance(item, SlideEnd):
-                parts.append(_encode_batch(encoder, item, settings))
+                try:
+                    parts.append(cast_features(encoder(item), settings.dtype))
+                except torch.OutOfMemoryError as error:
+                    raise UsageError(
+                        f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
+                    ) from error
                 continue
             whole, parts = parts, []
             yield catch_failure(
@@ -227,15 +228,6 @@ def _encode_jobs(
                 item.job.path,
                 partial(_write_features, item, whole, out, encoder, settings),
             )
-
-
-def _encode_batch(encoder: PatchEncoder, pixels: PatchBatch, settings: EncodeSettings) -> BatchFeatures:
-    try:
-        return cast_features(encoder(pixels), settings.dtype)
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
-        ) from error
 
 
 def _write_features(

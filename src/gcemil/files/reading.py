@@ -185,19 +185,17 @@ def check_finite_numbers(value: Any, where: str = "") -> Any:
     elif isinstance(value, list | tuple):
         for item in value:
             check_finite_numbers(item, where)
-    elif problem := _describe_bad_number(value):
-        raise ValueError(f"{where}: {problem}" if where else problem)
+    else:
+        problem = ""
+        if isinstance(value, float) and not math.isfinite(value):
+            problem = f"{value} is not a finite number"
+        elif isinstance(value, float) and abs(value) > LARGEST_NUMBER:
+            problem = f"{value:g} is larger than anything that is measured"
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            problem = "a whole number needs more than 64 bits"
+        if problem:
+            raise ValueError(f"{where}: {problem}" if where else problem)
     return value
-
-
-def _describe_bad_number(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"{value} is not a finite number"
-    if isinstance(value, float) and abs(value) > LARGEST_NUMBER:
-        return f"{value:g} is larger than anything that is measured"
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return "a whole number needs more than 64 bits"
-    return ""
 
 
 _YAML = "tag:yaml.org,2002:"

@@ -198,7 +198,16 @@ def read_mask(
         is_tiff = path.suffix.lower() in {".tif", ".tiff"}
         with TiffImageFile(path) if is_tiff else Image.open(path, formats=("PNG",)) as image:
             level0 = image.size
-            _seek_page(image, path)
+            # The finest page that fits in memory.
+            for page in range(getattr(image, "n_frames", 1)):
+                image.seek(page)
+                if image.size[0] * image.size[1] <= LARGEST_MASK:
+                    break
+            else:
+                raise InputError(
+                    f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
+                    "Write a mask of lower resolution."
+                )
             is_pyramid = image.size != level0
             values = np.asarray(image)
         if values.size == 0:
@@ -218,18 +227,6 @@ def read_mask(
     # For a pyramid the number given is that of its first page.
     scale = 1.0 if downsample is None else downsample
     return TumourMask(pixels, (across * scale, down * scale))
-
-
-def _seek_page(image: Image.Image, path: Path) -> None:
-    """The finest page that fits in memory."""
-    for page in range(getattr(image, "n_frames", 1)):
-        image.seek(page)
-        if image.size[0] * image.size[1] <= LARGEST_MASK:
-            return
-    raise InputError(
-        f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
-        "Write a mask of lower resolution."
-    )
 
 
 def _find_tumour(

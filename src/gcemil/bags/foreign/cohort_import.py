@@ -152,13 +152,19 @@ def write_cohort(
     join = _join_labels(folder, table, splits)
     if official is not None:
         join = replace(join, folds=(official(join.rows),))
+    first = join.slides[0]
+    if other := next((one for one in join.slides if one.feature_dim != first.feature_dim), None):
+        raise CohortError(
+            f"'{first.slide_id}' has {first.feature_dim} features per patch, '{other.slide_id}' has {other.feature_dim}. "
+            "A cohort comes from one encoder; extract one of them again."
+        )
     size, size_lines = require_one_patch_size(join.slides)
     lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
     card = CohortCard(
         name=out.name,
         task=table.task,
         classes=choose_classes(table, join.rows, classes),
-        feature_dim=_require_one_dimension(join.slides),
+        feature_dim=first.feature_dim,
         encoder=folder.encoder,
         patch_size_level0=size,
         anchors=anchors,
@@ -174,7 +180,12 @@ def write_cohort(
     # Before anything is written.
     problems = [*target_problems(join.rows)]
     raise_first(problems, table.path)
-    _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
+    for fold in join.folds:
+        if leaks := leaking_cases(Cohort(out, card, join.rows), fold):
+            raise CohortError(
+                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
+                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
+            )
     with atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
         linked = read_each(join.slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
@@ -217,27 +228,18 @@ def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) 
     excluded = table.excluded
     if splits is not None:
         published, unplaced, assumed = match_folds(read_splits(splits), rows)
-        folds, carving = _carve_validation(published, rows, splits)
-        lines = (*assumed, *carving)
+        # The test sets stay as published; validation is taken out of training where the split names none.
+        folds, lines = tuple(carve_validation(rows, fold) for fold in published), assumed
+        if changed := [new for new, old in zip(folds, published, strict=True) if new != old]:
+            lines += (
+                f"{splits.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
+                f"{changed[0].index}, whole cases of every class; its test part is as published.",
+            )
+        elif any(not fold.slides("val") for fold in folds):
+            lines += (f"{splits.name} names no validation slides, and training has none to spare.",)
         excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
         rows = [row for row in rows if row.slide_id not in unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
-
-
-def _carve_validation(
-    folds: Sequence[Fold], rows: Sequence[SlideRow], path: Path
-) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
-    """The test sets as published, and validation taken out of training where the split names none."""
-    carved = tuple(carve_validation(rows, fold) for fold in folds)
-    lines: tuple[str, ...] = ()
-    if changed := [new for new, old in zip(carved, folds, strict=True) if new != old]:
-        lines = (
-            f"{path.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
-            f"{changed[0].index}, whole cases of every class; its test part is as published.",
-        )
-    elif any(not fold.slides("val") for fold in carved):
-        lines = (f"{path.name} names no validation slides, and training has none to spare.",)
-    return carved, lines
 
 
 def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
@@ -268,23 +270,3 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
     store.write(target, datasets, dataset_attributes=kept)
     return False
-
-
-def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) -> None:
-    for fold in folds:
-        if leaks := leaking_cases(cohort, fold):
-            raise CohortError(
-                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
-                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
-            )
-
-
-def _require_one_dimension(slides: Sequence[ForeignSlide]) -> int:
-    first = slides[0]
-    for slide in slides:
-        if slide.feature_dim != first.feature_dim:
-            raise CohortError(
-                f"'{first.slide_id}' has {first.feature_dim} features per patch, '{slide.slide_id}' has {slide.feature_dim}. "
-                "A cohort comes from one encoder; extract one of them again."
-            )
-    return first.feature_dim

@@ -124,7 +124,17 @@ def import_dataset(
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     folder = read_folder(source, options)
-    table = _read_official_table(plan, folder, labels)
+    slide_ids = [slide.slide_id for slide in folder.slides]
+    if plan.reader == "camelyon16":
+        table = _read_camelyon16(plan, labels, slide_ids, source=folder.path)
+    elif labels is None:
+        raise UsageError(f"Recipe '{name}' needs its label table ({plan.source}). Give it with --labels.")
+    else:
+        read = _read_survival if plan.reader == "survival" else _read_classes
+        table = read(plan, labels, slide_ids)
+    stated = plan.model_dump(
+        mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
+    )
     return write_cohort(
         folder,
         table,
@@ -135,20 +145,8 @@ def import_dataset(
         copy=copy,
         anchors=plan.anchors,
         warnings=_count_warnings(plan, folder, table),
-        provenance=_describe_provenance(plan),
+        provenance={"recipe": name, **{key: value for key, value in stated.items() if value}},
     )
-
-
-def _read_official_table(plan: DatasetSpec, folder: ForeignFolder, labels: Path | None) -> LabelTable:
-    """The official table as rows of the slides in the features folder."""
-    slide_ids = [slide.slide_id for slide in folder.slides]
-    if plan.reader == "camelyon16":
-        return _read_camelyon16(plan, labels, slide_ids, source=folder.path)
-    if labels is None:
-        raise UsageError(
-            f"Recipe '{plan.name}' needs its label table ({plan.source}). Give it with --labels."
-        )
-    return (_read_survival if plan.reader == "survival" else _read_classes)(plan, labels, slide_ids)
 
 
 def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
@@ -181,13 +179,6 @@ def _count_warnings(plan: DatasetSpec, folder: ForeignFolder, table: LabelTable)
     ]
 
 
-def _describe_provenance(plan: DatasetSpec) -> dict[str, object]:
-    told = plan.model_dump(
-        mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
-    )
-    return {"recipe": plan.name, **{name: value for name, value in told.items() if value}}
-
-
 def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
     table = read_frame(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
@@ -209,7 +200,11 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
             continue
         site = (line[found["site"]] or None) if "site" in found else None
         for slide_id in [name] if by_slide else slides_of.get(name, []):
-            case_id = _read_case_id(line, found, slide_id, tcga=plan.tcga)
+            case_id = line[found["case"]] if "case" in found else ""
+            if plan.tcga and is_tcga(slide_id):
+                case_id = tcga_case_id(slide_id)
+            elif is_missing(case_id):
+                case_id = slide_id
             row = SlideRow(slide_id, case_id, label=label, site=site)
             if rows.setdefault(slide_id, row) != row:
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
@@ -312,13 +307,6 @@ def _group_slides(slide_ids: Sequence[str]) -> dict[str, list[str]]:
     for slide_id in sorted(slide_ids):
         groups[tcga_case_id(slide_id)].append(slide_id)
     return dict(groups)
-
-
-def _read_case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str, *, tcga: bool) -> str:
-    if tcga and is_tcga(slide_id):
-        return tcga_case_id(slide_id)
-    value = line[found["case"]] if "case" in found else ""
-    return slide_id if is_missing(value) else value
 
 
 def _list_assumptions(table: pd.DataFrame, path: Path, found: Mapping[str, str], *, tcga: bool) -> list[str]:

@@ -102,7 +102,7 @@ def _inspect_folder(path: Path) -> Inspection:
             )
             command = _import_command(features[0]) if features else None
             title = f"{layout.name} job folder"
-            return Inspection(path, f"{layout.tool}_job", title, facts, problems, command)
+            return Inspection(path, f"{layout.tool}_job", title, described, problems, command)
     found = find_layout(path)
     if found is None and find_first_h5(path) is None:
         return _report_unknown(path, "no features")

@@ -252,7 +252,9 @@ def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
 def check_features(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
     """Refuse integers, complex numbers and vectors of whole slides under the name of features."""
     if problem := features_problem(shape, dtype):
-        raise CohortError(f"{path}: {problem}. Point at the features of patches; slide-level vectors cannot be a bag.")
+        raise CohortError(
+            f"{path}: {problem}. Point at the features of patches; slide-level vectors cannot be a bag."
+        )
 
 
 def is_linkable(layouts: dict[str, store.DatasetInfo]) -> bool:
