@@ -54,7 +54,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
     release = threading.Timer(5, lambda: os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)))
     release.start()
     try:
-        with pytest.raises(InputError, match=f"{name} is no regular file, so it is not read"):
+        with pytest.raises(InputError, match=f"{name} is not a regular file, so it is not read"):
             read(pipe)
     finally:
         release.cancel()

@@ -269,7 +269,7 @@ def _describe_no_cohort(folder: Path) -> str:
     if is_file(folder):
         return f"{folder} is a file, not a cohort. Give the folder that holds cohort.yaml."
     return (
-        f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
+        f"{folder} is not a cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
         f"'gcemil inspect {folder}' says what it is."
     )
 

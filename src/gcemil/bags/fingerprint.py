@@ -84,7 +84,7 @@ class CohortRecord:
             record = cls({part: dict(value["parts"][part]) for part in PARTS})
             is_whole = record.fingerprint == value["fingerprint"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{source} is no record of a cohort ({error_text(error)}).") from error
+            raise InputError(f"{source} is not a record of a cohort ({error_text(error)}).") from error
         if not is_whole:
             raise InputError(f"{source} is damaged: its hashes do not give its fingerprint.")
         return record

@@ -144,7 +144,7 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
     except Exception as error:
         raise StoreError(
             f"{path} cannot be read as HDF5 ({error_text(error)}). "
-            "It is truncated, damaged or no HDF5 file; extract it again."
+            "It is truncated, damaged or not HDF5; extract it again."
         ) from error
 
 
@@ -153,9 +153,7 @@ def describe_absence(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder. Give a file."
     if path.exists():
-        return (
-            f"{path} is no regular file, so it is not read. Extract the slide, or remove it from slides.csv."
-        )
+        return f"{path} is not a regular file, so it is not read. Extract the slide, or remove it from slides.csv."
     if path.is_symlink():
         return (
             f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "

@@ -47,7 +47,7 @@ def write_pairs(
     shared = [name for name in names if (aligned / "features" / name).is_file()]
     if not aligned.is_dir():
         raise InputError(
-            f"{aligned} does not exist, or is no folder. Give the folder with the same slides, encoded by the other encoder."
+            f"{aligned} does not exist, or is not a folder. Give the folder with the same slides, encoded by the other encoder."
         )
     if not shared:
         raise InputError(

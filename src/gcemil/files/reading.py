@@ -57,7 +57,7 @@ def refuse_special(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a file.")
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is no regular file, so it is not read.")
+        raise InputError(f"{path} is not a regular file, so it is not read.")
 
 
 def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
@@ -123,7 +123,7 @@ def read_picture(path: Path, mode: str) -> Any:
     from PIL import Image
 
     if not is_file(path):
-        raise InputError(f"{path} does not exist, or is no file.")
+        raise InputError(f"{path} does not exist, or is not a file.")
     try:
         with warnings.catch_warnings():
             # Pillow warns of sizes that are checked here.

@@ -177,7 +177,7 @@ def test_a_table_that_names_nothing_is_refused(tmp_path, text, message):
     ("content", "message"),
     [
         (3, "neither a FeatureCollection nor a list"),
-        ([1], "object 0 is no GeoJSON feature"),
+        ([1], "object 0 is not a GeoJSON feature"),
         ([feature("a", "Polygon", [])], "geometry without points"),
         ([feature("a", "Polygon", [[[0, 0], [1, 1]]])], "geometry that cannot be read"),
         ([feature("a", "Polygon", [[["x", 0], [1, 1], [2, 2]]])], "geometry that cannot be read"),

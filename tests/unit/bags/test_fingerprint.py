@@ -157,7 +157,7 @@ def test_a_record_that_was_altered_is_refused(cohort):
     content["parts"]["features"]["s000_0"] = "0" * 64
     with pytest.raises(InputError, match="its hashes do not give its fingerprint"):
         CohortRecord.from_json(content, Path("cohort.json"))
-    with pytest.raises(InputError, match=r"cohort\.json is no record of a cohort"):
+    with pytest.raises(InputError, match=r"cohort\.json is not a record of a cohort"):
         CohortRecord.from_json([], Path("cohort.json"))
 
 

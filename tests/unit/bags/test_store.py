@@ -337,7 +337,7 @@ def test_paths_as_names_lead_nowhere(tmp_path, name):
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.h5")
-    with pytest.raises(StoreError, match=r"a\.h5 is no regular file, so it is not read"):
+    with pytest.raises(StoreError, match=r"a\.h5 is not a regular file, so it is not read"):
         store.read(tmp_path / "a.h5", "features")
 
 

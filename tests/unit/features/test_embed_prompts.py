@@ -193,7 +193,7 @@ def test_pairs_are_the_same_places_in_both_folders(tmp_path):
 def test_folders_without_a_common_slide_or_place_are_refused(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     write_features(ours, [[0, 0]], [[1.0]])
-    with pytest.raises(InputError, match="theirs does not exist, or is no folder"):
+    with pytest.raises(InputError, match="theirs does not exist, or is not a folder"):
         write_pairs(ours, theirs)
     theirs.mkdir()
     with pytest.raises(InputError, match="share no slide"):

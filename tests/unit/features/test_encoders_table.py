@@ -155,7 +155,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 def test_a_folder_without_a_card_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="is no folder of weights: it has no config.json"):
+    with pytest.raises(UsageError, match="is not a folder of weights: it has no config.json"):
         WeightSource(tmp_path)
 
 

@@ -90,8 +90,8 @@ def test_a_collection_of_geometries_is_one_object():
     [
         ("text", "neither a FeatureCollection nor a list"),
         ({"features": 3}, "neither a FeatureCollection nor a list"),
-        ([[ONE]], "object 0 is no GeoJSON feature"),
-        ([ONE, {"geometry": {}}], "object 1 is no GeoJSON feature"),
+        ([[ONE]], "object 0 is not a GeoJSON feature"),
+        ([ONE, {"geometry": {}}], "object 1 is not a GeoJSON feature"),
         ({"type": "Feature", "geometry": [1]}, "geometry without a type"),
         (feature("Polygon", [SQUARE], {"name": 3}), "classification that is no name"),
         (feature("Polygon", [SQUARE], [3]), "classification that is no name"),

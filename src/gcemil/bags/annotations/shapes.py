@@ -97,7 +97,7 @@ def _parse_xml(path: Path) -> ElementTree.Element:
     except (ElementTree.ParseError, ValueError) as error:
         raise InputError(f"{path} is not valid XML ({error}). Export the annotations again.") from error
     if root.tag != "ASAP_Annotations":
-        raise InputError(f"{path} is no ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
+        raise InputError(f"{path} is not an ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
     return root
 
 
@@ -192,7 +192,7 @@ def read_mask(
 ) -> TumourMask:
     """A PNG or TIFF mask. A TIFF pyramid knows its downsample; a single image has to be told."""
     if not is_file(path):
-        raise InputError(f"{path} does not exist, or is no file.")
+        raise InputError(f"{path} does not exist, or is not a file.")
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.
         is_tiff = path.suffix.lower() in {".tif", ".tiff"}

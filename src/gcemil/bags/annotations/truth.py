@@ -95,11 +95,11 @@ def write_truth(
 ) -> TruthReport:
     """Truth files for every annotated slide and every slide of the negative class."""
     if not annotations.is_dir():
-        said = "is no folder" if annotations.exists() else "does not exist"
+        said = "is not a folder" if annotations.exists() else "does not exist"
         raise UsageError(f"{annotations} {said}. Give the folder that holds the annotation files.")
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
-            f"'{negative_class}' is no class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
+            f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
         )
     if not 0 < min_overlap <= 1:
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
@@ -192,7 +192,8 @@ def _measure_geojson(
     chosen = {name: roles[name] for name in counts if name in roles}
     if "tumour" not in roles.values():
         # QuPath itself ignores classes whose name ends in *.
-        chosen = {name: "tumour" for name in counts if not name.endswith("*")} | chosen
+        counted: dict[str, Role] = {name: "tumour" for name in counts if not name.endswith("*")}
+        chosen = counted | chosen
     overlap = covered_share(coords, patch_size, shapes, chosen)
     words = {"tumour": "evidence", "exclusion": "cut out", None: "left out"}
     said = {

@@ -287,7 +287,7 @@ def _ambiguity_error(
     if find_id_columns(table) is None:
         tools = ", ".join(dict.fromkeys(one.tool for one in DIALECTS))
         return CohortError(
-            f"{path} is no label table of {tools} or CAMIL; its columns are: {columns}. "
+            f"{path} is not a label table of {tools} or CAMIL; its columns are: {columns}. "
             "A table needs slide_id and label, or slide_id, time and event."
         )
     if choice.target is not None:

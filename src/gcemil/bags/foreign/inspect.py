@@ -96,7 +96,7 @@ def _inspect_folder(path: Path) -> Inspection:
         return Inspection(path, "slideflow_bags", "slideflow bags", facts, (problem,))
     for layout in LAYOUTS.values():
         if (job := layout.describe_job(path)) is not None:
-            facts, features = job
+            described, features = job
             problems = (
                 () if features else (f"No patch features yet: run {layout.name}'s feature extraction.",)
             )

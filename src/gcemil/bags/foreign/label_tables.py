@@ -182,7 +182,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     ]
     if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
         found.append(
-            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is no class. "
+            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is not a class. "
             "Name the label column with --target."
         )
     elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
@@ -233,7 +233,7 @@ def _join_slide_table(
         )
     slides = read_frame(slide_table)
     if not has_columns(slides, patient, "FILENAME"):
-        raise CohortError(f"{slide_table} is no {tool} slide table: it needs {patient} and FILENAME.")
+        raise CohortError(f"{slide_table} is not a {tool} slide table: it needs {patient} and FILENAME.")
     if clinical[patient].duplicated().any():
         raise CohortError(f"{path}: a {patient} occurs twice. Keep one row per patient.")
     joined = slides[[patient, "FILENAME"]].merge(clinical, on=patient)

@@ -84,6 +84,6 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is no features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
+            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
         )
     return layout.read(source, options)

@@ -84,7 +84,7 @@ def tcga_case_id(barcode: str) -> str:
     """The patient of a TCGA barcode: its first twelve characters."""
     if not is_tcga(barcode):
         raise CohortError(
-            f"'{barcode}' is no TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
+            f"'{barcode}' is not a TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
         )
     return barcode[:12]
 

@@ -59,7 +59,7 @@ def read_splits(path: Path) -> SplitTable:
                 folds.append(_collect_fold(pairs, path))
         except (KeyError, TypeError, AttributeError) as error:
             raise CohortError(
-                f"{path} is no STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
+                f"{path} is not a STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
             ) from error
     else:
         folds = _read_fold_table(read_frame(path), path)

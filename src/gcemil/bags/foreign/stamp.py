@@ -131,7 +131,7 @@ def _read_microns(path: Path) -> MicronRows:
     coords = squeeze_bag(store.read(path, "coords")).astype(np.float64)
     if coords.ndim != 2 or not np.isfinite(coords).all():
         raise StoreError(
-            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are no places on a slide. "
+            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are not places on a slide. "
             "Preprocess the slide again."
         )
     return coords

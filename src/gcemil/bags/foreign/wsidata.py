@@ -121,7 +121,7 @@ def _tiles_of(opened: Any, key: str, path: Path) -> str:
     region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
     name = region if isinstance(region, str) else next(iter(region), TILES)
     if name not in opened.shapes:
-        raise CohortError(f"{path}: table '{key}' is about '{name}', which is no shape of the store.")
+        raise CohortError(f"{path}: table '{key}' is about '{name}', which is not a shape of the store.")
     return str(name)
 
 

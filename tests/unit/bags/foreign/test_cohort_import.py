@@ -274,7 +274,7 @@ def test_features_without_labels_need_a_table(tmp_path):
 def test_unknown_folder_is_refused(tmp_path):
     (tmp_path / "F").mkdir()
     with pytest.raises(
-        CohortError, match="is no features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
+        CohortError, match="is not a features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
     ):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
 
@@ -390,5 +390,5 @@ def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
     assert store.read(tmp_path / "cohort" / "features" / "A.h5", "features").shape == (3, 4)
     assert store.read(tmp_path / "cohort" / "truth" / "A.h5", "evidence").tolist() == [0, 1, 0]
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(CohortError, match=r"is no features folder of .*torchmil or Tokens\."):
+    with pytest.raises(CohortError, match=r"is not a features folder of .*torchmil or Tokens\."):
         read_folder(tmp_path / "nothing", ReadOptions())

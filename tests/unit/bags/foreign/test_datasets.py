@@ -225,7 +225,7 @@ def test_survival_refuses_slides_that_are_no_barcodes(tmp_path):
         "case_submitter_id,vital_status,days_to_death,days_to_last_follow_up",
         "TCGA-05-4240,Dead,3,",
     )
-    with pytest.raises(CohortError, match="'slide_1' is no TCGA barcode"):
+    with pytest.raises(CohortError, match="'slide_1' is not a TCGA barcode"):
         import_dataset("luad", features(tmp_path, "slide_1"), tmp_path / "c", labels=labels)
 
 
