@@ -277,7 +277,11 @@ def patch_slide(
             probe_patches(slide, grid)
         _write_pictures(out, slide_id, slide, tissue, grid)
         if not len(grid):
-            why = _no_tissue_message(tissue, rules, mask)
+            if tissue.kept.any():
+                why = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
+            else:
+                why = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
+            why += ". Look at the picture in contours/, then give a mask with --masks or leave the slide out."
             return SlideOutcome(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)
     return SlideOutcome(slide_id, "patched", len(grid), mpp=grid.mpp)
@@ -323,15 +327,6 @@ def _picture_file(out: Path, slide_id: str) -> Path:
     return out / "contours" / f"{slide_id}.jpg"
 
 
-def _no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | None) -> str:
-    """Why a slide got no patch."""
-    if not tissue.kept.any():
-        where = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
-    else:
-        where = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
-    return f"{where}. Look at the picture in contours/, then give a mask with --masks or leave the slide out."
-
-
 def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
     """The contact sheets and the table; what could not be written is told, as the coordinates are safe by now.
 
@@ -339,9 +334,12 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
     """
     notes = []
     try:
-        for number, sheet in enumerate(
-            draw_contact_sheets([_sheet_entry(outcome, out) for outcome in outcomes])
-        ):
+        entries = []
+        for one in outcomes:
+            detail = one.status if one.is_problem else f"{one.patches} patches"
+            picture = None if one.status == "failed" else _picture_file(out, one.slide_id)
+            entries.append(SheetEntry(f"{one.slide_id}\n{detail}", picture, is_fault=one.is_problem))
+        for number, sheet in enumerate(draw_contact_sheets(entries)):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
     except (OSError, StoreError) as error:
@@ -381,9 +379,3 @@ def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
     except GcemilError as error:
         return SlideOutcome(slide_id, "failed", message=str(error))
     return SlideOutcome(slide_id, "already done", len(grid), mpp=grid.mpp)
-
-
-def _sheet_entry(outcome: SlideOutcome, out: Path) -> SheetEntry:
-    detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
-    picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
-    return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
