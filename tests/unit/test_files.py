@@ -100,7 +100,7 @@ def test_text_that_cannot_be_read_is_said(tmp_path, content, said):
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         read_text(path)
 
 

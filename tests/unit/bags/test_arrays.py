@@ -57,14 +57,6 @@ def test_the_farthest_coordinate_is_read(tmp_path):
     assert arrays.read_coords(path)[7, 1] == 10**9
 
 
-@pytest.mark.parametrize("dtype", ["c8", "c16"])
-def test_complex_features_are_refused(tmp_path, dtype):
-    cohort = make_cohort(tmp_path, n_cases=4)
-    written(cohort.feature_file("s001_0"), features=features(dtype), coords=grid_coords(12))
-    with pytest.raises(StoreError, match=r"s001_0\.h5: 'features' holds complex.*, not real numbers"):
-        cohort.read_bag(cohort.bags[1])
-
-
 @pytest.mark.parametrize("dtype", ["i8", "u1", "?"])
 def test_features_that_are_no_fractions_are_refused(tmp_path, dtype):
     cohort = make_cohort(tmp_path, n_cases=4)
