@@ -84,9 +84,11 @@ def read(path: Path, dataset: str, rows: Rows | None = None) -> Array:
     with _open_file(path) as file:
         source = _get_numbers(file, path, dataset)
         n_rows = source.shape[0] if source.shape else 0
-        if rows is None:
-            return _read_rows(source, np.arange(n_rows)) if source.shape else _to_native(source[()])
-        if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
+        if (
+            rows is not None
+            and len(rows)
+            and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any()))
+        ):
             raise StoreError(
                 f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
             )
@@ -99,8 +101,7 @@ def read_beside(path: Path, dataset: str, other: str) -> tuple[DatasetInfo, Arra
         info = _describe(_get_numbers(file, path, dataset))
         if _find_dataset(file, path, other) is None:
             return info, None
-        source = _get_numbers(file, path, other)
-        return info, _read_rows(source, np.arange(len(source))) if source.shape else _to_native(source[()])
+        return info, _read_rows(_get_numbers(file, path, other))
 
 
 def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
@@ -108,7 +109,7 @@ def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
     with _open_file(path) as file:
         source = _get_numbers(file, path, dataset)
         if not source.shape:
-            yield _to_native(source[()])
+            yield _read_rows(source)
             return
         positions, step = _row_positions(source), _block_rows(source)
         for start in range(0, len(source), step):
@@ -257,8 +258,13 @@ def _row_bytes(dataset: h5py.Dataset) -> int:
     return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
 
 
-def _read_rows(dataset: h5py.Dataset, rows: Rows, positions: NDArray[np.int64] | None = None) -> Array:
-    """Rows (sorted, distinct) from their byte positions, or through h5py where it has to convert them."""
+def _read_rows(
+    dataset: h5py.Dataset, rows: Rows | None = None, positions: NDArray[np.int64] | None = None
+) -> Array:
+    """All rows or some (sorted, distinct), from their byte positions, or through h5py where it has to convert them."""
+    if not dataset.shape:
+        return _to_native(dataset[()])
+    rows = np.arange(len(dataset)) if rows is None else rows
     positions = _row_positions(dataset) if positions is None else positions
     if positions is not None:
         return _read_positions(dataset, positions[rows])
@@ -351,8 +357,9 @@ def repack(path: Path) -> bool:
         with _file_in_memory(path) as file:
             file.attrs.update(source.attrs)
             for name, dataset in numbers.items():
-                values = _read_rows(dataset, np.arange(len(dataset))) if dataset.shape else dataset[()]
-                made = file.create_dataset(name, data=values, dtype=dataset.dtype, track_times=False)
+                made = file.create_dataset(
+                    name, data=_read_rows(dataset), dtype=dataset.dtype, track_times=False
+                )
                 made.attrs.update(dataset.attrs)
     return True
 
